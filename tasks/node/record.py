@@ -1,0 +1,128 @@
+"""The wire: the plan that a controller writes and the records that nodes write back, as plain dataclasses of JSON.
+
+Everything here is standard library. The controller validates records with pydantic when it loads them.
+Mailbox (a directory; an S3 prefix later), `a` the attempt, counted from 1:
+
+    plan.json                    controller: the Plan; rewritten with a higher attempt to try again
+    go-<a>.json                  controller: every node is armed and its CPU share is in force; start measuring
+    done.json                    controller: leave
+    workloads/<digest>.py        controller: the file of each workload
+    node-<i>/ready.json          agent: address, versions, fingerprint, pid
+    node-<i>/heartbeat.json      agent: phase, attempt, and the run_id under way; rewritten every second
+    node-<i>/armed-<a>.json      worker: torch imported, process group joined, waiting for go
+    node-<i>/finished-<a>.json   agent: exit code of torchrun and the last lines of its log
+    node-<i>/log-<a>.txt         torchrun's output
+    node-<i>/records/<run_id>.json   worker of the run's first node: the Record, written beside and renamed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadFile:
+    """Where a node finds a workload: a file in the mailbox, the function in it, and the function's arguments."""
+
+    name: str
+    digest: str
+    file: str  # relative to the mailbox
+    function: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One thing to measure. `kind` is "train", "profile" or "probe"; `nodes` are the indices that take part, in rank order.
+
+    train: `batches` holds samples per device and micro-step, one an entry of `nodes`.
+    profile: one node; `batches` are the batch sizes to profile.
+    probe: `message_bytes` are the all-reduce sizes.
+    """
+
+    run_id: str
+    kind: str
+    nodes: list[int]
+    workload: str = ""
+    batches: list[int] = field(default_factory=list)
+    accumulation_steps: int = 1
+    strategy: str = "ddp"
+    precision: str = "fp32"
+    message_bytes: list[int] = field(default_factory=list)
+    warmup_steps: int = 3
+    least_steps: int = 8
+    most_steps: int = 30
+    most_s: float = 8.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one launch serves: its nodes' addresses, the workloads' files, and the items in order."""
+
+    lease_id: str
+    attempt: int
+    addresses: list[str]
+    workloads: list[WorkloadFile]
+    items: list[Item]
+    port: int = 29500
+    timeout_s: float = 60.0  # of one collective: a lost link must not hang for half an hour
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One item's outcome, as its first node saw it. Immutable once written.
+
+    `status`: "measured" or "failed" from a node ("interrupted" and "refused" come from the controller).
+    `values` by kind:
+      train    step_s, step_spread (interquartile range / median), steps, rank_step_s (one a rank), sync_s,
+               build_s, warmup_s, steps_s, peak_bytes, parameters, gradient_bytes, bucket_bytes, first_loss, last_loss
+      profile  parameters, gradient_bytes, rows: [{batch, forward_s, backward_s, optimizer_s, peak_bytes, repeats}],
+               buckets: [{bytes, ready_fraction}] in the order in which they become ready
+      probe    rows: [{bytes, seconds, spread, repeats}]
+    """
+
+    run_id: str
+    lease_id: str
+    attempt: int
+    kind: str
+    status: str
+    reason: str
+    item: dict[str, Any]
+    workload_digest: str
+    started_unix: float
+    ended_unix: float
+    fingerprint: str
+    torch_version: str
+    values: dict[str, Any] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+
+def plan_from_json(text: str) -> Plan:
+    """The plan in `text`. Raises TypeError or KeyError on a field that this version does not know."""
+    body = json.loads(text)
+    workloads = [WorkloadFile(**one) for one in body.pop("workloads")]
+    items = [Item(**one) for one in body.pop("items")]
+    return Plan(workloads=workloads, items=items, **body)
+
+
+def write_json(path: Path, body: Any) -> None:
+    """Write beside, flush to disk, rename: a reader sees all of it or nothing. Raises OSError (a full disk, say)."""
+    value = body if isinstance(body, dict) else asdict(body)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("w") as file:
+            json.dump(value, file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.rename(path)
+    finally:
+        beside.unlink(missing_ok=True)

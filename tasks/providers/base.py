@@ -1,0 +1,105 @@
+"""What every provider of machines must do, and how it says no. Lack of capacity and interruption are results here.
+
+    ProviderError
+    +-- NoCapacity       the machines are not to be had now; a row, not a failure of the flow
+    +-- NotSupported     this machine or account can never serve the request; says what to do
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from models.cloud import Cluster, InstanceType, Offer
+
+
+class ProviderError(Exception):
+    """A provider could not do what it was asked; the message says what to do."""
+
+
+class NoCapacity(ProviderError):
+    """The machines are not to be had now."""
+
+
+class NotSupported(ProviderError):
+    """Never to be had here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Machines that somebody holds: on disk as long as they may be alive, so that the reaper can end them."""
+
+    lease_id: str
+    provider: str
+    cluster: str
+    usd_per_hour: float | None
+    started_at: datetime
+    deadline_at: datetime
+    controller_pid: int
+    controller_alive: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """What the provider (not the node) knows of one machine. `reason` is empty while it is alive."""
+
+    alive: bool
+    interrupted: bool = False
+    reason: str = ""
+
+
+class RunningCluster(Protocol):
+    """Acquired machines, each with a node agent that reports to `mailbox`."""
+
+    lease_id: str
+    cluster: Cluster
+    mailbox: Path
+    addresses: list[str]
+
+    def settle(self) -> None:
+        """Every worker is armed: put the instance types' CPU shares in force. Starting up is not what is measured."""
+
+    def unsettle(self) -> None:
+        """Lift the shares again, so that another attempt starts quickly."""
+
+    def nodes(self) -> Sequence[NodeState]:
+        """State of each machine, in rank order."""
+
+    def now_unix(self) -> float:
+        """The mailbox store's clock, by which liveness is judged; never a node's."""
+
+    def usd_so_far(self) -> float | None:
+        """Dollars since the machines were acquired; None where a price is unknown."""
+
+
+class Provider(Protocol):
+    """A source of machines."""
+
+    name: str
+
+    def instance_types(self) -> list[InstanceType]:
+        """Types that can be enforced here; what is left out is said by `limits`."""
+
+    def offers(self, now: datetime) -> list[Offer]:
+        """Every type in every market, at `now`."""
+
+    def limits(self) -> list[str]:
+        """Plain sentences on what this provider cannot do here and how to put it right; empty when it can do all."""
+
+    def fits(self, cluster: Cluster) -> str:
+        """Empty if the cluster could be acquired on idle machines, else the reason why never (used by the planner)."""
+
+    def acquire(
+        self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
+    ) -> AbstractContextManager[RunningCluster]:
+        """Machines with agents running, released on exit whatever happens. Raises NoCapacity or NotSupported."""
+
+    def leases(self) -> list[Lease]:
+        """What is held now."""
+
+    def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
+        """End whatever outlived its deadline or its controller; one plain sentence for each thing ended."""
