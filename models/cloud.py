@@ -33,13 +33,13 @@ class InstanceType:
 
     @property
     def digest(self) -> str:
-        """Twelve hex digits that change whenever the definition does: measurements of another definition are history."""
+        """Twelve hex digits of the definition: measurements of another definition are history."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """An instance type in one market and zone, at a price, at a moment. `usd_per_hour` None means unknown, never free."""
+    """An instance type in one market and zone, at a price, at a moment. `usd_per_hour` None is unknown, never free."""
 
     instance_type: InstanceType
     market: str  # "on-demand" or "spot"
@@ -52,7 +52,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Offers taken together, one entry an instance, in rank order. The cost model, planner and launcher all read this."""
+    """Offers taken together, one an instance, in rank order. The cost model, planner and launcher all read this."""
 
     members: tuple[Offer, ...]
 

@@ -1,8 +1,9 @@
 """Which setups the champion is judged on: a seeded rule, fixed before any model was fitted. Never looks at a step time.
 
-The rule. Take every multiset of at most `max_hosts` instance types that fits. Draw clusters without replacement, in turn
-from the strata (hosts, uniform or mixed), so that none dominates. On each, for every workload, draw two total batches out
-of `FRACTIONS` of the global batch, split by CPU share; then draw two strict sub-clusters with one workload each.
+The rule. Take every multiset of at most `max_hosts` instance types that fits. Draw clusters without replacement, in
+turn from the strata (hosts, uniform or mixed), so that none dominates. On each, for every workload, draw two total
+batches out of `FRACTIONS` of the global batch, split by CPU share; then draw two strict sub-clusters with one
+workload each.
 Setups already measured (same workload, same multiset of type and batch) are passed over.
 """
 

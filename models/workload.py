@@ -39,7 +39,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Everything that decides a step time. `batch_per_device` and `layout` hold one number an instance, in rank order."""
+    """All that decides a step time. `batch_per_device` and `layout` hold one number an instance, in rank order."""
 
     workload: str
     cluster: Cluster

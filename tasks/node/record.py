@@ -10,7 +10,9 @@ Mailbox (a directory; an S3 prefix later), `a` the attempt, counted from 1:
     node-<i>/ready.json          agent: address, versions, fingerprint, pid
     node-<i>/heartbeat.json      agent: phase, attempt, and the run_id under way; rewritten every second
     node-<i>/armed-<a>.json      worker: torch imported, process group joined, waiting for go
-    node-<i>/finished-<a>.json   agent: exit code of torchrun and the last lines of its log
+    node-<i>/progress.json       worker: attempt, run_id and index of the item under way
+    node-<i>/finished-<a>.json   agent: attempt, exit_code of torchrun, worker_exit_code (negative: a signal; 3 a fault
+                                 of the item; 4 a peer was lost; 5 the mailbox refused a file), reason, run_id, log_tail
     node-<i>/log-<a>.txt         torchrun's output
     node-<i>/records/<run_id>.json   worker of the run's first node: the Record, written beside and renamed
 """
@@ -39,7 +41,7 @@ class WorkloadFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One thing to measure. `kind` is "train", "profile" or "probe"; `nodes` are the indices that take part, in rank order.
+    """One thing to measure. `kind` is "train", "profile" or "probe"; `nodes` take part, by index in ascending order.
 
     train: `batches` holds samples per device and micro-step, one an entry of `nodes`.
     profile: one node; `batches` are the batch sizes to profile.
@@ -84,7 +86,8 @@ class Record:
     `values` by kind:
       train    step_s, step_spread (interquartile range / median), steps, rank_step_s (one a rank), sync_s,
                build_s, warmup_s, steps_s, peak_bytes, parameters, gradient_bytes, bucket_bytes, first_loss, last_loss
-      profile  parameters, gradient_bytes, rows: [{batch, forward_s, backward_s, optimizer_s, peak_bytes, repeats}],
+      profile  parameters, gradient_bytes, flops_per_sample,
+               rows: [{batch, forward_s, backward_s, optimizer_s, peak_bytes, repeats}],
                buckets: [{bytes, ready_fraction}] in the order in which they become ready
       probe    rows: [{bytes, seconds, spread, repeats}]
     """

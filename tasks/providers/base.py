@@ -1,8 +1,8 @@
 """What every provider of machines must do, and how it says no. Lack of capacity and interruption are results here.
 
-    ProviderError
-    +-- NoCapacity       the machines are not to be had now; a row, not a failure of the flow
-    +-- NotSupported     this machine or account can never serve the request; says what to do
+ProviderError
++-- NoCapacity       the machines are not to be had now; a row, not a failure of the flow
++-- NotSupported     this machine or account can never serve the request; says what to do
 """
 
 from __future__ import annotations
@@ -41,6 +41,20 @@ class Lease:
     deadline_at: datetime
     controller_pid: int
     controller_alive: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedLease:
+    """Machines that are gone, whose mailbox may not have been loaded. `outcome`: "released" or "reaped"."""
+
+    lease_id: str
+    cluster: str
+    market: str
+    started_at: datetime
+    ended_at: datetime
+    usd: float | None
+    outcome: str
+    mailbox: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +114,12 @@ class Provider(Protocol):
 
     def leases(self) -> list[Lease]:
         """What is held now."""
+
+    def ended(self) -> list[EndedLease]:
+        """Leases that are over and not yet forgotten."""
+
+    def forget(self, lease_id: str) -> None:
+        """Delete an ended lease and its mailbox. Raises ProviderError while it is held."""
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
         """End whatever outlived its deadline or its controller; one plain sentence for each thing ended."""

@@ -1,0 +1,59 @@
+# `make refresh` sets everything up and runs the main job on this machine; `make test` sets everything up and runs the tests.
+# Nothing outside .venv, the caches and SRIFT_HOME (default .srift) is written.
+
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/ready
+
+# Debian keeps ip, tc and friends in sbin directories that an ordinary user's PATH leaves out.
+export PATH := $(PATH):/usr/sbin:/sbin
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export DO_NOT_TRACK := 1
+export MLFLOW_DISABLE_TELEMETRY := true
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup tools refresh test check up clean
+
+help: ## the targets below
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+setup: tools $(READY) ## virtual environment, pinned dependencies, the command `srift`
+
+refresh: setup ## the main job, once: ARGS="--max-usd 0" is passed on to `srift refresh`
+	@$(BIN)/srift refresh $(ARGS)
+
+test: check ## the checks and the tests: PYTEST_ARGS="tests/models -x" is passed on to pytest
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+check: setup ## ruff, mypy and import-linter
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/mypy --no-error-summary
+	$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
+
+up: setup ## the schedule, with the Prefect and MLflow pages; Ctrl-C ends it
+	@$(BIN)/python deployments/up.py $(ARGS)
+
+clean: ## remove the environment and the caches; the measurements in SRIFT_HOME stay
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# A stamp: done again whenever the declared or the pinned dependencies change.
+$(READY): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (once; about 2 GB and a few minutes)"
+	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/pip install --quiet --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+tools:
+	@missing=; \
+	"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null || missing="$$missing python3.11"; \
+	"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3.11-venv"; \
+	for tool in ip tc; do command -v $$tool >/dev/null || { missing="$$missing iproute2"; break; }; done; \
+	for tool in unshare nsenter setpriv; do command -v $$tool >/dev/null || { missing="$$missing util-linux"; break; }; done; \
+	test -z "$$missing" || { \
+	  echo "Srift needs what this machine lacks:$$missing. On Debian or Ubuntu:" >&2; \
+	  echo "    sudo apt-get install --yes$$missing" >&2; \
+	  echo "Another Python of 3.11 or 3.12 is chosen with: make PYTHON=/path/to/python ..." >&2; exit 1; }

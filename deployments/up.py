@@ -1,0 +1,288 @@
+"""`make up`: a Prefect server, an MLflow server and a worker on this machine, serving the schedule of prefect.yaml.
+
+Everything listens on loopback and keeps its state under SRIFT_HOME. Only starts, waits, tells and ends: what the flows
+do is theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+from urllib.error import HTTPError
+
+import tenacity
+import yaml
+
+from processes import HOST, Child, UpError, answers, taken
+from tasks.settings import SettingsError, load_settings, nearest
+
+POOL = "srift"
+PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
+BIN = Path(sys.executable).parent
+STARTED_WITHIN_S = 120.0
+SERVER_GRACE_S = 10.0
+RUN_GRACE_S = 30.0
+"""What a run that is told to end gets to release its hosts and load what it measured."""
+FIRE_IN_S = 5.0
+FAILED = ("FAILED", "CRASHED", "CANCELLED")
+
+
+class Stop(BaseException):
+    """The operator's Ctrl-C, a SIGTERM, or a terminal that went away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Where everything is: `home` is SRIFT_HOME, `root` the folder of srift.toml, the ports are TCP on loopback."""
+
+    root: Path
+    home: Path
+    prefect_port: int
+    mlflow_port: int
+    prefect_file: Path
+
+    @property
+    def prefect_url(self) -> str:
+        """Prefect's page; its API is `/api` below."""
+        return f"http://{HOST}:{self.prefect_port}"
+
+    @property
+    def mlflow_url(self) -> str:
+        """MLflow's page."""
+        return f"http://{HOST}:{self.mlflow_port}"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of every process started here, and through the worker of the flow runs."""
+        return {
+            **os.environ,
+            "SRIFT_ROOT": str(self.root),
+            "SRIFT_HOME": str(self.home),
+            "PREFECT_HOME": str(self.home / "prefect"),
+            "PREFECT_API_URL": f"{self.prefect_url}/api",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_RUNNER_AUTO_INSTALL_DEPENDENCIES": "false",
+            "DO_NOT_TRACK": "1",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        }
+
+
+class Service:
+    """The whole of `make up`, as a context: leaving it ends every process, the last started first."""
+
+    def __init__(self, stack: Stack, say: Callable[[str], None]) -> None:
+        self.stack = stack
+        self.say = say
+        self.children: list[Child] = []
+        self.deployments: dict[str, str] = {}
+        self.seen: set[tuple[str, str]] = set()
+        self.since = datetime.now(UTC)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        killed: list[int] = []
+        for child in reversed(self.children):
+            self.say(f"ending {child.name}")
+            killed += child.end(grace_s=RUN_GRACE_S if child.name == "worker" else SERVER_GRACE_S)
+        if killed:
+            self.say(f"{len(killed)} processes had to be killed; `srift reap` ends what they may have left behind")
+
+    def start(self) -> None:
+        """Start everything and install the schedule. Raises UpError, before anything runs, if a port is taken."""
+        stack = self.stack
+        for port, option in ((stack.prefect_port, "--prefect-port"), (stack.mlflow_port, "--mlflow-port")):
+            if taken(port):
+                raise UpError(f'port {port} is taken (is `make up` running already?); another: ARGS="{option} N"')
+        artifacts = stack.home / "mlartifacts"
+        artifacts.mkdir(parents=True, exist_ok=True)
+        self.say("starting the servers and the worker (half a minute)")
+        server = self.spawn("prefect-server", "prefect server start", host=HOST, port=stack.prefect_port)
+        pages = self.spawn(
+            "mlflow-server",
+            "mlflow server --workers=1",
+            host=HOST,
+            port=stack.mlflow_port,
+            backend_store_uri=f"sqlite:///{stack.home}/mlflow.db",
+            default_artifact_root=artifacts,
+        )
+        self.wait(server, lambda: answers(f"{stack.prefect_url}/api/health"), "Prefect's server")
+        self.prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
+        self.prefect("deploy", "--all", "--prefect-file", str(stack.prefect_file))
+        self.deployments = {one["id"]: one["name"] for one in self.post("/deployments/filter", pool_filter())}
+        self.settle_past()
+        name = f"srift-{os.getpid()}"
+        worker = self.spawn("worker", f"prefect worker start --name={name}", pool=POOL, type="process")
+        self.wait(worker, lambda: self.worker_online(name), "the worker")
+        self.wait(pages, lambda: answers(f"{stack.mlflow_url}/health"), "MLflow's server")
+        self.wait(server, lambda: all(self.next_runs().values()), "a scheduled run of every deployment")
+        self.since = datetime.now(UTC)
+
+    def spawn(self, name: str, command: str, **options: object) -> Child:
+        """Start a command of this environment and remember it: the last one started is the first to be ended."""
+        log = self.stack.home / "logs" / f"{name}.log"
+        program, *words = command.split()
+        words += [f"--{option.replace('_', '-')}={value}" for option, value in options.items()]
+        line = [str(BIN / program), *words]
+        self.children.append(Child.start(name, line, cwd=self.stack.root, env=self.stack.env, log=log))
+        return self.children[-1]
+
+    def prefect(self, *words: str) -> None:
+        """Run one `prefect` command to its end. Raises UpError with its output if it fails."""
+        line = [str(BIN / "prefect"), "--no-prompt", *words]
+        done = subprocess.run(
+            line, cwd=self.stack.root, env=self.stack.env, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise UpError(f"`prefect {' '.join(words)}` failed:\n{done.stdout}{done.stderr}")
+
+    def wait(self, child: Child, ready: Callable[[], bool], what: str) -> None:
+        """Poll until `ready` holds. Raises UpError when the child ends or STARTED_WITHIN_S have passed."""
+        end = time.monotonic() + STARTED_WITHIN_S
+        while not ready():
+            child.check()
+            if time.monotonic() > end:
+                raise UpError(f"{what} did not come within {STARTED_WITHIN_S:.0f} s; see {child.log}")
+            time.sleep(0.25)
+
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception(lambda error: isinstance(error, HTTPError) and error.code >= 500),
+        stop=tenacity.stop_after_attempt(5),
+        wait=tenacity.wait_fixed(0.5),
+        reraise=True,
+    )
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """One call of Prefect's API, again if its SQLite was busy. Raises OSError when it does not answer."""
+        url, headers = f"{self.stack.prefect_url}/api{path}", {"Content-Type": "application/json"}
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def worker_online(self, name: str) -> bool:
+        """Whether the worker of that name has sent a heartbeat."""
+        workers = self.post(f"/work_pools/{POOL}/workers/filter", {})
+        return any(one["name"] == name and one["status"] == "ONLINE" for one in workers)
+
+    def next_runs(self) -> dict[str, datetime | None]:
+        """Deployment name -> when it runs next, None while the scheduler has not said."""
+        runs: dict[str, datetime | None] = {}
+        for key, name in self.deployments.items():
+            where = {"deployment_id": {"any_": [key]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
+            body = {"flow_runs": where, "sort": "EXPECTED_START_TIME_ASC", "limit": 1}
+            found = self.post("/flow_runs/filter", body)
+            runs[name] = datetime.fromisoformat(found[0]["expected_start_time"]) if found else None
+        return runs
+
+    def settle_past(self) -> None:
+        """Cancel what was due while nobody served the schedule, and declare crashed what was cut off when that ended.
+
+        No worker is up yet, so nothing of ours can be running. Nights that were missed are not all made up for at once.
+        """
+        now = {"before_": datetime.now(UTC).isoformat()}
+        due = {"state": {"type": {"any_": ["SCHEDULED"]}}, "expected_start_time": now}
+        cut_off = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
+        for where, state, text in ((due, "CANCELLED", "was due"), (cut_off, "CRASHED", "was cut off")):
+            while runs := self.post("/flow_runs/filter", {**pool_filter(), "flow_runs": where}):
+                for run in runs:
+                    change = {"type": state, "message": "the schedule was not being served"}
+                    self.post(f"/flow_runs/{run['id']}/set_state", {"state": change, "force": True})
+                self.say(f"{len(runs)} x {text} while the schedule was not being served: {state.lower()}")
+
+    def fire(self, deployment: str) -> None:
+        """Schedule one more run of `deployment`, a few seconds ahead."""
+        key = next(key for key, name in self.deployments.items() if name == deployment)
+        when = datetime.now(UTC) + timedelta(seconds=FIRE_IN_S)
+        state = {"type": "SCHEDULED", "state_details": {"scheduled_time": when.isoformat()}}
+        self.post(f"/deployments/{key}/create_flow_run", {"state": state})
+
+    def report(self) -> None:
+        """Say which runs started or ended since the last time."""
+        began = {"after_": self.since.isoformat(), "is_null_": False}
+        where = {"start_time": began, "state": {"type": {"any_": ["RUNNING", "COMPLETED", *FAILED]}}}
+        body = {**pool_filter(), "flow_runs": where, "sort": "START_TIME_DESC", "limit": 50}
+        for run in reversed(self.post("/flow_runs/filter", body)):
+            state = (run["id"], run["state_name"])
+            if state not in self.seen:
+                self.seen.add(state)
+                name = self.deployments.get(run["deployment_id"], "?")
+                self.say(f"{datetime.now(UTC):%H:%M:%S} UTC  {name}  {run['name']}  {run['state_name']}")
+
+
+def pool_filter() -> dict[str, Any]:
+    """What belongs to our work pool, in the words of Prefect's API."""
+    return {"work_pools": {"name": {"any_": [POOL]}}}
+
+
+def stop(number: int, frame: FrameType | None) -> None:
+    """Signal handler: end in order, and let no second signal cut that short."""
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
+    raise Stop
+
+
+def parse(words: list[str]) -> tuple[Stack, str | None]:
+    """The command line and srift.toml. Raises UpError for an unknown deployment, SettingsError for a bad srift.toml."""
+    parser = argparse.ArgumentParser(prog="make up", description=__doc__, usage='make up [ARGS="..."]')
+    parser.add_argument("--prefect-port", type=int, default=4200, metavar="N", help="default: %(default)s")
+    parser.add_argument("--mlflow-port", type=int, default=5000, metavar="N", help="default: %(default)s")
+    parser.add_argument("--prefect-file", type=Path, default=PREFECT_FILE, metavar="FILE", help="other deployments")
+    parser.add_argument("--fire", metavar="NAME", help="also schedule one run of this deployment a few seconds ahead")
+    options = parser.parse_args(words)
+    names = [one["name"] for one in yaml.safe_load(options.prefect_file.read_text())["deployments"]]
+    if options.fire is not None and options.fire not in names:
+        raise UpError(f"no deployment {options.fire!r}; {nearest(options.fire, names)}")
+    settings = load_settings()
+    ports = {"prefect_port": options.prefect_port, "mlflow_port": options.mlflow_port}
+    return Stack(
+        root=settings.root, home=settings.home, prefect_file=options.prefect_file.resolve(), **ports
+    ), options.fire
+
+
+def main(words: list[str]) -> int:
+    """Serve until told to stop. Exit status: 0 when told, 1 for what it explains, 2 for misuse."""
+    try:
+        stack, fire = parse(words)
+    except (UpError, SettingsError, OSError) as error:
+        print(f"make up: {error}", file=sys.stderr)
+        return 2
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, stop)
+    try:
+        with Service(stack, say=lambda text: print(text, flush=True)) as service:
+            service.start()
+            service.say(f"Prefect  {stack.prefect_url}\nMLflow   {stack.mlflow_url}\nlogs     {stack.home / 'logs'}")
+            for name, when in service.next_runs().items():
+                service.say(f"next     {name}  {when:%Y-%m-%d %H:%M:%S} UTC")
+            if fire:
+                service.fire(fire)
+            service.say("Ctrl-C ends all of it.")
+            while True:
+                for child in service.children:
+                    child.check()
+                service.report()
+                time.sleep(1.0)
+    except Stop:
+        print("ended; nothing of it is running any more", flush=True)
+        return 0
+    except (UpError, OSError) as error:
+        print(f"make up: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

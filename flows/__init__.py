@@ -1,0 +1,8 @@
+"""What happens, in what order, on which clock. Reads as a story; no logic."""
+
+import os
+
+# Before Prefect and MLflow are imported: nobody is told what runs here.
+os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("DO_NOT_TRACK", "1")

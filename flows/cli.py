@@ -1,0 +1,212 @@
+"""The same verbs by hand. Parses, calls, prints, and turns every error that a user can make into a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tasks.settings import SettingsError, load_settings
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="On which instances should this PyTorch model be trained? A fresh, measured answer.",
+)
+
+Provider = Annotated[str, typer.Option(help="Where machines come from: local or ec2.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output, nothing else there.")]
+
+
+@app.command()
+def refresh(
+    provider: Provider = "local",
+    max_usd: Annotated[float | None, typer.Option(min=0.0, help="Dollar cap; 0 measures nothing.")] = None,
+    dry_run: Annotated[bool, typer.Option(help="Print what would be bought; start nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run the whole flow once: prices, measurements, model, table."""
+    with _explained():
+        if dry_run:
+            from tasks.printing import launches_as_rows, print_launches
+            from tasks.shopping import dry_run as shop_only
+
+            launches = shop_only(provider, max_usd)
+            _print_json(launches_as_rows(launches)) if as_json else print_launches(launches)
+            return
+        from flows.refresh import refresh as flow
+        from tasks.printing import live_reporter
+        from tasks.report import reporting_to
+
+        with reporting_to(live_reporter()):
+            outcome = flow(provider, max_usd)
+        _print_json(outcome) if as_json else _print_table(False)
+
+
+@app.command()
+def recommend(
+    workload: Annotated[str, typer.Argument(help="A name under [workloads] in srift.toml.")],
+    deadline: Annotated[str | None, typer.Option(help="Cheapest within this time: 12h, 90m, 2d.")] = None,
+    budget: Annotated[float | None, typer.Option(min=0.0, help="Fastest within this many dollars.")] = None,
+    provider: Provider = "local",
+    samples: Annotated[int | None, typer.Option(min=1, help="Samples to train on, if not those of srift.toml.")] = None,
+    market: Annotated[str, typer.Option(help="any, on-demand or spot.")] = "any",
+    top: Annotated[int, typer.Option(min=1, help="How many clusters to show.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Ask the champion now, over the newest prices."""
+    with _explained():
+        from tasks.answer import answer
+        from tasks.printing import print_recommendations
+
+        hours = _hours(deadline)
+        if (hours is None) == (budget is None):
+            raise typer.BadParameter("give either --deadline or --budget")
+        if market not in ("any", "on-demand", "spot"):
+            raise typer.BadParameter(f"unknown market {market!r}; known: any, on-demand, spot")
+        rows = answer(provider, workload, hours=hours, usd=budget, samples=samples, market=market, top=top)
+        _print_json(rows) if as_json else print_recommendations(rows)
+
+
+@app.command()
+def table(as_json: Json = False) -> None:
+    """The published table: the first choice for every workload and goal, and its close rivals."""
+    with _explained():
+        _print_table(as_json)
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="Measurement rows, CSV or Parquet.")],
+    workloads: Annotated[Path | None, typer.Option(help="Facts: parameters, gradient_bytes.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Load measurements made elsewhere. Loading the same rows twice changes nothing."""
+    with _explained():
+        from tasks.imports import import_measurements
+        from warehouse.database import Warehouse
+
+        warehouse = Warehouse(load_settings().home / "warehouse.duckdb")
+        warehouse.migrate()
+        imported = import_measurements(warehouse, file, workloads=workloads, now=datetime.now(UTC))
+        _print_json(asdict(imported)) if as_json else typer.echo(_import_sentence(asdict(imported)))
+
+
+@app.command()
+def status(provider: Provider = "local", as_json: Json = False) -> None:
+    """What is running, what it costs, what is stale."""
+    with _explained():
+        from tasks.printing import print_status
+        from tasks.status import status_of
+
+        found = status_of(provider)
+        _print_json(found) if as_json else print_status(found)
+
+
+@app.command()
+def reap(provider: Provider = "local", as_json: Json = False) -> None:
+    """End what should be dead, and load what it had measured."""
+    with _explained():
+        from tasks.reaping import reap_now
+
+        sentences = reap_now(provider)
+        if as_json:
+            _print_json({"ended": sentences})
+        else:
+            typer.echo("\n".join(sentences) or "nothing was left running")
+
+
+def main() -> None:
+    """The console script `srift`."""
+    app()
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Exit 2 on misuse, 1 on a failure, each with a sentence; a traceback is only for what nobody foresaw."""
+    try:
+        _with_quiet_prefect()  # before anything imports it
+    except SettingsError as error:
+        _fail(str(error), 2)
+    from tasks.measurements import ImportRefused
+    from tasks.providers.base import ProviderError
+    from tasks.turn import Busy
+    from warehouse.database import WarehouseError
+
+    try:
+        yield
+    except SettingsError as error:
+        _fail(str(error), 2)
+    except (ProviderError, WarehouseError, Busy, ImportRefused, OSError) as error:
+        _fail(str(error), 1)
+    except KeyboardInterrupt:
+        _fail("interrupted; the machines were released. `srift reap` loads what was measured, nothing is left", 1)
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo(f"srift: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def _with_quiet_prefect() -> None:
+    """Prefect in this process: its state under SRIFT_HOME, its log at warnings, and no services that a lone run needs.
+
+    The task-run recorder and the event services fight over SQLite's lock and cost seconds; flow runs and artifacts
+    are stored without them. With PREFECT_API_URL set, the server there decides.
+    """
+    home = load_settings().home
+    home.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("PREFECT_HOME", str(home / "prefect"))
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+    if "PREFECT_API_URL" not in os.environ:
+        for service in _IDLE_SERVICES:
+            os.environ.setdefault(f"PREFECT_SERVER_SERVICES_{service}_ENABLED", "false")
+
+
+_IDLE_SERVICES = (
+    *("TASK_RUN_RECORDER", "EVENT_PERSISTER", "EVENT_LOGGER", "TRIGGERS", "SCHEDULER", "LATE_RUNS"),
+    *("PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "FOREMAN", "REPOSSESSOR"),
+)
+
+
+def _hours(text: str | None) -> float | None:
+    """Hours of `12h`, `90m`, `2d` or a bare number of hours."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mhd]?)", text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise typer.BadParameter(f"deadline {text!r} is not of the form 12h, 90m or 2d")
+    return float(match[1]) * {"m": 1 / 60, "h": 1.0, "": 1.0, "d": 24.0}[match[2]]
+
+
+def _print_table(as_json: bool) -> None:
+    from tasks.answer import published_rows
+    from tasks.printing import print_recommendations
+
+    rows = published_rows(load_settings().home / "published")
+    _print_json(rows) if as_json else print_recommendations(rows)
+
+
+def _print_json(body: Any) -> None:
+    typer.echo(json.dumps(body, indent=2, default=_json_value))
+
+
+def _json_value(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _import_sentence(imported: dict[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in imported.items())

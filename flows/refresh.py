@@ -1,0 +1,48 @@
+"""The scheduled parent: market -> measure -> retrain -> publish, under one refresh id."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from prefect import flow
+
+from flows.market import market
+from flows.measure import measure
+from flows.publish import publish
+from flows.reap import reap
+from flows.retrain import retrain
+from tasks.installation import new_refresh_id, open_installation
+from tasks.report import reporter, seconds_listed
+from tasks.turn import store_timings, taking_turn
+
+
+@flow(name="refresh", log_prints=True)
+def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, Any]:
+    """The whole story once. Returns the refresh id, what was measured, the rule's sentence, and seconds by phase."""
+    here = open_installation(provider)
+    refresh_id = new_refresh_id(datetime.now(UTC))
+    clock = time.monotonic()
+    with taking_turn(here.home, refresh_id):
+        for limit in here.provider.limits():
+            reporter().say(f"note: {limit}")
+        reap(provider)
+        market(provider, refresh_id, republish=False)
+        before_s = time.monotonic() - clock
+        measured = measure(refresh_id, provider, max_usd)
+        clock = time.monotonic()
+        promotion = retrain(refresh_id, provider)
+        retrain_s, clock = time.monotonic() - clock, time.monotonic()
+        rows = publish(provider, refresh_id)
+        seconds = {"reap and prices": before_s, **measured["seconds"], "retrain": retrain_s}
+        seconds["publish"] = time.monotonic() - clock
+        store_timings(here, refresh_id, seconds)
+    reporter().say(f"seconds: {seconds_listed(seconds)}")
+    return {
+        "refresh_id": refresh_id,
+        "measured": measured,
+        "promotion": promotion,
+        "published_rows": rows,
+        "seconds": seconds,
+    }

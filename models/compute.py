@@ -1,0 +1,204 @@
+"""Seconds of one device: forward, backward and optimizer by batch, and memory by batch.
+
+T(b) = a + k b at large [D]; measured batches are kept and joined by straight lines, since some workloads bend. A type
+on which a workload was never profiled borrows another type's curve: its time is scaled by the ratio of speeds, a prior
+(cores) times exp(delta), delta per type shrunk towards zero and learned from workloads that were profiled on both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from .machines import Machine
+from .setups import FloatArray, SetupArrays
+
+# With a single measured batch, the part of its time taken to be proportional to batch.
+_PROPORTIONAL = 0.9
+# Backward costs about twice forward (two products to one): the split where only the sum is known.
+_FORWARD_PART = 1 / 3
+# Standard deviations of log speed: of a type around its prior, and of one workload around its type.
+_TYPE_SD, _PAIR_SD = 0.2, 0.08
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One workload on one type: seconds at the measured batches, ascending. `origin` is profile, runs, or scaled."""
+
+    batches: tuple[float, ...]
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    optimizer_s: float
+    origin: str
+
+    def at(self, batch: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Forward and backward seconds of one micro-step at `batch`."""
+        return _line(self.batches, self.forward_s, batch), _line(self.batches, self.backward_s, batch)
+
+    def scaled(self, factor: float) -> Curve:
+        """The same shape, `factor` times as long."""
+        return Curve(
+            batches=self.batches,
+            forward_s=tuple(factor * one for one in self.forward_s),
+            backward_s=tuple(factor * one for one in self.backward_s),
+            optimizer_s=factor * self.optimizer_s,
+            origin="scaled",
+        )
+
+
+def _line(batches: tuple[float, ...], seconds: tuple[float, ...], batch: FloatArray) -> FloatArray:
+    """Straight lines between the points; outside, a line whose slope and intercept are never negative."""
+    x, y = np.array(batches), np.array(seconds)
+    if len(x) == 1:
+        low_slope = high_slope = _PROPORTIONAL * y[0] / x[0]
+    else:
+        low_slope = float(np.clip((y[1] - y[0]) / (x[1] - x[0]), 0, y[0] / x[0]))
+        back = max(-3, -len(x))
+        high_slope = max((y[-1] - y[back]) / (x[-1] - x[back]), 0.0)
+    inside = np.interp(batch, x, y)
+    return np.asarray(
+        inside - low_slope * np.maximum(x[0] - batch, 0) + high_slope * np.maximum(batch - x[-1], 0), dtype=float
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeModel:
+    """Curves by (workload, type) where measured, what stands in elsewhere, and memory lines by workload and type."""
+
+    curves: dict[tuple[str, str], Curve]
+    delta: dict[str, float]  # log speed beyond the prior, by type
+    machines: dict[str, Machine]
+    memory: dict[tuple[str, str], tuple[float, float]]  # bytes = first + second * batch
+    _filled: dict[tuple[str, str], Curve] = field(default_factory=dict, compare=False, repr=False)
+
+    def curve(self, workload: str, instance_type: str) -> Curve:
+        """The measured curve, or the nearest type's scaled by the ratio of speeds.
+
+        Raises ValueError if nothing was measured of the workload.
+        """
+        pair = (workload, instance_type)
+        if pair in self.curves:
+            return self.curves[pair]
+        if pair not in self._filled:
+            self._filled[pair] = self._fill(workload, instance_type)
+        return self._filled[pair]
+
+    def _fill(self, workload: str, instance_type: str) -> Curve:
+        others = [(name, one) for (owner, name), one in self.curves.items() if owner == workload]
+        if not others:
+            raise ValueError(f"workload {workload!r} was never measured: it needs a profile or a run on one instance")
+        wanted = self._log_speed(instance_type)
+        near = min(
+            others, key=lambda item: (item[1].origin != "profile", abs(self._log_speed(item[0]) - wanted), item[0])
+        )
+        return near[1].scaled(float(np.exp(self._log_speed(near[0]) - wanted)))
+
+    def _log_speed(self, instance_type: str) -> float:
+        return float(np.log(self.machines[instance_type].prior_speed)) + self.delta.get(instance_type, 0.0)
+
+    def doubt(self, workload: str, instance_type: str) -> float:
+        """Standard deviation of the log of the filled-in time; 0 where the pair was profiled."""
+        pair = (workload, instance_type)
+        if pair in self.curves:
+            return 0.0 if self.curves[pair].origin == "profile" else 0.03
+        return _PAIR_SD if instance_type in self.delta else float(np.hypot(_PAIR_SD, _TYPE_SD))
+
+    def seconds(self, setups: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """(rows, members) forward, backward, optimizer seconds and distance in log2 batch from the measured range."""
+        forward, backward = np.zeros_like(setups.batch), np.zeros_like(setups.batch)
+        optimizer, distance = np.zeros_like(setups.batch), np.zeros_like(setups.batch)
+        places: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        for row, (workload, types) in enumerate(zip(setups.workloads, setups.types, strict=True)):
+            for member, name in enumerate(types):
+                places.setdefault((workload, name), []).append((row, member))
+        for pair, where in places.items():
+            curve = self.curve(*pair)
+            at = tuple(np.array(where).T)
+            batch = setups.batch[at]
+            forward[at], backward[at] = curve.at(batch)
+            optimizer[at] = curve.optimizer_s
+            outside = np.maximum(batch / curve.batches[-1], curve.batches[0] / batch)
+            distance[at] = np.log2(np.maximum(outside, 1.0))
+        return forward, backward, optimizer, distance
+
+    def peak_bytes(self, workload: str, instance_type: str, batch: int) -> float:
+        """Peak memory at `batch`: this type's line, else the largest over the other types; NaN where unknown."""
+        own = self.memory.get((workload, instance_type))
+        lines = [own] if own else [line for (owner, _), line in self.memory.items() if owner == workload]
+        return max((first + second * batch for first, second in lines), default=float("nan"))
+
+
+def fit_compute(profiles: pd.DataFrame, alone: pd.DataFrame, machines: dict[str, Machine]) -> ComputeModel:
+    """Curves from `profiles`; for other pairs from `alone` (workload, instance_type, batch, seconds of one device)."""
+    curves: dict[tuple[str, str], Curve] = {}
+    memory: dict[tuple[str, str], tuple[float, float]] = {}
+    if len(profiles):
+        good = profiles[(profiles["batch"] > 0) & (profiles["forward_s"] > 0) & (profiles["backward_s"] > 0)]
+        for (workload, name), rows in good.groupby(["workload", "instance_type"]):
+            pair = (str(workload), str(name))
+            middle = rows.groupby("batch")[["forward_s", "backward_s", "optimizer_s"]].median().sort_index()
+            curves[pair] = Curve(
+                batches=tuple(float(one) for one in middle.index),
+                forward_s=tuple(float(one) for one in middle["forward_s"]),
+                backward_s=tuple(float(one) for one in middle["backward_s"]),
+                optimizer_s=max(float(np.nan_to_num(middle["optimizer_s"].median())), 0.0),
+                origin="profile",
+            )
+            if "peak_bytes" in rows:
+                peaks = rows[["batch", "peak_bytes"]].dropna()
+                if len(peaks):
+                    memory[pair] = straight(peaks["batch"].to_numpy(float), peaks["peak_bytes"].to_numpy(float))
+    for (workload, name), rows in alone.groupby(["workload", "instance_type"]):
+        pair = (str(workload), str(name))
+        if pair not in curves:
+            curves[pair] = _curve_from_runs(rows)
+    return ComputeModel(curves=curves, delta=_speeds(curves, machines), machines=machines, memory=memory)
+
+
+def straight(x: FloatArray, y: FloatArray) -> tuple[float, float]:
+    """Intercept and slope by least squares, neither negative; through the origin's side where only one x is known."""
+    if len(np.unique(x)) == 1:
+        middle = float(np.median(y))
+        return (1 - _PROPORTIONAL) * middle, _PROPORTIONAL * middle / float(x[0])
+    slope, intercept = (float(one) for one in np.polyfit(x, y, 1))
+    if slope < 0:
+        return float(np.mean(y)), 0.0
+    return (intercept, slope) if intercept >= 0 else (0.0, float(x @ y / (x @ x)))
+
+
+def _curve_from_runs(rows: pd.DataFrame) -> Curve:
+    middle = rows.groupby("batch")["seconds"].median().sort_index()
+    batches = middle.index.to_numpy(float)
+    intercept, slope = straight(batches, middle.to_numpy(float))
+    total = intercept + slope * batches
+    return Curve(
+        batches=tuple(float(one) for one in batches),
+        forward_s=tuple(float(one) for one in _FORWARD_PART * total),
+        backward_s=tuple(float(one) for one in (1 - _FORWARD_PART) * total),
+        optimizer_s=0.0,
+        origin="runs",
+    )
+
+
+def _speeds(curves: Mapping[tuple[str, str], Curve], machines: dict[str, Machine]) -> dict[str, float]:
+    """delta by type: ridge solution of log(T(w, t) prior_speed(t)) = mu_w - delta_t + noise, at a middle batch of w."""
+    rows: list[tuple[str, str, float]] = []
+    for workload in sorted({owner for owner, _ in curves}):
+        own = {name: one for (owner, name), one in curves.items() if owner == workload}
+        shared = np.array([float(np.median([one.batches[len(one.batches) // 2] for one in own.values()]))])
+        for name, one in sorted(own.items()):
+            seconds = float(sum(part[0] for part in one.at(shared)))
+            rows.append((workload, name, float(np.log(seconds * machines[name].prior_speed))))
+    workloads, types = sorted({row[0] for row in rows}), sorted({row[1] for row in rows})
+    if not rows:
+        return {}
+    design = np.zeros((len(rows), len(workloads) + len(types)))
+    for at, (workload, name, _) in enumerate(rows):
+        design[at, workloads.index(workload)] = 1
+        design[at, len(workloads) + types.index(name)] = -1
+    ridge = np.diag([1e-9] * len(workloads) + [(_PAIR_SD / _TYPE_SD) ** 2] * len(types))
+    found = np.linalg.solve(design.T @ design + ridge, design.T @ np.array([row[2] for row in rows]))
+    return {name: float(found[len(workloads) + at]) for at, name in enumerate(types)}

@@ -1,0 +1,236 @@
+"""What one launch should measure: the value of a run given all that is known, and a launch filled with the best."""
+
+from __future__ import annotations
+
+import heapq
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+
+import pandas as pd
+
+from .cloud import Cluster, parse_cluster
+from .identity import Key, row_key, rows_of
+from .wants import Costs, Want, probe_want, profile_want, sub_clusters
+from .workload import Workload
+
+_STEADY = 0.1  # interquartile range over median of the steps, below which one run says what there is to say
+_ENOUGH_RUNS = 3  # of an unsteady setup: more would repeat the noise
+_RARELY_NAMED = 0.7  # worth of a run off the global batch or with accumulation, which recommendations seldom name
+_KNOWN_WIDTH = 0.1  # relative width of an interval at which a run is worth its plain value
+_WEIGHTS = {
+    "cluster": 0.75,
+    "workload and cluster": 1.0,
+    "workload and mixture": 1.5,  # how many machines of how many types: uniform clusters are few among the mixed
+    "workload and batch": 1.0,
+    "workload and machine": 1.0,  # shared among a cluster's types, so that more types are not worth more
+}
+_PROBE_WORTH = 1.5  # a sweep serves every workload on its cluster
+_PROBED_SIZES = 4  # message sizes that make a sweep
+
+
+@dataclass(slots=True, kw_only=True)
+class Knowledge:
+    """What past runs and the launches already chosen tell: how often each feature was seen, and what is settled."""
+
+    settled: set[Key]
+    profiled: set[tuple[str, str]]
+    probed: set[tuple[str, ...]]
+    workloads: tuple[str, ...]
+    seen: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    seed: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        workloads: Sequence[Workload],
+        runs: pd.DataFrame,
+        profiles: pd.DataFrame,
+        probes: pd.DataFrame,
+        *,
+        devices: Mapping[str, int],
+        stale_before: datetime | None,
+        seed: int,
+    ) -> Knowledge:
+        """What the marts hold. Runs that are unsteady, or older than `stale_before`, may be repeated."""
+        seen: Counter[tuple[str, ...]] = Counter()
+        settled: set[Key] = set()
+        times: Counter[Key] = Counter()
+        for row in rows_of(runs):
+            key = row_key(row, devices)
+            times[key] += 1
+            members = parse_cluster(key[1])
+            batch = key[4] * sum(count * share for count, share in zip(key[2], key[3], strict=True))
+            seen.update(_features(key[0], members, batch, key[4]))
+            unsteady = float(row.get("step_spread") or 0.0) > _STEADY  # NaN: unknown, taken for steady
+            stale = stale_before is not None and _older(row.get("measured_at"), stale_before)
+            if not stale and (not unsteady or times[key] >= _ENOUGH_RUNS):
+                settled.add(key)
+        sweeps = probes.groupby("cluster")["bytes"].nunique() if len(probes) else pd.Series(dtype=int)
+        return cls(
+            settled=settled,
+            profiled={(str(row["workload"]), str(row["instance_type"])) for row in rows_of(profiles)},
+            probed={parse_cluster(str(name)) for name, sizes in sweeps.items() if sizes >= _PROBED_SIZES},
+            workloads=tuple(workload.name for workload in workloads),
+            seen=seen,
+            seed=seed,
+        )
+
+    def unprofiled(self, instance_types: set[str]) -> list[tuple[str, str]]:
+        """(workload, instance type) without a profile, in an order in which each step brings another of both."""
+        names = sorted(instance_types)
+        pairs = [(w, t) for w in range(len(self.workloads)) for t in range(len(names))]
+        pairs.sort(key=lambda pair: ((pair[0] - pair[1]) % len(self.workloads), pair[1]))
+        return [(self.workloads[w], names[t]) for w, t in pairs if (self.workloads[w], names[t]) not in self.profiled]
+
+    def value(self, want: Want) -> float:
+        """Worth of a training run beside all that is known; at most the sum of the weights times its uncertainty."""
+        features = _features(want.workload, want.members, want.global_batch, want.accumulation_steps)
+        types = len(set(want.members))
+        shared = {"workload and machine": 1 / types}
+        worth = sum(_WEIGHTS[one[0]] * shared.get(one[0], 1.0) / (1 + self.seen[one]) for one in features)
+        if not want.exact or want.accumulation_steps > 1:
+            worth *= _RARELY_NAMED
+        if want.width is not None:
+            worth *= min(max(want.width / _KNOWN_WIDTH, 0.25), 4.0)
+        return worth * (1 + 0.01 * _tie(self.seed, want))
+
+    def add(self, want: Want) -> None:
+        """Count a chosen run as if it were measured."""
+        if want.kind == "train":
+            self.seen.update(_features(want.workload, want.members, want.global_batch, want.accumulation_steps))
+        elif want.kind == "profile":
+            self.profiled.add((want.workload, want.members[0]))
+        else:
+            self.probed.add(want.members)
+
+    def copy(self) -> Knowledge:
+        """An independent copy to try a launch on."""
+        return Knowledge(
+            settled=self.settled,
+            profiled=set(self.profiled),
+            probed=set(self.probed),
+            workloads=self.workloads,
+            seen=self.seen.copy(),
+            seed=self.seed,
+        )
+
+    def reason(self, want: Want) -> str:
+        """Why to measure this, for a person."""
+        if want.kind == "profile":
+            return f"{want.workload} was never profiled on {want.members[0]}"
+        if want.kind == "probe":
+            return f"no collective was ever timed on {want.cluster}"
+        where = f"{want.workload} on {want.cluster} at global batch {want.global_batch}"
+        if want.accumulation_steps > 1:
+            where += f" in {want.accumulation_steps} accumulation steps"
+        tail = "" if want.exact else ", off its own batch for variety"
+        if want.width is not None:
+            return f"{where}: predicted only within {want.width / 2:.0%} either way{tail}"
+        if not self.seen["workload and cluster", want.workload, want.cluster]:
+            return f"{where}: never run on this cluster{tail}"
+        return f"{where}: not known well at this split{tail}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """What a launch would measure, in order, and what it is worth a second."""
+
+    wants: tuple[Want, ...]
+    worth: float
+
+
+def fill(
+    cluster: Cluster,
+    workloads: Sequence[Workload],
+    by_members: Mapping[tuple[str, ...], Sequence[Want]],
+    known: Knowledge,
+    *,
+    most_s: float,
+    costs: Costs,
+) -> Filled:
+    """The best that `cluster` can measure within `most_s` seconds, its start included; empty where that is too little.
+
+    Profiles that are missing come first, then a sweep of collectives over two machines and over all (unless known),
+    then training runs by value per second (lazily re-valued: values only fall as runs are added) until one more is
+    worth less per second than the launch so far.
+    """
+    left = most_s - costs.launch_s
+    trial = known.copy()
+    parts = sub_clusters(cluster)
+    sized = {workload.name: workload for workload in workloads}
+    must: list[Want] = []
+    for workload, name in trial.unprofiled({members[0] for members in parts if len(members) == 1}):
+        must.append(profile_want(sized[workload], name, costs))
+    names = tuple(offer.instance_type.name for offer in cluster.members)
+    probed = sorted({names[:2], names} - {names[:1]}, key=len)  # sizes between follow from the two ends
+    must += [probe_want(members, costs) for members in probed if members not in trial.probed]
+    chosen: list[Want] = []
+    for want in must:
+        if want.est_s <= left:
+            chosen.append(want)
+            left -= want.est_s
+            trial.add(want)
+    probing = [want for want in chosen if want.kind == "probe"]
+    worth, spent = _PROBE_WORTH * len(probing), costs.launch_s + sum(want.est_s for want in probing)
+    trains: list[Want] = []
+    wants = [want for members in parts for want in by_members.get(members, ())]
+    heap = [(-trial.value(want) / want.est_s, place) for place, want in enumerate(wants)]
+    heapq.heapify(heap)
+    while heap:
+        _, place = heapq.heappop(heap)
+        want = wants[place]
+        if want.est_s > left:
+            continue
+        value = trial.value(want)
+        if heap and -value / want.est_s > heap[0][0]:
+            heapq.heappush(heap, (-value / want.est_s, place))
+            continue
+        if value / want.est_s < worth / spent:
+            break
+        trains.append(want)
+        trial.add(want)
+        left -= want.est_s
+        worth += value
+        spent += want.est_s
+    if not trains and not any(want.kind == "profile" for want in chosen):
+        return Filled(wants=(), worth=0.0)
+    return Filled(wants=(*chosen, *_alternating(trains, trial.workloads)), worth=worth / spent)
+
+
+def _alternating(trains: Sequence[Want], workloads: Sequence[str]) -> list[Want]:
+    """Workloads by turns, each in its own order: cut short anywhere, all of them have been served alike."""
+    turn: Counter[str] = Counter()
+    keyed = []
+    for want in trains:
+        keyed.append(((turn[want.workload], workloads.index(want.workload)), want))
+        turn[want.workload] += 1
+    return [want for _, want in sorted(keyed, key=lambda pair: pair[0])]
+
+
+def _features(workload: str, members: tuple[str, ...], batch: int, steps: int) -> list[tuple[str, ...]]:
+    cluster = "+".join(members)
+    return [
+        ("cluster", cluster),
+        ("workload and cluster", workload, cluster),
+        ("workload and mixture", workload, str(len(members)), str(len(set(members)))),
+        ("workload and batch", workload, str(batch), str(steps)),
+        *(("workload and machine", workload, name) for name in sorted(set(members))),
+    ]
+
+
+@lru_cache(maxsize=65536)
+def _tie(seed: int, want: Want) -> float:
+    """A number in [0, 1) by which equals are told apart; another seed, another order."""
+    return zlib.crc32(f"{seed} {want}".encode()) / 2**32
+
+
+def _older(measured_at: object, than: datetime) -> bool:
+    if measured_at is None or pd.isna(measured_at):  # type: ignore[call-overload]
+        return False
+    moment = pd.Timestamp(measured_at).to_pydatetime()  # type: ignore[arg-type]
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return bool(aware < (than if than.tzinfo else than.replace(tzinfo=UTC)))

@@ -1,0 +1,154 @@
+"""From the frames of measurements to what is fitted: one entry a setup, buckets by workload, the learned parameters."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import least_squares
+
+from .overlap import PARAMETER_NAMES, PARAMETER_SD, Buckets, StepParameters, Timeline, default_buckets, step_times
+from .setups import FloatArray, SetupArrays, column, read_setups
+
+# More setups than this are thinned by chance: the correction's cost grows with their cube.
+_MOST_SETUPS = 800
+# Part of a step taken to be compute where a workload has only multi-machine rows without sync_s.
+_COMPUTE_PART = 0.7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingData:
+    """One provider's frames, with the columns that the warehouse's marts of the same names document."""
+
+    runs: pd.DataFrame
+    profiles: pd.DataFrame
+    buckets: pd.DataFrame
+    probes: pd.DataFrame
+    workloads: pd.DataFrame
+    instance_types: pd.DataFrame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRows:
+    """Distinct setups with the median of their runs. `sync_s` is NaN where nobody recorded it."""
+
+    setups: SetupArrays
+    step_s: FloatArray
+    sync_s: FloatArray
+    repeats: FloatArray
+    types: tuple[str, ...]  # every instance type that any frame mentions
+    run_ids: tuple[str, ...]
+    provider: str
+
+
+def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs of plain ddp in fp32 with a positive finite step time; the others cannot be learned from."""
+    if "step_s" not in runs.columns or not len(runs):
+        return runs.iloc[:0]
+    step = pd.to_numeric(runs["step_s"], errors="coerce").to_numpy(float)
+    good = np.isfinite(step) & (step > 0)
+    for name, only in (("strategy", "ddp"), ("precision", "fp32")):
+        good &= np.array([str(one) in (only, "") for one in column(runs, name, only)], dtype=bool)
+    return runs.iloc[np.flatnonzero(good)]
+
+
+def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
+    """Read the runs, pool repeats of a setup, thin by chance beyond 800. Raises ValueError on several providers."""
+    providers = {str(one) for frame in (data.runs, data.profiles) if "provider" in frame for one in frame["provider"]}
+    if len(providers) > 1:
+        raise ValueError(f"measurements of several providers are never pooled: {', '.join(sorted(providers))}")
+    runs = valid_runs(data.runs)
+    devices = {}
+    if "devices" in data.instance_types:
+        devices = {str(one["name"]): int(one["devices"] or 1) for one in data.instance_types.to_dict("records")}
+    keys = pd.DataFrame(
+        {
+            "workload": column(runs, "workload", "").astype(str),
+            "cluster": column(runs, "cluster", "").astype(str),
+            "layout": column(runs, "layout", "").astype(str),
+            "batch_per_device": column(runs, "batch_per_device", "").astype(str),
+            "accumulation_steps": column(runs, "accumulation_steps", 1).astype(float),
+        }
+    )
+    numbers = keys.assign(
+        step_s=pd.to_numeric(column(runs, "step_s", np.nan)).astype(float),
+        sync_s=pd.to_numeric(column(runs, "sync_s", np.nan)).astype(float),
+    )
+    pooled = numbers.groupby(list(keys.columns), sort=True, as_index=False).agg(
+        step_s=("step_s", "median"), sync_s=("sync_s", "median"), repeats=("step_s", "size")
+    )
+    if len(pooled) > _MOST_SETUPS:
+        kept = np.sort(np.random.default_rng(seed).choice(len(pooled), _MOST_SETUPS, replace=False))
+        pooled = pooled.iloc[kept]
+    setups = read_setups(pooled, devices)
+    seen = {name for types in setups.types for name in types}
+    if "instance_type" in data.profiles:
+        seen |= {str(one) for one in data.profiles["instance_type"]}
+    if "cluster" in data.probes:
+        seen |= {part.split("x", 1)[-1] for one in data.probes["cluster"] for part in str(one).split("+")}
+    return TrainingRows(
+        setups=setups,
+        step_s=pooled["step_s"].to_numpy(float),
+        sync_s=pooled["sync_s"].to_numpy(float),
+        repeats=pooled["repeats"].to_numpy(float),
+        types=tuple(sorted(seen)),
+        run_ids=tuple(str(one) for one in column(runs, "run_id", "") if str(one)),
+        provider=next(iter(providers), "local"),
+    )
+
+
+def one_device_rows(rows: TrainingRows, profiles: pd.DataFrame) -> pd.DataFrame:
+    """workload, instance_type, batch, seconds of a micro-step on one device, from runs of one rank.
+
+    A workload with neither these nor a profile gives what its multi-machine rows say, less the time that they waited.
+    """
+    setups = rows.setups
+    alone = setups.ranks == 1
+    covered = {name for name, one in zip(setups.workloads, alone, strict=True) if one}
+    if "workload" in profiles:
+        covered |= {str(one) for one in profiles["workload"]}
+    found: list[tuple[str, str, float, float]] = []
+    for at, (workload, types) in enumerate(zip(setups.workloads, setups.types, strict=True)):
+        if alone[at] or workload not in covered:
+            waited = rows.sync_s[at] if np.isfinite(rows.sync_s[at]) else (1 - _COMPUTE_PART) * rows.step_s[at]
+            step = rows.step_s[at] if alone[at] else max(rows.step_s[at] - waited, 0.1 * rows.step_s[at])
+            found.append((workload, types[0], float(setups.batch[at, 0]), float(step / setups.accumulation[at])))
+    return pd.DataFrame(found, columns=["workload", "instance_type", "batch", "seconds"])
+
+
+def workload_buckets(data: TrainingData, workloads: set[str]) -> dict[str, Buckets]:
+    """Recorded buckets by workload; elsewhere DDP's defaults over its gradient bytes, none where these are unknown."""
+    found: dict[str, Buckets] = {}
+    if len(data.buckets):
+        for workload, rows in data.buckets.groupby("workload"):
+            middle = rows.groupby("bucket")[["bytes", "ready_fraction"]].median().sort_index()
+            ready = np.clip(np.maximum.accumulate(middle["ready_fraction"].to_numpy(float)), 0, 1)
+            found[str(workload)] = Buckets(
+                size_bytes=tuple(float(one) for one in middle["bytes"]), ready=tuple(float(one) for one in ready)
+            )
+    facts: dict[str, float] = {}
+    for frame in (data.runs, data.workloads):
+        for name, scale in (("parameters", 4.0), ("gradient_bytes", 1.0)):  # fp32 gradients
+            if name in frame and "workload" in frame:
+                known = frame[pd.to_numeric(frame[name], errors="coerce") > 0]
+                for workload, value in zip(known["workload"], known[name], strict=True):
+                    facts[str(workload)] = scale * float(value)
+    return {name: found.get(name, default_buckets(facts.get(name, 0.0))) for name in workloads | set(found)}
+
+
+def fit_parameters(line: Timeline, step_s: FloatArray) -> StepParameters:
+    """The step's parameters by robust least squares on log residuals, around their priors."""
+    start = np.log(np.array(astuple(StepParameters())))
+
+    def parameters(shift: FloatArray) -> StepParameters:
+        return StepParameters(**dict(zip(PARAMETER_NAMES, (float(one) for one in np.exp(start + shift)), strict=True)))
+
+    def residuals(shift: FloatArray) -> FloatArray:
+        error = np.log(step_times(line, parameters(shift)).step_s / step_s) / 0.06
+        robust = np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
+        return np.concatenate([robust, shift / PARAMETER_SD])
+
+    bound = 3 * PARAMETER_SD
+    found = least_squares(residuals, np.zeros(len(start)), bounds=(-bound, bound), x_scale=PARAMETER_SD, max_nfev=25)
+    return parameters(found.x)

@@ -1,0 +1,109 @@
+"""How long each setup would take for the whole job and what it would cost, with draws. Ranks nothing.
+
+hours = job_time(ceil(samples / global batch) step_s);   usd = hours x price of the whole cluster
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from . import spot
+from .workload import Setup, Workload
+
+Floats = NDArray[np.float64]
+
+_STATE_PER_WEIGHT = 3  # bytes of a checkpoint per byte of weights: Adam keeps two moments beside them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """Time and money of every setup. Arrays are (setups,) or (setups, draws); dollars are NaN where a price is unknown.
+
+    `hours`, `usd` are expected; `mean_hours` are expected hours under each draw of the step times; `lucky_hours`
+    also draw the interruptions. `place` numbers the clusters with their markets: setups that share one are variants.
+    """
+
+    setups: Sequence[Setup]
+    predictions: pd.DataFrame
+    step_s: Floats
+    hours: Floats
+    hours_p90: Floats
+    usd: Floats
+    usd_p90: Floats
+    price: Floats
+    mean_hours: Floats
+    lucky_hours: Floats
+    place: NDArray[np.intp]
+    measured_runs: Sequence[int]
+
+    def quantity(self, what: str) -> Floats:
+        """Expected "hours" or "usd" of each setup."""
+        return self.hours if what == "hours" else self.usd
+
+    def drawn(self, what: str) -> Floats:
+        """ "hours" or "usd" under joint draws of step times and interruptions."""
+        return self.lucky_hours if what == "hours" else self.price[:, None] * self.lucky_hours
+
+    def expected_by_draw(self, what: str) -> Floats:
+        """Expected "hours" or "usd" under each draw of the step times: what tells setups apart, luck aside."""
+        return self.mean_hours if what == "hours" else self.price[:, None] * self.mean_hours
+
+
+def outlook(
+    workload: Workload,
+    setups: Sequence[Setup],
+    predictions: pd.DataFrame,
+    draws: Floats,
+    *,
+    measured_runs: Sequence[int],
+    startup_s: float,
+    replacement_s: float,
+    checkpoint_s: float | None,
+    seed: int,
+) -> Outlook:
+    """Hours and dollars of `workload` on each of `setups`; the other arguments are those of `ranking.recommend`."""
+    state_bytes = _STATE_PER_WEIGHT * float(workload.gradient_bytes or 0)
+    write_s = spot.checkpoint_seconds(state_bytes) if checkpoint_s is None else checkpoint_s
+    steps = np.array([-(-workload.samples // setup.global_batch) for setup in setups], dtype=float)
+    step_s = predictions["step_s"].to_numpy(dtype=float) if len(setups) else np.zeros(0)
+    prices = [setup.cluster.usd_per_hour for setup in setups]
+    price = np.array([np.nan if one is None else one for one in prices], dtype=float)
+    hazard = np.array([spot.gang_hazard(setup.cluster) for setup in setups], dtype=float)
+    work_draws = draws * (steps / 3600)[:, None]
+    time = spot.job_time(
+        step_s * steps / 3600,
+        hazard,
+        price,
+        work_draws=work_draws,
+        seed=seed,
+        startup_s=startup_s,
+        checkpoint_s=write_s,
+        replacement_s=replacement_s,
+    )
+    mean_hours = spot.expected_hours(
+        work_draws, hazard[:, None], startup_s=startup_s, checkpoint_s=write_s, replacement_s=replacement_s
+    )
+    numbers: dict[tuple[tuple[str, str, str], ...], int] = {}
+    places = [
+        numbers.setdefault(tuple((o.instance_type.name, o.market, o.zone) for o in s.cluster.members), len(numbers))
+        for s in setups
+    ]
+    return Outlook(
+        setups=setups,
+        predictions=predictions,
+        step_s=step_s,
+        hours=time.hours,
+        hours_p90=time.hours_p90,
+        usd=time.usd,
+        usd_p90=time.usd_p90,
+        price=price,
+        mean_hours=mean_hours,
+        lucky_hours=time.drawn_hours,
+        place=np.array(places, dtype=np.intp),
+        measured_runs=measured_runs,
+    )

@@ -1,0 +1,187 @@
+"""One optimizer step on a timeline: compute of every rank, buckets of gradients sent while backward still runs.
+
+Bucket b is ready at r_b, when the latest rank has done the fraction f_b of its backward; one stream sends them [D]:
+
+    e_0 = 0;  e_b = max(e_{b-1}, r_b) + c_b;   the step ends at max(latest backward, e_B)
+
+Zero is the moment at which all ranks left the last all-reduce; each then runs its optimizer, its micro-steps without
+sync, and the last forward. While bucket b is under way it takes u_b CPU seconds of each host's share, so backward
+advances at the rate 1 - u_b / c_b: CPU work is conserved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+import numpy as np
+from scipy.special import ndtri
+
+from .communication import INSIDE_GBPS, CollectiveModel
+from .compute import ComputeModel
+from .machines import Machine
+from .setups import BoolArray, FloatArray, SetupArrays
+
+# DDP's defaults: the first bucket 1 MiB, the rest 25 MiB [P]; for workloads whose buckets nobody recorded.
+_FIRST_BUCKET, _BUCKET = 1 << 20, 25 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParameters:
+    """What probes and profiles cannot tell: learned from training runs around these priors (medians)."""
+
+    collective_scale: float = 1.0  # an all-reduce inside training against the same in a probe
+    contention: float = 1.0  # CPU seconds taken from backward against the collective's own
+    ddp_byte_cpu_s: float = 4e-10  # copying into buckets and dividing, core seconds a byte
+    ddp_cpu_s: float = 5e-4  # hooks and bookkeeping, core seconds a step
+    jitter: float = 0.015  # relative spread of a rank's compute from step to step; the slowest rank counts
+
+    def to_dict(self) -> dict[str, float]:
+        """Plain numbers by parameter name."""
+        return asdict(self)
+
+
+# Standard deviation of the log of each parameter before any run, in the order of the fields.
+PARAMETER_SD = np.array([0.25, 0.5, 1.0, 1.0, 0.7])
+PARAMETER_NAMES = tuple(one.name for one in fields(StepParameters))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buckets:
+    """A workload's gradient buckets in ready order: bytes, and the fraction of backward at which each is ready."""
+
+    size_bytes: tuple[float, ...]
+    ready: tuple[float, ...]
+
+
+def default_buckets(gradient_bytes: float) -> Buckets:
+    """DDP's default buckets, ready in proportion to the bytes behind them."""
+    sizes: list[float] = []
+    left = max(gradient_bytes, 0.0)
+    while left > 0:
+        sizes.append(min(left, float(_BUCKET if sizes else _FIRST_BUCKET)))
+        left -= sizes[-1]
+    total = max(sum(sizes), 1.0)
+    return Buckets(size_bytes=tuple(sizes), ready=tuple(float(one) / total for one in np.cumsum(sizes)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Inputs of the recursion that the learned parameters do not change; (rows, members) unless said otherwise."""
+
+    before: FloatArray  # optimizer, micro-steps without sync and the last forward
+    backward: FloatArray
+    present: BoolArray
+    cores: FloatArray
+    contended: FloatArray  # part of a host's communication CPU that backward must yield: 0 with a core to spare
+    ready: FloatArray  # (rows, buckets)
+    collective_s: FloatArray  # (rows, buckets)
+    cpu_core_s: FloatArray  # (rows, buckets)
+    gradient_bytes: FloatArray  # (rows,)
+    ranks: FloatArray
+    distance: FloatArray  # (rows,) log2 batch outside what was measured, of the worst member
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """(rows,) seconds: the step, the slowest rank's compute, the ranks' mean, all communication; the slowest member."""
+
+    step_s: FloatArray
+    compute_s: FloatArray
+    mean_compute_s: FloatArray
+    communication_s: FloatArray
+    slowest: np.ndarray[tuple[int, ...], np.dtype[np.intp]]
+
+
+def lay_out(
+    setups: SetupArrays,
+    *,
+    compute: ComputeModel,
+    collectives: CollectiveModel,
+    buckets: dict[str, Buckets],
+    machines: dict[str, Machine],
+) -> Timeline:
+    """Everything about `setups` that profiles and probes tell. Raises ValueError on a workload never measured."""
+    forward, backward, optimizer, distance = compute.seconds(setups)
+    present, repeats = setups.present, setups.accumulation[:, None]
+    cores, gbps = np.ones_like(forward), np.full_like(forward, np.inf)
+    for row, types in enumerate(setups.types):
+        for member, name in enumerate(types):
+            cores[row, member] = machines[name].cores
+            gbps[row, member] = machines[name].bandwidth_gbps
+    slowest_gbps = np.where(setups.instances > 1, gbps.min(axis=1, initial=np.inf), INSIDE_GBPS)
+    least_cores = np.where(present, cores, np.inf).min(axis=1, initial=np.inf)
+    own = [buckets[name] for name in setups.workloads]
+    width = max((len(one.size_bytes) for one in own), default=0)
+    size, ready = np.zeros((len(own), width)), np.ones((len(own), width))
+    for row, one in enumerate(own):
+        size[row, : len(one.size_bytes)] = one.size_bytes
+        ready[row, : len(one.ready)] = one.ready
+    ranks = setups.ranks[:, None]
+    seconds = collectives.seconds(size, ranks, slowest_gbps[:, None], least_cores[:, None])
+    return Timeline(
+        before=optimizer + (repeats - 1) * (forward + backward) + forward,
+        backward=backward,
+        present=present,
+        cores=cores,
+        contended=np.clip(2 - cores, 0, 1),
+        ready=ready,
+        collective_s=np.where(size > 0, seconds, 0.0),
+        cpu_core_s=np.where(size > 0, collectives.cpu_core_s(size, ranks), 0.0),
+        gradient_bytes=size.sum(axis=1),
+        ranks=setups.ranks,
+        distance=distance.max(axis=1, initial=0.0),
+    )
+
+
+def step_times(line: Timeline, parameters: StepParameters) -> StepTimes:
+    """Run the recursion of the module's docstring on every row at once."""
+    many = (line.ranks > 1)[:, None]
+    slack = 1 + parameters.jitter * _slowest_of(line.ranks)[:, None]
+    extra = parameters.ddp_byte_cpu_s * line.gradient_bytes[:, None] + parameters.ddp_cpu_s
+    backward = slack * line.backward + many * extra / line.cores
+    before = slack * line.before
+    taken = parameters.contention * line.contended[:, :, None] * line.cpu_core_s[:, None, :] / line.cores[:, :, None]
+    # the stream cannot be quicker than the CPU that it takes from a rank
+    least = np.where(line.present[:, :, None], taken, 0).max(axis=1, initial=0.0)
+    collective = np.maximum(parameters.collective_scale * line.collective_s, least)
+    starts: list[FloatArray] = []
+    ends: list[FloatArray] = []
+    end = np.zeros(len(before))
+    for at in range(collective.shape[1]):
+        work = before + line.ready[:, at : at + 1] * backward
+        ready = _finish(work, line.present, starts, ends, taken)
+        start = np.where(collective[:, at] > 0, np.maximum(end, ready.max(axis=1, initial=0.0)), end)
+        end = start + collective[:, at]
+        starts.append(start)
+        ends.append(end)
+    compute = np.where(line.present, before + backward, 0)
+    finish = _finish(before + backward, line.present, starts, ends, taken).max(axis=1, initial=0.0)
+    return StepTimes(
+        step_s=np.maximum(finish, end),
+        compute_s=compute.max(axis=1, initial=0.0),
+        mean_compute_s=compute.sum(axis=1) / np.maximum(line.present.sum(axis=1), 1),
+        communication_s=collective.sum(axis=1),
+        slowest=compute.argmax(axis=1),
+    )
+
+
+def _finish(
+    work: FloatArray,
+    present: BoolArray,
+    starts: list[FloatArray],
+    ends: list[FloatArray],
+    taken: FloatArray,
+) -> FloatArray:
+    """When each rank has done `work` seconds of compute, yielding `taken[..., j]` while communication j lasts."""
+    time = work
+    for at, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        length = np.maximum((end - start)[:, None], 1e-30)
+        rate = np.maximum(1 - np.minimum(taken[:, :, at], length) / length, 1e-6)
+        inside = np.maximum(time - start[:, None], 0)
+        time = time + np.minimum(inside * (1 / rate - 1), np.minimum(taken[:, :, at], length))
+    return np.where(present, time, 0.0)
+
+
+def _slowest_of(ranks: FloatArray) -> FloatArray:
+    """Expected largest of n standard normals (Blom's approximation); 0 for one."""
+    return np.where(ranks > 1, ndtri((np.maximum(ranks, 1) - 0.375) / (np.maximum(ranks, 1) + 0.25)), 0.0)

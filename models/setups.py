@@ -1,0 +1,102 @@
+"""Measurement columns read into arrays, one row a setup and one column an instance. Never predicts anything."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from .cloud import cluster_name, parse_cluster, parse_numbers
+
+FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+BoolArray = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetupArrays:
+    """Parsed setups: `types[i]` row i's instance types in rank order; (rows, members) arrays are zero where padded."""
+
+    workloads: tuple[str, ...]
+    types: tuple[tuple[str, ...], ...]
+    batch: FloatArray
+    layout: FloatArray
+    accumulation: FloatArray
+
+    @property
+    def present(self) -> BoolArray:
+        """(rows, members): is there an instance?"""
+        return self.layout > 0
+
+    @property
+    def ranks(self) -> FloatArray:
+        """(rows,) devices that take part."""
+        return np.asarray(self.layout.sum(axis=1), dtype=float)
+
+    @property
+    def instances(self) -> FloatArray:
+        """(rows,) instances that take part."""
+        return np.asarray(self.present.sum(axis=1), dtype=float)
+
+    @property
+    def samples(self) -> FloatArray:
+        """(rows,) samples of one optimizer step."""
+        return np.asarray((self.layout * self.batch).sum(axis=1) * self.accumulation, dtype=float)
+
+    @property
+    def compositions(self) -> tuple[str, ...]:
+        """Each row's cluster with its instances sorted, since their order means nothing to the step time."""
+        return tuple(cluster_name(sorted(row)) for row in self.types)
+
+
+@lru_cache(maxsize=65536)
+def _parse(cluster: str, layout: str, batch: str, devices: tuple[tuple[str, int], ...]) -> tuple[tuple[int, ...], ...]:
+    types = parse_cluster(cluster)
+    known = dict(devices)
+    used = parse_numbers(layout, len(types), "layout") if layout else tuple(known.get(name, 1) for name in types)
+    return used, parse_numbers(batch, len(types), "batch_per_device")
+
+
+def column(frame: pd.DataFrame, name: str, default: object) -> pd.Series[Any]:
+    """The column, with `default` where it or a value of it is missing."""
+    if name not in frame.columns:
+        return pd.Series([default] * len(frame), index=frame.index, dtype=object)
+    values = frame[name].astype(object)
+    return values.where(values.notna(), default)
+
+
+def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
+    """Parse the measurement columns; `devices` by instance type stands in for an empty layout.
+
+    Raises ValueError on a missing column or on text that is not of the contract's form.
+    """
+    missing = [name for name in ("workload", "cluster", "batch_per_device") if name not in frame.columns]
+    if missing:
+        raise ValueError(f"setups lack the column {missing[0]!r}")
+    known = tuple(sorted(devices.items()))
+    clusters = [str(value) for value in frame["cluster"]]
+    layouts = [str(value).strip() for value in column(frame, "layout", "")]
+    batches = [str(value) for value in frame["batch_per_device"]]
+    parsed = [_parse(*texts, known) for texts in zip(clusters, layouts, batches, strict=True)]
+    types = tuple(parse_cluster(cluster) for cluster in clusters)
+    width = max((len(row) for row in types), default=1)
+    layout, batch = np.zeros((len(frame), width)), np.zeros((len(frame), width))
+    for row, (used, share) in enumerate(parsed):
+        layout[row, : len(used)] = used
+        batch[row, : len(share)] = share
+    accumulation = np.array([float(str(value)) for value in column(frame, "accumulation_steps", 1)], dtype=float)
+    if len(frame) and (not np.all(np.isfinite(accumulation)) or accumulation.min() < 1):
+        raise ValueError("accumulation_steps must be at least 1")
+    workloads = tuple(str(value) for value in frame["workload"])
+    return SetupArrays(workloads=workloads, types=types, batch=batch, layout=layout, accumulation=accumulation)
+
+
+def require_known(names: Iterable[str], known: Sequence[str], what: str) -> None:
+    """Raises ValueError at the first of `names` that is not in `known`, naming the nearest that are."""
+    for name in sorted(set(names) - set(known)):
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)[:5]
+        raise ValueError(f"unknown {what} {name!r}; the nearest known: {', '.join(near) or 'none'}")

@@ -1,0 +1,214 @@
+"""Everything that could be measured, with what it would cost in seconds. Chooses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+
+from .cloud import Cluster, cluster_name
+from .identity import Key, rows_of, setup_key
+from .split import Line, finish_together, global_batches
+from .workload import Setup, Workload
+
+Expected = Callable[[pd.DataFrame], pd.DataFrame]  # setups as measurement columns -> step_s, step_low_s, step_high_s
+
+PROFILE_BATCHES = 4
+MESSAGE_BYTES = (4 * 2**10, 32 * 2**10, 256 * 2**10, 1 * 2**20, 4 * 2**20, 16 * 2**20)  # 4 KiB to 16 MiB
+_LEAST_PROFILED = 3  # batches that determine the line of one device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Seconds that a campaign expects to pay, beside the steps. Priors from local hosts; all of them arguments."""
+
+    launch_s: float = 12.0  # machines, agents, torchrun, importing torch: paid once a launch
+    build_s: float = 0.5
+    steps: int = 12  # 3 of warm-up and about 9 timed
+    train_most_s: float = 9.0  # an item's step cap holds it to about this
+    profile_s: float = 5.0
+    probe_s: float = 4.0
+    core_step_s: float = 0.15  # a step of the least global batch on one core; the built-in workloads take 0.1 to 0.2
+    gradient_bytes: float = 6e6  # of a workload whose size nobody told yet; the built-in ones have 1 to 12 MB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """One thing that could be measured on `members` (instance types in rank order), wherever a launch has them.
+
+    `width` is the predicted 90 % interval relative to the step time; None where nobody can predict it.
+    """
+
+    kind: str
+    workload: str
+    members: tuple[str, ...]
+    batches: tuple[int, ...]
+    accumulation_steps: int
+    message_bytes: tuple[int, ...]
+    global_batch: int
+    exact: bool  # at a global batch that the workload tolerates
+    est_s: float
+    width: float | None = None
+
+    @property
+    def cluster(self) -> str:
+        """Name of the machines that take part."""
+        return cluster_name(self.members)
+
+
+def sub_clusters(cluster: Cluster) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """Every different sub-cluster by its instance types, and the first nodes that form it, in rank order."""
+    names = [offer.instance_type.name for offer in cluster.members]
+    found: dict[tuple[str, ...], tuple[int, ...]] = {}
+    for size in range(1, len(names) + 1):
+        for nodes in combinations(range(len(names)), size):
+            found.setdefault(tuple(names[node] for node in nodes), nodes)
+    return found
+
+
+def profile_want(workload: Workload, instance_type: str, costs: Costs) -> Want:
+    """A profile of `workload` on one machine, at 4 batches from an eighth of the least global batch to the most."""
+    least = max(1, workload.global_batch_least // 8)
+    sizes = np.geomspace(least, workload.global_batch_most, PROFILE_BATCHES)
+    return Want(
+        kind="profile",
+        workload=workload.name,
+        members=(instance_type,),
+        batches=tuple(sorted({round(float(size)) for size in sizes})),
+        accumulation_steps=1,
+        message_bytes=(),
+        global_batch=0,
+        exact=True,
+        est_s=costs.profile_s,
+    )
+
+
+def probe_want(members: tuple[str, ...], costs: Costs) -> Want:
+    """All-reduces over `members`, from 4 KiB to 16 MiB."""
+    return Want(
+        kind="probe",
+        workload="",
+        members=members,
+        batches=(),
+        accumulation_steps=1,
+        message_bytes=MESSAGE_BYTES,
+        global_batch=0,
+        exact=True,
+        est_s=costs.probe_s,
+    )
+
+
+def train_wants(
+    workloads: Sequence[Workload],
+    clusters: Sequence[Cluster],
+    profiles: pd.DataFrame,
+    *,
+    batches: Mapping[str, Sequence[int]],
+    expected_step: Expected | None,
+    costs: Costs,
+) -> dict[Key, Want]:
+    """Training runs of every workload on every given cluster, by what they would measure.
+
+    At the workload's global batches (or those in `batches`), and for variety at half the least and with two
+    accumulation steps. Unequal machines share the batch so that they finish together, by their profiles where each has
+    one, else by their cores. `expected_step` is asked only about workloads and instance types that have profiles.
+    """
+    lines = profiled_lines(profiles)
+    planned: list[tuple[Setup, bool, Workload]] = []
+    for workload in workloads:
+        least, most = workload.global_batch_least, workload.global_batch_most
+        totals = tuple(batches.get(workload.name) or global_batches(least, most))
+        variants = [(total, 1, least <= total <= most) for total in totals]
+        variants += [(totals[0] // 2, 1, False), (totals[0], 2, True)]
+        for cluster in clusters:
+            for total, steps, exact in variants:
+                setup = _setup(workload.name, cluster, total, steps, lines)
+                if setup is not None:
+                    planned.append((setup, exact, workload))
+    known = _expected([setup for setup, _, _ in planned], lines, expected_step)
+    wants: dict[Key, Want] = {}
+    for setup, exact, workload in planned:
+        key = setup_key(setup)
+        step_s, width = known.get(key) or (_prior_step_s(setup, workload, costs), None)
+        wants.setdefault(
+            key,
+            Want(
+                kind="train",
+                workload=workload.name,
+                members=tuple(offer.instance_type.name for offer in setup.cluster.members),
+                batches=setup.batch_per_device,
+                accumulation_steps=setup.accumulation_steps,
+                message_bytes=(),
+                global_batch=setup.global_batch,
+                exact=exact,
+                est_s=min(costs.build_s + costs.steps * step_s, costs.train_most_s),
+                width=width,
+            ),
+        )
+    return wants
+
+
+def profiled_lines(profiles: pd.DataFrame) -> dict[tuple[str, str], Line]:
+    """(a, k) of forward and backward seconds by (workload, instance type), where three batches or more are profiled."""
+    lines: dict[tuple[str, str], Line] = {}
+    for name, rows in profiles.groupby(["workload", "instance_type"]) if len(profiles) else ():
+        workload, instance_type = (str(part) for part in name)
+        batch = rows["batch"].to_numpy(dtype=float)
+        seconds = (rows["forward_s"] + rows["backward_s"]).to_numpy(dtype=float)
+        if len(set(batch)) < _LEAST_PROFILED or not np.all(np.isfinite(seconds)):
+            continue
+        slope, intercept = np.polyfit(batch, seconds, 1, w=1 / np.maximum(seconds, 1e-9))
+        if slope <= 0:
+            continue
+        lines[workload, instance_type] = (max(float(intercept), 0.0), float(slope))
+    return lines
+
+
+def _setup(
+    workload: str, cluster: Cluster, total: int, steps: int, lines: Mapping[tuple[str, str], Line]
+) -> Setup | None:
+    types = [offer.instance_type for offer in cluster.members]
+    layout = tuple(one.devices for one in types)
+    if total < 1 or total % steps:
+        return None
+    if all((workload, one.name) in lines for one in types):
+        speeds = [lines[workload, one.name] for one in types]
+    else:
+        speeds = [(0.0, one.devices / one.cores) for one in types]
+    shares = finish_together(speeds, total // steps, layout)
+    if shares is None:
+        return None
+    return Setup(workload=workload, cluster=cluster, layout=layout, batch_per_device=shares, accumulation_steps=steps)
+
+
+def _expected(
+    setups: Sequence[Setup], lines: Mapping[tuple[str, str], Line], expected_step: Expected | None
+) -> dict[Key, tuple[float, float]]:
+    """(step seconds, relative width) of the setups that can be predicted."""
+    if expected_step is None:
+        return {}
+    can = [
+        one for one in setups if all((one.workload, offer.instance_type.name) in lines for offer in one.cluster.members)
+    ]
+    if not can:
+        return {}
+    rows = rows_of(expected_step(pd.DataFrame([one.row() for one in can])))
+    known = {}
+    for setup, row in zip(can, rows, strict=True):
+        step_s = float(row["step_s"])
+        if np.isfinite(step_s) and step_s > 0:
+            known[setup_key(setup)] = (step_s, float(row["step_high_s"] - row["step_low_s"]) / step_s)
+    return known
+
+
+def _prior_step_s(setup: Setup, workload: Workload, costs: Costs) -> float:
+    """A guess before anything is measured: work spread over the cores, a ring over the slowest link (physics.md)."""
+    types = [offer.instance_type for offer in setup.cluster.members]
+    compute_s = costs.core_step_s * setup.global_batch / workload.global_batch_least / sum(one.cores for one in types)
+    gradient_bytes = float(workload.gradient_bytes or costs.gradient_bytes)
+    slowest = min(one.bandwidth_gbps for one in types) * 1e9 / 8
+    ring_s = 2 * (len(types) - 1) / len(types) * gradient_bytes / slowest
+    return compute_s / 3 + max(compute_s * 2 / 3, ring_s)  # communication hides under the backward pass

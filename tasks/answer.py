@@ -1,0 +1,44 @@
+"""Answer a reader: one question put to the champion over the newest prices, or the table as it was published."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from models.identity import rows_of
+from models.workload import Goal
+from warehouse.database import WarehouseMissing
+from warehouse.export import read_published
+from warehouse.reads import mart
+
+from .installation import offers_of_market, open_installation
+from .prices import current_offers
+from .recommend import recommend_one
+from .registry import load_champion
+
+
+def answer(
+    provider: str, workload: str, *, hours: float | None, usd: float | None, samples: int | None, market: str, top: int
+) -> list[dict[str, Any]]:
+    """Rows for one workload and one constraint, best first.
+
+    Raises SettingsError on an unknown workload, and WarehouseMissing where no model is in force yet.
+    """
+    here = open_installation(provider)
+    asked = here.settings.workload(workload)
+    name = "cheapest_within_deadline" if hours is not None else "fastest_within_budget"
+    asked = replace(asked, samples=samples or asked.samples, goals=(Goal(goal=name, hours=hours, usd=usd),))
+    champion = load_champion(here.home, provider)
+    if champion is None:
+        raise WarehouseMissing(f"no model of {provider} machines is in force yet: run `srift refresh` first")
+    offers = offers_of_market(current_offers(here), market)
+    runs = mart(here.warehouse, "runs", provider=provider)
+    rows = recommend_one(here, champion, asked, offers, runs, top=top)
+    return [row for row in rows if row["goal"] == name]
+
+
+def published_rows(folder: Path) -> list[dict[str, Any]]:
+    """The current publication, None where a value is missing. Raises WarehouseMissing before the first one."""
+    frame = read_published(folder)
+    return rows_of(frame.astype(object).where(frame.notna(), None))

@@ -1,0 +1,81 @@
+"""What a flow works on: the settings, the warehouse and one provider, opened together and refused together."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from uuid import uuid4
+
+from models.cloud import Cluster, Offer
+from models.workload import Workload
+from warehouse.database import Warehouse
+
+from .providers.base import Provider
+from .providers.local import LocalProvider
+from .settings import Settings, SettingsError, load_settings, nearest
+
+PROVIDERS = ("local", "ec2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """One srift.toml, its state, and where its machines come from."""
+
+    settings: Settings
+    warehouse: Warehouse
+    provider: Provider
+
+    @property
+    def home(self) -> Path:
+        """SRIFT_HOME: everything that is written."""
+        return self.settings.home
+
+    @property
+    def published(self) -> Path:
+        """The copies that readers open."""
+        return self.home / "published"
+
+    @property
+    def workloads(self) -> list[Workload]:
+        """Every workload of srift.toml, as its file is now."""
+        return [self.settings.workload(name) for name in self.settings.workloads]
+
+    def fits(self, cluster: Cluster) -> str:
+        """Why `cluster` can never be had here; empty where it can."""
+        return self.provider.fits(cluster)
+
+
+def open_installation(provider: str = "local") -> Installation:
+    """Raises SettingsError where srift.toml, a variable or the provider's name is wrong. Starts nothing."""
+    settings = load_settings()
+    return Installation(
+        settings=settings,
+        warehouse=Warehouse(settings.home / "warehouse.duckdb"),
+        provider=provider_of(settings, provider),
+    )
+
+
+def provider_of(settings: Settings, name: str) -> Provider:
+    """The provider called `name`. Raises SettingsError on one that there is not, or not yet."""
+    if name not in PROVIDERS:
+        raise SettingsError(f"unknown provider {name!r}; {nearest(name, PROVIDERS)}")
+    if name != "local":
+        raise SettingsError("provider 'ec2' cannot launch machines in this version yet; use --provider local")
+    return LocalProvider(
+        home=settings.home,
+        instance_types=settings.local.instance_types,
+        node_package=Path(__file__).parent / "node",
+        python=sys.executable,
+    )
+
+
+def new_refresh_id(now: datetime) -> str:
+    """Sorts by time and is never given twice."""
+    return f"{now:%Y%m%dT%H%M%S}-{uuid4().hex[:4]}"
+
+
+def offers_of_market(offers: list[Offer], market: str) -> list[Offer]:
+    """The offers of one market; "any" is all of them."""
+    return [offer for offer in offers if market in ("any", offer.market)]

@@ -1,0 +1,204 @@
+"""Loads what came back from a launch: every sound record and the controller's own rows, in one transaction.
+
+A record that is truncated or not of the wire's form is moved to `rejected/` in the mailbox and counts as a failed run
+with that reason: it never stops the others, and nothing that was reported is lost. Loading twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from warehouse.append import append_leases, append_records
+from warehouse.database import Warehouse
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+
+class WireRecord(_Wire):
+    """`node.record.Record`, as untrusted bytes must be."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    run_id: str = Field(min_length=1)
+    lease_id: str
+    attempt: int = Field(ge=1)
+    kind: Literal["train", "profile", "probe"]
+    status: Literal["measured", "failed"]
+    reason: str
+    item: dict[str, Any]
+    workload_digest: str
+    started_unix: float = Field(gt=0)
+    ended_unix: float = Field(gt=0)
+    fingerprint: str
+    torch_version: str
+    values: dict[str, Any]
+    schema_: Literal[1] = Field(alias="schema")
+
+
+class _Train(_Wire):
+    step_s: float = Field(gt=0)
+    step_spread: float | None = Field(default=None, ge=0)
+    sync_s: float | None = Field(default=None, ge=0)
+    parameters: int | None = Field(default=None, gt=0)
+    gradient_bytes: int | None = Field(default=None, gt=0)
+
+
+class _ProfileLine(_Wire):
+    batch: int = Field(ge=1)
+    forward_s: float = Field(gt=0)
+    backward_s: float = Field(gt=0)
+    optimizer_s: float = Field(ge=0)
+    peak_bytes: float | None = Field(default=None, gt=0)
+
+
+class _Bucket(_Wire):
+    bytes: int = Field(gt=0)
+    ready_fraction: float = Field(ge=0)
+
+
+class _Profile(_Wire):
+    parameters: int = Field(gt=0)
+    gradient_bytes: int = Field(gt=0)
+    rows: list[_ProfileLine] = Field(min_length=1)
+    buckets: list[_Bucket]
+
+
+class _ProbeLine(_Wire):
+    bytes: int = Field(gt=0)
+    seconds: float = Field(gt=0)
+
+
+class _Probe(_Wire):
+    rows: list[_ProbeLine] = Field(min_length=1)
+
+
+_VALUES: dict[str, type[_Wire]] = {"train": _Train, "profile": _Profile, "probe": _Probe}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a mailbox held: `new` rows, those `known` before, rows by status, a sentence for each rejected record."""
+
+    new: int
+    known: int
+    by_status: Mapping[str, int]
+    rejected: tuple[str, ...]
+
+
+def load_mailbox(
+    warehouse: Warehouse,
+    mailbox: Path | None,
+    envelopes: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    rows: Sequence[Mapping[str, Any]] | None = None,
+    lease: Mapping[str, Any] | None = None,
+    refresh_id: str,
+    now: datetime,
+) -> Loaded:
+    """Load the records of `mailbox`, the controller's `rows` and, if given, the row of its `lease`.
+
+    `envelopes` (by run_id: the setup as the controller knows it) and `rows` are read from the mailbox's `controller/`
+    where they are None, so that a launch whose controller died loses nothing. `mailbox` None: a launch that got no
+    machines. Raises WarehouseBusy; then nothing was loaded and the records lie where they were.
+    """
+    if envelopes is None:
+        envelopes = _json(mailbox / "controller" / "envelopes.json") if mailbox else {}
+    if rows is None:
+        rows = [_json(file) for file in sorted(mailbox.glob("controller/rows/*.json"))] if mailbox else []
+    bodies: list[dict[str, Any]] = []
+    refused: dict[Path, str] = {}
+    for file in sorted(mailbox.glob("node-*/records/*.json")) if mailbox else []:
+        try:
+            bodies.append(_record(file, envelopes))
+        except ValueError as error:
+            refused[file] = str(error)
+    bodies.sort(key=lambda body: body["status"] != "measured")
+    bodies += [_controller_row(row, envelopes, now) for row in rows]
+    bodies += [
+        _unsound(file, reason, envelopes[file.stem], lease, now)
+        for file, reason in refused.items()
+        if file.stem in envelopes
+    ]
+    distinct = {body["run_id"]: body for body in reversed(bodies)}  # the first of a run_id stays
+    with warehouse.transact() as connection:
+        new = append_records(connection, list(distinct.values()), refresh_id=refresh_id, loaded_at=now)
+        if lease is not None:
+            append_leases(connection, [dict(lease) | {"refresh_id": refresh_id}])
+    sentences = tuple(_quarantine(file, reason) for file, reason in refused.items())
+    return Loaded(
+        new=new,
+        known=len(distinct) - new,
+        by_status=dict(Counter(str(body["status"]) for body in distinct.values())),
+        rejected=sentences,
+    )
+
+
+def _record(file: Path, envelopes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The sound record in `file` with its envelope. Raises ValueError saying what is wrong."""
+    try:
+        # a loss may be NaN, which JSON lacks: unknown; a NaN time is then missing and refused below
+        body = json.loads(file.read_text(), parse_constant=lambda _: None)
+    except ValueError as error:
+        raise ValueError(f"it is truncated or not JSON ({error})") from None
+    try:
+        record = WireRecord.model_validate(body)
+        if record.status == "measured":
+            _VALUES[record.kind].model_validate(record.values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        raise ValueError(f"{where}: {first['msg']}") from None
+    if record.run_id != file.stem:
+        raise ValueError(f"it calls itself {record.run_id}")
+    if record.run_id not in envelopes:
+        raise ValueError("no run of that id was planned for this launch")
+    return dict(body) | {"setup": dict(envelopes[record.run_id])}
+
+
+def _controller_row(
+    row: Mapping[str, Any], envelopes: Mapping[str, Mapping[str, Any]], now: datetime
+) -> dict[str, Any]:
+    setup = row.get("setup") or envelopes[str(row["run_id"])]
+    return {"ended_unix": now.timestamp()} | dict(row) | {"setup": dict(setup)}
+
+
+def _unsound(
+    file: Path, reason: str, setup: Mapping[str, Any], lease: Mapping[str, Any] | None, now: datetime
+) -> dict[str, Any]:
+    kind = "probe" if not setup.get("workload") else "train" if setup.get("batch_per_device") else "profile"
+    return {
+        "run_id": file.stem,
+        "lease_id": str(lease["lease_id"]) if lease else file.parents[2].name,
+        "kind": kind,
+        "status": "failed",
+        "reason": f"its record could not be read: {reason}",
+        "ended_unix": now.timestamp(),
+        "setup": dict(setup),
+    }
+
+
+def _quarantine(file: Path, reason: str) -> str:
+    """Move `file` to rejected/ beside the nodes' folders, with a note; returns the sentence that says so."""
+    node = file.parents[1].name
+    target = file.parents[2] / "rejected" / f"{node}-{file.name}"
+    sentence = f"record {file.stem} of {node} was not loaded: {reason}; it lies in {target}"
+    with suppress(OSError):  # a full disk must not stop the load: the record is then refused again next time
+        target.parent.mkdir(exist_ok=True)
+        file.replace(target)
+        target.with_suffix(".txt").write_text(sentence + "\n")
+    return sentence
+
+
+def _json(file: Path) -> Any:
+    return json.loads(file.read_text())

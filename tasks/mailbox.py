@@ -1,0 +1,125 @@
+"""The controller's half of the mailbox (`node/record.py` describes the files): writes plans, reads what nodes say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .node.record import Plan, WorkloadFile, write_json
+
+SILENT_AFTER_S = 30.0  # a node at a fifth of a core can be late by seconds, never by this much
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What one node last said: seconds since its heartbeat (by the store's clock), its phase and the run under way."""
+
+    silent_s: float
+    phase: str
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mailbox:
+    """A directory shared by the controller and `nodes` machines."""
+
+    path: Path
+    nodes: int
+
+    def put_workloads(self, files: Iterable[tuple[WorkloadFile, Path]]) -> None:
+        """Copy each workload's file to where its `WorkloadFile` says."""
+        for spec, source in files:
+            target = self.path / spec.file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+
+    def put_plan(self, plan: Plan) -> None:
+        """Ask the nodes for another attempt."""
+        write_json(self.path / "plan.json", plan)
+
+    def go(self, attempt: int) -> None:
+        """Let the armed workers of `attempt` start."""
+        write_json(self.path / f"go-{attempt}.json", {"attempt": attempt})
+
+    def done(self) -> None:
+        """Let the agents leave."""
+        write_json(self.path / "done.json", {})
+
+    def ready(self) -> int:
+        """How many agents have reported themselves."""
+        return self._count("ready.json")
+
+    def armed(self, attempt: int) -> int:
+        """How many workers wait for go."""
+        return self._count(f"armed-{attempt}.json")
+
+    def finished(self, attempt: int) -> list[dict[str, Any]]:
+        """`{node, exit_code, log_tail}` of every node whose torchrun of `attempt` has ended."""
+        found = []
+        for node in range(self.nodes):
+            body = _read(self._node(node) / f"finished-{attempt}.json")
+            if body is not None:
+                found.append({"node": node, **body})
+        return found
+
+    def report(self, node: int, now_unix: float) -> NodeReport | None:
+        """The node's last heartbeat; None before the first."""
+        file = self._node(node) / "heartbeat.json"
+        body = _read(file)
+        if body is None:
+            return None
+        return NodeReport(
+            silent_s=max(0.0, now_unix - file.stat().st_mtime),
+            phase=str(body.get("phase", "")),
+            run_id=str(body.get("run_id") or ""),
+        )
+
+    def recorded(self) -> set[str]:
+        """Ids of the runs that have a record, whole or not: loading decides which are sound."""
+        return {file.stem for file in self.path.glob("node-*/records/*.json")}
+
+    def log_tail(self, attempt: int, lines: int = 8) -> str:
+        """The last lines that the first node with a log wrote."""
+        for node in range(self.nodes):
+            file = self._node(node) / f"log-{attempt}.txt"
+            if file.is_file():
+                return "\n".join(file.read_text(errors="replace").splitlines()[-lines:])
+        return ""
+
+    def _node(self, node: int) -> Path:
+        return self.path / f"node-{node}"
+
+    def _count(self, name: str) -> int:
+        return sum((self._node(node) / name).is_file() for node in range(self.nodes))
+
+
+def silent_nodes(mailbox: Mailbox, now_unix: float) -> Sequence[int]:
+    """Nodes that have spoken before and not for `SILENT_AFTER_S`."""
+    reports = {node: mailbox.report(node, now_unix) for node in range(mailbox.nodes)}
+    return [node for node, report in reports.items() if report is not None and report.silent_s > SILENT_AFTER_S]
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    """A JSON object, or None where it is not there yet. Nodes write beside and rename, so it is never half there."""
+    try:
+        body = json.loads(file.read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def benchmark_seconds(path: Path) -> float:
+    """Seconds that the records under `path` spent in steps, profiles and probes: what the machines were bought for."""
+    total = 0.0
+    for file in path.glob("node-*/records/*.json"):
+        body = _read(file) or {}
+        values = body.get("values") or {}
+        if body.get("kind") == "train":
+            total += values.get("warmup_s", 0.0) + values.get("steps_s", 0.0)
+        else:
+            total += body.get("ended_unix", 0.0) - body.get("started_unix", 0.0)
+    return total

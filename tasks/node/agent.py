@@ -1,0 +1,251 @@
+"""The agent: reports its machine to the mailbox, runs each attempt of the plan with torchrun, and never imports torch.
+
+It outlives what it runs: a launch that dies is told in `finished-<a>.json`, and the agent waits for the next attempt.
+It ends, with everything below it, when `done.json` appears, at its deadline, or on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .machine import cpu, fingerprint, interface_of
+from .processes import adopt_orphans, die_with_parent, end_descendants
+from .record import Plan, plan_from_json, write_json
+
+EXIT_DEADLINE = 3
+_WORKER_EXIT = re.compile(r"failed \(exitcode: (-?\d+)\)")
+_POLL_S = 0.2
+_HEARTBEAT_S = 1.0
+# of the environment; nothing else reaches a workload
+_KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+
+
+class Agent:
+    """One machine's end of the mailbox."""
+
+    def __init__(self, *, mailbox: Path, node: int, address: str, deadline_unix: float) -> None:
+        self.mailbox, self.node, self.address, self.deadline_unix = mailbox, node, address, deadline_unix
+        self.own = mailbox / f"node-{node}"
+        self.scratch = self.own / "scratch"
+        self.attempt = 0
+        self.launch: subprocess.Popen[bytes] | None = None
+        self.beaten = 0.0
+        self.read_mtime_ns = 0
+
+    def run(self) -> NoReturn:
+        """Serve until told to leave."""
+        adopt_orphans()
+        signal.signal(signal.SIGTERM, lambda *_: self.leave(128 + signal.SIGTERM))
+        signal.signal(signal.SIGINT, lambda *_: self.leave(128 + signal.SIGINT))
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        self.tell("ready.json", self.description())
+        while True:
+            if (self.mailbox / "done.json").exists():
+                self.leave(0)
+            if time.time() > self.deadline_unix:
+                self.leave(EXIT_DEADLINE)
+            plan = self.new_plan()
+            if plan is not None:
+                self.end_launch()
+                self.start(plan)
+            elif self.launch is not None and self.launch.poll() is not None:
+                self.end_launch()
+            self.heartbeat()
+            time.sleep(_POLL_S)
+
+    def description(self) -> dict[str, Any]:
+        """What `ready.json` says."""
+        try:
+            torch_version = version("torch")
+        except PackageNotFoundError:
+            torch_version = ""
+        return {
+            "address": self.address,
+            "cpu": cpu(),
+            "cores": os.cpu_count(),
+            "fingerprint": fingerprint(),
+            "torch_version": torch_version,
+            "python": sys.version.split()[0],
+            "pid": os.getpid(),
+            "ready_unix": time.time(),
+        }
+
+    def new_plan(self) -> Plan | None:
+        """The plan, if it has become one of a higher attempt than the last that was run."""
+        path = self.mailbox / "plan.json"
+        try:
+            mtime_ns = path.stat().st_mtime_ns
+            if mtime_ns == self.read_mtime_ns:
+                return None
+            text = path.read_text()
+        except FileNotFoundError:
+            return None
+        self.read_mtime_ns = mtime_ns
+        try:
+            plan = plan_from_json(text)
+        except (ValueError, TypeError, KeyError) as error:
+            self.complain(f"plan.json is not a plan that this node knows: {error!r}")
+            return None
+        if plan.attempt <= self.attempt:
+            return None
+        # the worker reads this copy: the controller may write the next attempt's at any moment
+        (self.scratch / f"plan-{plan.attempt}.json").write_text(text)
+        return plan
+
+    def start(self, plan: Plan) -> None:
+        """Start torchrun for this node's part of `plan`."""
+        self.attempt = plan.attempt
+        self.progress_path.unlink(missing_ok=True)
+        with self.log_path.open("wb") as log:
+            self.launch = subprocess.Popen(
+                command(plan, self.node, mailbox=self.mailbox, plan_file=self.scratch / f"plan-{plan.attempt}.json"),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.scratch,
+                env=environment(self.address, self.scratch),
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+
+    def end_launch(self) -> None:
+        """Tell how the launch under way ended, ending it first if it has not, and clear away what it left running."""
+        if self.launch is None:
+            return
+        code = self.launch.poll()
+        reason = "" if code is not None else "replaced by a newer attempt"
+        if code is None:
+            self.launch.kill()
+            code = self.launch.wait()
+        end_descendants()
+        self.launch = None
+        tail = self.log_path.read_text(errors="replace")[-4000:]
+        worker_code = worker_exit_code(tail) if code else 0
+        body = {
+            "attempt": self.attempt,
+            "exit_code": code,
+            "worker_exit_code": worker_code,
+            "reason": reason or (reason_in(tail, worker_code) if code else ""),
+            "run_id": self.progress().get("run_id", ""),
+            "log_tail": tail,
+            "finished_unix": time.time(),
+        }
+        self.tell(f"finished-{self.attempt}.json", body)
+
+    def heartbeat(self) -> None:
+        """Say once a second what is under way."""
+        if time.monotonic() - self.beaten < _HEARTBEAT_S:
+            return
+        self.beaten = time.monotonic()
+        running = self.launch is not None
+        self.tell(
+            "heartbeat.json",
+            {
+                "phase": "running" if running else "waiting",
+                "attempt": self.attempt,
+                "run_id": self.progress().get("run_id", "") if running else "",
+                "beat_unix": time.time(),
+            },
+        )
+
+    @property
+    def progress_path(self) -> Path:
+        """Where the worker says what it is at."""
+        return self.own / "progress.json"
+
+    @property
+    def log_path(self) -> Path:
+        """Where torchrun's output of this attempt goes."""
+        return self.own / f"log-{self.attempt}.txt"
+
+    def progress(self) -> dict[str, Any]:
+        """What the worker last said; nothing if it has said nothing."""
+        try:
+            said = json.loads(self.progress_path.read_text())
+        except (OSError, ValueError):
+            return {}
+        return said if isinstance(said, dict) else {}
+
+    def tell(self, name: str, body: dict[str, Any]) -> None:
+        """Write into the mailbox; a full disk must not end the agent, for it may be freed again."""
+        try:
+            write_json(self.own / name, body)
+        except OSError as error:
+            self.complain(f"could not write {name}: {error.strerror}")
+
+    def complain(self, message: str) -> None:
+        """Say it where the provider keeps the agent's output."""
+        print(f"srift: node {self.node}: {message}", file=sys.stderr, flush=True)
+
+    def leave(self, code: int) -> NoReturn:
+        """End with everything below this process."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        end_descendants()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        os._exit(code)
+
+
+def worker_exit_code(log: str) -> int | None:
+    """What torchrun says of the worker it lost: negative for a signal; None where it says nothing."""
+    codes = _WORKER_EXIT.findall(log)
+    return int(codes[-1]) if codes else None
+
+
+def reason_in(log: str, worker_code: int | None) -> str:
+    """The worker's own last word, else what torchrun knows."""
+    said = [line.partition("srift: ")[2] for line in log.splitlines() if line.startswith("srift: ")]
+    if said:
+        return said[-1]
+    return "torchrun failed; see its log" if worker_code is None else f"the worker ended with exit code {worker_code}"
+
+
+def command(plan: Plan, node: int, *, mailbox: Path, plan_file: Path) -> list[str]:
+    """The torchrun command of node `node`."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *("--nnodes", str(len(plan.addresses)), "--node-rank", str(node), "--nproc-per-node", "1"),
+        *("--master-addr", plan.addresses[0], "--master-port", str(plan.port + plan.attempt)),
+        *("--max-restarts", "0", "--monitor-interval", "0.3", "--rdzv-conf", f"timeout={plan.timeout_s:.0f}"),
+        *("-m", "node.train", "--mailbox", str(mailbox), "--plan", str(plan_file)),
+    ]
+
+
+def environment(address: str, scratch: Path) -> dict[str, str]:
+    """A clean environment: no credentials, one thread, and gloo on the interface that carries `address`."""
+    return {name: os.environ[name] for name in _KEPT if name in os.environ} | {
+        "HOME": str(scratch),
+        "TMPDIR": str(scratch),
+        "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "GLOO_SOCKET_IFNAME": interface_of(address),
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
+
+
+def main() -> None:
+    """`python -m node --mailbox DIR --node I --address A --deadline UNIX`."""
+    parser = argparse.ArgumentParser(prog="node", description="Serve one machine of a Srift cluster.")
+    parser.add_argument("--mailbox", type=Path, required=True, help="directory shared with the controller")
+    parser.add_argument("--node", type=int, required=True, help="index of this machine in the cluster")
+    parser.add_argument("--address", required=True, help="address at which the other machines reach this one")
+    parser.add_argument("--deadline", type=float, required=True, help="end at this moment, seconds since 1970")
+    arguments = parser.parse_args()
+    Agent(
+        mailbox=arguments.mailbox.resolve(),
+        node=arguments.node,
+        address=arguments.address,
+        deadline_unix=arguments.deadline,
+    ).run()

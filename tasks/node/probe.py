@@ -1,0 +1,43 @@
+"""All-reduce seconds over message sizes: interquartile means of the slowest rank, repeats bounded by time."""
+
+from __future__ import annotations
+
+import time
+from statistics import fmean
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import clock
+from .record import Item
+from .steps import gather, meet
+
+_SIZE_S = 0.6  # about this long for one message size
+_REPEATS_LEAST, _REPEATS_MOST = 4, 40
+
+
+def probe(item: Item, group: dist.ProcessGroup | None) -> tuple[dict[str, Any], str]:
+    """Values of a probe record: `rows` of bytes, seconds, spread, repeats. One node has nothing to send to."""
+    if group is None:
+        return {}, "a probe needs at least two nodes"
+    rows = []
+    for size in item.message_bytes:
+        message = torch.zeros(max(1, size // 4), dtype=torch.float32)
+        first = _all_reduce_s(message, group, repeats=2)[-1]
+        repeats = max(_REPEATS_LEAST, min(_REPEATS_MOST, int(_SIZE_S / max(first, 1e-6))))
+        seconds = _all_reduce_s(message, group, repeats=repeats)
+        middle = fmean(seconds[i] for i in clock.central(seconds))
+        rows.append({"bytes": size, "seconds": middle, "spread": clock.spread(seconds), "repeats": repeats})
+    return {"rows": rows}, ""
+
+
+def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: int) -> list[float]:
+    """Seconds of each all-reduce at its slowest rank, back to back after a common start."""
+    mine = []
+    meet(group)
+    for _ in range(repeats):
+        before = time.perf_counter()
+        dist.all_reduce(message, group=group)
+        mine.append(time.perf_counter() - before)
+    return clock.slowest(gather(mine, group))

@@ -1,0 +1,115 @@
+"""What one device tells about a workload: seconds of each part of a step by batch, and when each bucket is ready."""
+
+# No `from __future__ import annotations` here: DDP checks the annotations of a communication hook as objects.
+
+import time
+from statistics import fmean
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.flop_counter import FlopCounterMode
+
+from . import clock, memory
+from .built import Built
+from .record import Item
+
+_BATCH_S, _BUCKETS_S = 1.0, 0.8  # about this long for one batch, and for the buckets
+_BURN_IN, _REBUILD, _REPEATS_LEAST, _REPEATS_MOST = 1, 2, 3, 25
+
+
+def profile(item: Item, built: Built, group: dist.ProcessGroup) -> tuple[dict[str, Any], str]:
+    """Values of a profile record. `group` holds this rank alone: bucket readiness needs DDP, not a network."""
+    rows = [_parts(built, batch) for batch in item.batches]
+    typical = sorted(item.batches)[len(item.batches) // 2]
+    values = {
+        "parameters": built.parameters,
+        "gradient_bytes": built.gradient_bytes,
+        "flops_per_sample": _flops(built, min(item.batches)),
+        "rows": rows,
+        "buckets": _buckets(built, typical, group),
+    }
+    return values, ""
+
+
+def _parts(built: Built, batch: int) -> dict[str, Any]:
+    """Forward, backward and optimizer seconds and peak memory of one batch.
+
+    The parts are means over the repeats whose sum lies in the middle half, so that they add up to a typical step.
+    """
+    memory.reset_peak()
+    seconds: list[tuple[float, float, float]] = []
+    started = time.perf_counter()
+    for repeat in range(_BURN_IN + _REPEATS_MOST):
+        if repeat >= _BURN_IN + _REPEATS_LEAST and time.perf_counter() - started > _BATCH_S:
+            break
+        inputs, target = built.make_batch(batch)
+        built.optimizer.zero_grad(set_to_none=True)
+        at = [time.perf_counter()]
+        loss = built.loss(built.model(inputs), target)
+        at.append(time.perf_counter())
+        loss.backward()  # type: ignore[no-untyped-call]
+        at.append(time.perf_counter())
+        built.optimizer.step()
+        at.append(time.perf_counter())
+        seconds.append((at[1] - at[0], at[2] - at[1], at[3] - at[2]))
+    steady = seconds[_BURN_IN:]
+    middle = [steady[i] for i in clock.central([sum(one) for one in steady])]
+    forward, backward, optimizer = zip(*middle, strict=True)
+    return {
+        "batch": batch,
+        "forward_s": fmean(forward),
+        "backward_s": fmean(backward),
+        "optimizer_s": fmean(optimizer),
+        "peak_bytes": memory.peak_bytes(),
+        "repeats": len(steady),
+    }
+
+
+def _flops(built: Built, batch: int) -> float:
+    """Floating-point operations of forward and backward, for one sample, as torch counts them."""
+    inputs, target = built.make_batch(batch)
+    with FlopCounterMode(display=False) as counter:
+        built.loss(built.model(inputs), target).backward()  # type: ignore[no-untyped-call]
+    built.optimizer.zero_grad(set_to_none=True)
+    return float(counter.get_total_flops()) / batch
+
+
+def _buckets(built: Built, batch: int, group: dist.ProcessGroup) -> list[dict[str, float]]:
+    """Bytes of each bucket and the fraction of the backward time at which it is ready, in that order.
+
+    DDP rebuilds its buckets after the first pass in the order in which gradients came, so the first two are left out.
+    """
+    module = DistributedDataParallel(built.model, process_group=group)
+    ready: list[tuple[float, int]] = []
+
+    def note(
+        _state: None,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        ready.append((time.perf_counter(), buffer.numel() * buffer.element_size()))
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(buffer)
+        return done
+
+    module.register_comm_hook(None, note)
+    passes: list[list[tuple[float, int]]] = []
+    started = time.perf_counter()
+    for repeat in range(_REBUILD + _REPEATS_MOST):
+        if repeat >= _REBUILD + _REPEATS_LEAST and time.perf_counter() - started > _BUCKETS_S:
+            break
+        inputs, target = built.make_batch(batch)
+        built.optimizer.zero_grad(set_to_none=True)
+        loss = built.loss(module(inputs), target)
+        ready.clear()
+        before = time.perf_counter()
+        loss.backward()  # type: ignore[no-untyped-call]
+        backward_s = time.perf_counter() - before
+        passes.append([((at - before) / backward_s, size) for at, size in ready])
+    steady = passes[_REBUILD:]
+    return [
+        {"bytes": steady[-1][i][1], "ready_fraction": fmean(one[i][0] for one in steady)}
+        for i in range(len(steady[-1]))
+    ]

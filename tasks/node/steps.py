@@ -1,0 +1,142 @@
+"""One training run on one rank: warm-up, blocks of steady steps, and the part of a step that waits for gradients.
+
+Each rank's mean loss is scaled by W b_i / B, since data-parallel training divides the sum by the world size W, so that
+unequal batches b_i train as one batch B would. Ranks agree on when to stop between blocks, outside every measured step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import clock, memory
+from .built import Built
+from .record import Item
+from .strategies import strategy
+from .strategies.parallel import Parallel, alone
+
+_COMPUTE_REPEATS = 3  # steps without communication, from which `sync_s` is told
+_COMPUTE_SHARE = 0.25  # of `most_s`: more is not spent on them
+
+
+def one_step(
+    built: Built, parallel: Parallel, *, batch: int, accumulation_steps: int, scale: float, sync: bool
+) -> float:
+    """One optimizer step; returns the last micro-step's mean loss. Only the last micro-step communicates, if `sync`."""
+    built.optimizer.zero_grad(set_to_none=True)
+    value = math.nan
+    for micro in range(accumulation_steps):
+        inputs, target = built.make_batch(batch)
+        last = micro == accumulation_steps - 1
+        quiet: AbstractContextManager[None] = nullcontext() if sync and last else parallel.no_sync()
+        with quiet:
+            loss = built.loss(parallel.module(inputs), target)
+            (loss * scale).backward()  # type: ignore[no-untyped-call]
+        value = float(loss.detach())
+    built.optimizer.step()
+    return value
+
+
+def gather(mine: Sequence[float], group: dist.ProcessGroup | None) -> list[list[float]]:
+    """The numbers of every rank of `group`, in rank order; just one's own without a group."""
+    if group is None:
+        return [list(mine)]
+    numbers = torch.tensor(list(mine), dtype=torch.float64)
+    everybody = [torch.empty_like(numbers) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everybody, numbers, group=group)
+    return [one.tolist() for one in everybody]
+
+
+def meet(group: dist.ProcessGroup | None) -> None:
+    """Start together."""
+    if group is not None:
+        dist.barrier(group=group)
+
+
+def train(item: Item, built: Built, group: dist.ProcessGroup | None, *, place: int) -> tuple[dict[str, Any], str]:
+    """Values of a train record, or the reason why there are none. `place` is one's own in `item.nodes`."""
+    started = time.perf_counter()
+    world = len(item.nodes)
+    parallel = alone(built.model) if group is None else strategy(item.strategy)(built.model, group)
+    step = partial(
+        one_step,
+        built,
+        parallel,
+        batch=item.batches[place],
+        accumulation_steps=item.accumulation_steps,
+        scale=world * item.batches[place] / sum(item.batches) / item.accumulation_steps,
+    )
+    weight = item.batches[place] / sum(item.batches)
+    build_s = time.perf_counter() - started
+
+    meet(group)
+    started = time.perf_counter()
+    losses = [step(sync=True) for _ in range(item.warmup_steps)]
+    warmup_s = time.perf_counter() - started
+
+    mine: list[float] = []
+    seconds: list[float] = []
+    by_rank: list[list[float]] = [[] for _ in range(world)]
+    elapsed_s = 0.0
+    started = time.perf_counter()
+    while not clock.enough(
+        seconds, least=item.least_steps, most=item.most_steps, elapsed_s=elapsed_s, most_s=item.most_s
+    ):
+        block = clock.next_block(seconds, least=item.least_steps, most=item.most_steps)
+        mine = []
+        meet(group)
+        for _ in range(block):
+            before = time.perf_counter()
+            losses.append(step(sync=True))
+            mine.append(time.perf_counter() - before)
+        told = gather([time.perf_counter() - started, *mine], group)
+        elapsed_s = max(one[0] for one in told)
+        for rank, one in enumerate(told):
+            by_rank[rank] += one[1:]
+        seconds = clock.slowest(by_rank)
+
+    peak = memory.peak_bytes()
+    compute_s = _compute_s(item, step, group, step_s=median(seconds))
+    told = gather([losses[0] * weight, losses[-1] * weight, peak, build_s, warmup_s], group)
+    first_loss, last_loss = (sum(one[i] for one in told) for i in (0, 1))
+    values: dict[str, Any] = {
+        "step_s": median(seconds),
+        "step_spread": clock.spread(seconds),
+        "steps": len(seconds),
+        "rank_step_s": [median(one) for one in by_rank],
+        "sync_s": 0.0 if group is None else max(0.0, median(seconds) - compute_s),
+        "build_s": max(one[3] for one in told),
+        "warmup_s": max(one[4] for one in told),
+        "steps_s": elapsed_s,
+        "peak_bytes": int(max(one[2] for one in told)),
+        "parameters": built.parameters,
+        "gradient_bytes": built.gradient_bytes,
+        "bucket_bytes": parallel.bucket_bytes(),
+        "first_loss": first_loss,
+        "last_loss": last_loss,
+    }
+    if not (math.isfinite(first_loss) and math.isfinite(last_loss)):
+        return {}, f"the loss went from {first_loss} to {last_loss} in {len(losses)} steps: not a number to train with"
+    return values, ""
+
+
+def _compute_s(item: Item, step: Callable[..., float], group: dist.ProcessGroup | None, *, step_s: float) -> float:
+    """Seconds of the same step without communication, at the slowest rank, all ranks at work as before."""
+    if group is None:
+        return 0.0
+    repeats = max(1, min(_COMPUTE_REPEATS, int(_COMPUTE_SHARE * item.most_s / step_s)))
+    mine = []
+    meet(group)
+    for _ in range(repeats):
+        before = time.perf_counter()
+        step(sync=False)
+        mine.append(time.perf_counter() - before)
+    return max(one[0] for one in gather([median(mine)], group))

@@ -1,0 +1,46 @@
+"""Click prediction over large embedding tables: nearly all parameters lie in tables, nearly no arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class Recommender(nn.Module):
+    """A table for each categorical feature, pairwise interactions by dot product, and a small head."""
+
+    def __init__(self, fields: int, rows: int, width: int, hidden: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="mean") for _ in range(fields))
+        self.head = nn.Sequential(
+            nn.Linear(fields * (fields + width), hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, hidden // 4),
+            nn.ReLU(),
+            nn.Linear(hidden // 4, 1),
+        )
+
+    def forward(self, clicks: Tensor) -> Tensor:
+        """`clicks` is (batch, fields, recent items); the answer is a logit a sample."""
+        fields = torch.stack([table(clicks[:, i]) for i, table in enumerate(self.tables)], dim=1)
+        pairs = fields @ fields.transpose(1, 2)
+        logits: Tensor = self.head(torch.cat([pairs.flatten(1), fields.flatten(1)], dim=1))
+        return logits.squeeze(1)
+
+
+def build(
+    fields: int = 12, rows: int = 3000, width: int = 32, recent: int = 120, hidden: int = 512
+) -> tuple[
+    nn.Module, Callable[[Tensor, Tensor], Tensor], Callable[[int], tuple[Tensor, Tensor]], torch.optim.Optimizer
+]:
+    """Model, loss, batch maker and optimizer."""
+    model = Recommender(fields, rows, width, hidden)
+    clicks, bought = torch.randint(rows, (2048, fields, recent)), torch.rand(2048).round()
+
+    def make_batch(batch: int) -> tuple[Tensor, Tensor]:
+        picked = torch.randint(len(clicks), (batch,))
+        return clicks[picked], bought[picked]
+
+    return model, nn.BCEWithLogitsLoss(), make_batch, torch.optim.Adagrad(model.parameters(), lr=0.02)

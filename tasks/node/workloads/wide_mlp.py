@@ -1,0 +1,30 @@
+"""An autoencoder of wide layers over the frames of a clip: large gradients for little arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+def build(
+    features: int = 512, width: int = 1280, frames: int = 6
+) -> tuple[
+    nn.Module, Callable[[Tensor, Tensor], Tensor], Callable[[int], tuple[Tensor, Tensor]], torch.optim.Optimizer
+]:
+    """Model, loss, batch maker and optimizer."""
+    model = nn.Sequential(
+        nn.Linear(features, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, features),
+    )
+    clips = torch.randn(512, frames, features)
+
+    def make_batch(batch: int) -> tuple[Tensor, Tensor]:
+        picked = clips[torch.randint(len(clips), (batch,))]
+        return picked, picked
+
+    return model, nn.MSELoss(), make_batch, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

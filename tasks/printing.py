@@ -1,0 +1,130 @@
+"""Tables and sentences for a person: rich on a terminal, plain text elsewhere, the same words in both."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from models.campaign import Launch
+
+from .report import LiveReporter, Reporter
+
+Row = Mapping[str, Any]
+_WIDTH = 160  # of plain text: a pipe has no width of its own
+
+
+def live_reporter() -> Reporter:
+    """A bar where standard error is a terminal, plain lines where it is not."""
+    console = Console(stderr=True)
+    return LiveReporter(console) if console.is_terminal else Reporter()
+
+
+def print_recommendations(rows: Sequence[Row]) -> None:
+    """Workload by workload and goal by goal: the first choice, then its rivals with what they lost by."""
+    console = _console()
+    if any(row["provider"] == "local" for row in rows):
+        console.print("provider local: prices are illustrative", style="italic")
+    for provider, workload in dict.fromkeys((row["provider"], row["workload"]) for row in rows):
+        table = Table(title=f"{workload} ({provider})", title_justify="left", box=None, pad_edge=False)
+        for name in ("goal", "#", "cluster", "market", "batch", "step s (90 %)", "hours", "usd", "p ok", "p best"):
+            table.add_column(name, justify="left" if name in ("goal", "cluster", "market", "batch") else "right")
+        table.add_column("why", overflow="fold")
+        for row in rows:
+            if (row["provider"], row["workload"]) == (provider, workload):
+                table.add_row(*_cells(row))
+        console.print(table)
+        console.print()
+
+
+def print_launches(launches: Sequence[Launch]) -> None:
+    """What a dry run would buy, and the most it would cost."""
+    console = _console()
+    table = Table(box=None, pad_edge=False)
+    for name in ("cluster", "runs", "about s", "about usd", "why"):
+        table.add_column(name, overflow="fold")
+    for row in launches_as_rows(launches):
+        table.add_row(row["cluster"], str(row["runs"]), f"{row['est_s']:.0f}", f"{row['est_usd']:.4f}", row["reason"])
+    console.print(table)
+    total_s, total_usd = sum(one.est_s for one in launches), sum(one.est_usd for one in launches)
+    console.print(f"{len(launches)} launches, about {total_s:.0f} s and ${total_usd:.4f}; nothing was started")
+
+
+def launches_as_rows(launches: Sequence[Launch]) -> list[dict[str, Any]]:
+    """A launch a row, as `--json` prints it."""
+    return [
+        {
+            "cluster": launch.cluster.name,
+            "market": launch.cluster.members[0].market,
+            "runs": len(launch.items),
+            "est_s": launch.est_s,
+            "est_usd": launch.est_usd,
+            "reason": launch.reason,
+            "items": [
+                {"kind": item.kind, "workload": item.workload, "nodes": item.nodes, "batches": item.batches,
+                 "reason": item.reason}
+                for item in launch.items
+            ],
+        }
+        for launch in launches
+    ]  # fmt: skip
+
+
+def print_status(found: Mapping[str, Any]) -> None:
+    """A few sentences."""
+    console = _console()
+    work = found["at_work"]
+    if work:
+        console.print(f"refresh {work['refresh_id']} is at work (process {work['pid']}, since {work['started_at']})")
+    else:
+        console.print("no refresh is at work")
+    for lease in found["leases"]:
+        usd = "at an unknown price" if lease["usd_so_far"] is None else f"${lease['usd_so_far']:.4f} so far"
+        console.print(
+            f"lease {lease['lease_id']}: {lease['cluster']}, {usd}, until {lease['deadline_at']:%H:%M:%S} UTC"
+        )
+    if not found["leases"]:
+        console.print("no machine is held")
+    if found["published"]:
+        table = found["published"]
+        console.print(f"published: {table['rows']} rows, {table['published_at_h_ago']:.1f} h ago, "
+                      f"model version {table['model_version']}")  # fmt: skip
+    for sentence in [*found["stale"], *found["limits"]]:
+        console.print(f"note: {sentence}")
+
+
+def _cells(row: Row) -> list[str]:
+    goal = row["goal"]
+    if row["constraint_hours"] is not None:
+        goal += f" {row['constraint_hours']:g} h"
+    if row["constraint_usd"] is not None:
+        goal += f" ${row['constraint_usd']:g}"
+    first = row["rank"] == 1
+    if row["cluster"] is None:
+        return [goal, str(row["rank"]), str(row["status"]), *[""] * 7, str(row["reason"])]
+    markets = "+".join(dict.fromkeys(str(offer["market"]) for offer in row["cluster_offers"]))
+    batch = str(row["batch_per_device"]) + (f" x{row['accumulation_steps']}" if row["accumulation_steps"] > 1 else "")
+    return [
+        goal if first else "",
+        str(row["rank"]),
+        str(row["cluster"]),
+        markets,
+        batch,
+        f"{row['step_s']:.3f} ({row['step_low_s']:.3f}-{row['step_high_s']:.3f})",
+        _number(row["hours"]),
+        _number(row["usd"]),
+        _number(row["p_meets_constraint"], "{:.0%}"),
+        _number(row["p_best"], "{:.0%}"),
+        str(row["reason"]),
+    ]
+
+
+def _number(value: float | None, form: str = "{:.3g}") -> str:
+    return "unknown" if value is None else form.format(value)
+
+
+def _console() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=_WIDTH, no_color=True, highlight=False)

@@ -1,0 +1,171 @@
+"""The local provider: real hosts on one Linux machine, with CPU shares, shaped links and revocations.
+
+Its prices are illustrative. Nothing is installed and nothing outlives the processes but the lease's directory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from models.cloud import Cluster, InstanceType, Offer
+from tasks.providers import local_catalogue
+from tasks.providers.base import EndedLease, Lease, NoCapacity, NotSupported, ProviderError
+from tasks.providers.local_catalogue import LocalCatalogue, LocalInstance, cores_of
+from tasks.providers.local_cluster import LocalCluster, Surroundings, new_lease
+from tasks.providers.local_leases import LeaseStore, LocalLease
+from tasks.providers.local_processes import boot_id, identify
+
+_CARRIED = ("HOME", "LANG")  # no credentials and no settings of ours reach a host
+
+
+class LocalProvider:
+    """Hosts on this machine, leases under `home`/leases. `python` runs a copy of `node_package` on each host."""
+
+    name = "local"
+
+    def __init__(
+        self, home: Path, instance_types: Mapping[str, LocalInstance], node_package: Path, python: str
+    ) -> None:
+        self._store = LeaseStore(home)
+        self._catalogue = LocalCatalogue(instance_types)
+        self._node_package = node_package
+        self._python = python
+
+    def instance_types(self) -> list[InstanceType]:
+        """Types whose share can be enforced and that this machine is large enough for."""
+        return self._catalogue.instance_types()
+
+    def offers(self, now: datetime) -> list[Offer]:
+        """Every type on demand and on the spot market, at the prices of `srift.toml`."""
+        return self._catalogue.offers(now)
+
+    def limits(self) -> list[str]:
+        """What cannot be done here, why, and how to put it right."""
+        return self._catalogue.limits()
+
+    def fits(self, cluster: Cluster) -> str:
+        """Empty if idle hosts of this machine could be `cluster`, else why they never can."""
+        return self._catalogue.fits(cluster)
+
+    @contextmanager
+    def acquire(self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int) -> Iterator[LocalCluster]:
+        """Hosts with agents running; on exit nothing of them is left but the mailbox (see `forget`).
+
+        Raises NotSupported for what can never be had here, NoCapacity while other hosts hold the cores, and
+        ProviderError where hosts cannot be started.
+        """
+        if why := self.fits(cluster):
+            raise NoCapacity(why) if cores_of(cluster) > local_catalogue.most_cores() else NotSupported(why)
+        controller = identify(os.getpid())
+        assert controller is not None
+        lease = new_lease(cluster, lease_id=lease_id, deadline_s=deadline_s, boot=boot_id(), controller=controller)
+        running = LocalCluster(self._around(), cluster, lease, seed)
+        with self._store.locked():
+            self._catalogue.refuse_if_taken(cores_of(cluster))
+            self._store.create(lease)
+        yielded = False
+        try:
+            with self._store.locked():
+                running.start()
+                # Seen again with our own hosts waiting: a controller of another home may have come at the same moment.
+                self._catalogue.refuse_if_taken(0.0)
+                running.go()
+            yielded = True
+            yield running
+        except OSError as error:
+            if yielded:
+                raise
+            raise ProviderError(f"hosts could not be started: {error}") from error
+        finally:
+            running.release()
+            if yielded:
+                self._store.close(lease_id, datetime.now(lease.started_at.tzinfo), "released")
+            else:
+                self._store.forget(lease_id)
+
+    def leases(self) -> list[Lease]:
+        """What is held now, by any controller of this home."""
+        return [lease.public() for lease in self._all() if lease.ended_at is None]
+
+    def ended(self) -> list[EndedLease]:
+        """Leases that are over and not forgotten, with their mailboxes: what a killed controller did not load too."""
+        return [
+            EndedLease(
+                lease_id=lease.lease_id,
+                cluster=lease.cluster,
+                market=lease.market,
+                started_at=lease.started_at,
+                ended_at=lease.ended_at,
+                usd=lease.usd,
+                outcome=lease.outcome,
+                mailbox=self._store.directory(lease.lease_id) / "mailbox",
+            )
+            for lease in self._all()
+            if lease.ended_at is not None
+        ]
+
+    def forget(self, lease_id: str) -> None:
+        """Delete an ended lease and its mailbox. Raises ProviderError while it is held."""
+        lease = self._store.read(lease_id)
+        if lease is not None and lease.ended_at is None:
+            raise ProviderError(f"lease {lease_id} is still held; end it first: srift reap")
+        self._store.forget(lease_id)
+
+    def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
+        """End leases of this home whose controller is gone or whose deadline has passed, and strays of no lease."""
+        if not self._store.root.is_dir():
+            return []
+        sentences: list[str] = []
+        with self._store.locked():
+            known = {lease_id: self._store.read(lease_id) for lease_id in self._store.ids()}
+            for lease_id in sorted({*known, *self._store.stray_ids(self._catalogue.shares)}):
+                lease = known.get(lease_id)
+                why = _why_end(lease, now, all_of_them)
+                if not why:
+                    continue
+                try:
+                    ended = self._store.end(lease_id, self._catalogue.shares)
+                except ProviderError as error:
+                    sentences.append(str(error))
+                    continue
+                if lease is None:
+                    self._store.forget(lease_id)
+                elif lease.ended_at is None:
+                    self._store.close(lease_id, now, "reaped")
+                elif not ended.processes and not ended.groups:
+                    continue
+                what = f"{ended.processes} processes and {ended.groups} CPU groups were ended"
+                cluster = f" ({lease.cluster})" if lease is not None else ""
+                sentences.append(f"lease {lease_id}{cluster}: {why}; {what}")
+        return sentences
+
+    def _all(self) -> list[LocalLease]:
+        found = (self._store.read(lease_id) for lease_id in self._store.ids())
+        return [lease for lease in found if lease is not None]
+
+    def _around(self) -> Surroundings:
+        return Surroundings(
+            store=self._store,
+            isolation=self._catalogue.isolation,
+            shares=self._catalogue.shares,
+            node_package=self._node_package,
+            python=self._python,
+            environment={name: os.environ[name] for name in _CARRIED if name in os.environ},
+        )
+
+
+def _why_end(lease: LocalLease | None, now: datetime, all_of_them: bool) -> str:
+    """Why a lease is to be ended; empty where it is not."""
+    if lease is None:
+        return "nothing tells who holds it"
+    if lease.ended_at is not None:
+        return "it was over"
+    if not lease.controller_alive:
+        return f"its controller (process {lease.controller.pid}) is gone"
+    if now >= lease.deadline_at:
+        return f"its deadline was {lease.deadline_at:%Y-%m-%d %H:%M:%S} UTC"
+    return "everything was to be ended" if all_of_them else ""

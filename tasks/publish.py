@@ -1,0 +1,42 @@
+"""Store a publication if its checks agree, and renew the copies that readers open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from warehouse import publication
+from warehouse.export import export, read_published
+
+from .installation import Installation
+from .registry import Champion
+
+Row = dict[str, Any]
+
+
+@task(cache_policy=NO_CACHE)
+def store_publication(
+    here: Installation, rows: Sequence[Row], champion: Champion | None, refresh_id: str, now: datetime
+) -> int:
+    """Rows stored. Raises PublicationRefused where a check finds a row that must not be; nothing is stored then."""
+    return publication.publish(
+        here.warehouse,
+        rows,
+        publication_id=refresh_id,
+        published_at=now,
+        provider=here.provider.name,
+        refresh_id=refresh_id,
+        model_version="" if champion is None else str(champion.version),
+    )
+
+
+@task(cache_policy=NO_CACHE)
+def export_copies(here: Installation) -> list[Row]:
+    """Replace the published files; returns what changed against the last publication."""
+    export(here.warehouse, here.published)
+    changes = read_published(here.published, "recommendation_changes")
+    return [{str(key): value for key, value in row.items()} for row in changes.to_dict("records")]

@@ -1,0 +1,196 @@
+"""The only file that speaks MLflow: stores challengers with their scoreboards, moves `champion`, loads it.
+
+The store is `SRIFT_HOME/mlflow.db` unless MLFLOW_TRACKING_URI says otherwise. Artifacts lie under `SRIFT_HOME`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import mlflow
+import pandas as pd
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.models import ModelSignature
+from mlflow.types import ColSpec, Schema, TensorSpec
+
+import models
+from models.step_time import StepTimeModel
+
+ALIAS = "champion"
+REQUIREMENTS = ("numpy", "scipy", "pandas")
+_OPTIONAL_TEXT = ("layout", "strategy", "precision", "provider")
+_OUTPUTS = (
+    "step_s",
+    "step_low_s",
+    "step_high_s",
+    "samples_per_s",
+    "compute_s",
+    "communication_s",
+    "exposed_communication_s",
+)
+_INPUTS: list[ColSpec | TensorSpec] = [
+    *(ColSpec("string", name) for name in ("workload", "cluster", "batch_per_device")),
+    *(ColSpec("string", name, required=False) for name in _OPTIONAL_TEXT),
+    ColSpec("long", "accumulation_steps", required=False),
+]
+_ANSWERS: list[ColSpec | TensorSpec] = [
+    *(ColSpec("double", name) for name in _OUTPUTS),
+    ColSpec("string", "bottleneck"),
+]
+SIGNATURE = ModelSignature(inputs=Schema(_INPUTS), outputs=Schema(_ANSWERS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Champion:
+    """The model in force and the version it is registered under."""
+
+    version: int
+    model: StepTimeModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """What a version records about where it came from."""
+
+    training_digest: str
+    training_rows: int
+    code_commit: str
+    seed: int
+    refresh_id: str
+
+    def tags(self) -> dict[str, str]:
+        """As MLflow tags."""
+        return {
+            "training_digest": self.training_digest,
+            "training_rows": str(self.training_rows),
+            "code_commit": self.code_commit,
+            "seed": str(self.seed),
+            "refresh_id": self.refresh_id,
+        }
+
+
+def name_of(provider: str) -> str:
+    """Registered name of a provider's model: fits are never pooled across providers."""
+    return f"srift-step-time-{provider}"
+
+
+@contextmanager
+def _client(home: Path) -> Iterator[MlflowClient]:
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home / 'mlflow.db'}"
+    home.mkdir(parents=True, exist_ok=True)
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_registry_uri(uri)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield MlflowClient(uri, uri)
+
+
+def log_challenger(
+    home: Path,
+    provider: str,
+    model: StepTimeModel,
+    *,
+    scoreboard: pd.DataFrame,
+    card: str,
+    provenance: Provenance,
+) -> int:
+    """Register a new version with its scoreboard, card and provenance; returns its number. Moves no alias."""
+    name = name_of(provider)
+    with _client(home) as client, tempfile.TemporaryDirectory() as folder:
+        run_name = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
+        with mlflow.start_run(experiment_id=_experiment(client, name, home), run_name=run_name):
+            mlflow.set_tags(provenance.tags())
+            mlflow.log_params({key: getattr(provenance, key) for key in ("seed", "training_rows")})
+            mlflow.log_metrics(_metrics(scoreboard))
+            mlflow.log_text(card, "card.md")
+            mlflow.log_text(scoreboard.to_csv(index=False), "scoreboard.csv")
+            info = mlflow.pyfunc.log_model(
+                name="model",
+                python_model=str(Path(__file__).with_name("served_model.py")),
+                artifacts=_write(Path(folder), {"model": model.to_json()}),
+                code_paths=[str(_copy_of_models(Path(folder)))],
+                pip_requirements=[f"{package}=={version(package)}" for package in REQUIREMENTS],
+                signature=SIGNATURE,
+                registered_model_name=name,
+            )
+        number = str(info.registered_model_version)
+        client.update_model_version(name, number, description=card)
+        for key, value in provenance.tags().items():
+            client.set_model_version_tag(name, number, key, value)
+        return int(number)
+
+
+def promote(home: Path, provider: str, number: int, reason: str) -> None:
+    """Put version `number` in force."""
+    with _client(home) as client:
+        client.set_model_version_tag(name_of(provider), str(number), "promotion", f"promoted: {reason}")
+        client.set_registered_model_alias(name_of(provider), ALIAS, str(number))
+
+
+def refuse(home: Path, provider: str, number: int, reason: str) -> None:
+    """Record why version `number` was not put in force."""
+    with _client(home) as client:
+        client.set_model_version_tag(name_of(provider), str(number), "promotion", f"refused: {reason}")
+
+
+def load_champion(home: Path, provider: str) -> Champion | None:
+    """The model in force, or None before the first."""
+    if not (home / "mlflow.db").exists() and "MLFLOW_TRACKING_URI" not in os.environ:
+        return None
+    with _client(home) as client:
+        try:
+            found = client.get_model_version_by_alias(name_of(provider), ALIAS)
+        except MlflowException:
+            return None
+        folder = mlflow.artifacts.download_artifacts(artifact_uri=f"models:/{name_of(provider)}/{found.version}")
+        text = next((Path(folder) / "artifacts").glob("*.json")).read_text()
+        return Champion(version=int(found.version), model=StepTimeModel.from_json(text))
+
+
+def _experiment(client: MlflowClient, name: str, home: Path) -> str:
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    location = None if "MLFLOW_TRACKING_URI" in os.environ else (home / "mlartifacts" / name).as_uri()
+    return str(client.create_experiment(name, artifact_location=location))
+
+
+def _metrics(scoreboard: pd.DataFrame) -> dict[str, float]:
+    """`split/group/figure`, as MLflow accepts names."""
+    figures = ("mean_error", "median_error", "p90_error", "coverage_90", "median_width")
+    return {
+        f"{row['split']}/{_plain(str(row['group']))}/{figure}": float(row[figure])
+        for _, row in scoreboard.iterrows()
+        for figure in figures
+        if pd.notna(row[figure])
+    }
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_. " else "_" for c in text)
+
+
+def _write(folder: Path, texts: Mapping[str, str]) -> dict[str, str]:
+    files = {}
+    for name, text in texts.items():
+        file = folder / f"{name}.json"
+        file.write_text(text)
+        files[name] = str(file)
+    return files
+
+
+def _copy_of_models(folder: Path) -> Path:
+    """The `models` room under a name that no puller's own package has (it uses relative imports only)."""
+    target = folder / "srift_models"
+    shutil.copytree(Path(models.__file__).parent, target, ignore=shutil.ignore_patterns("__pycache__"))
+    return target

@@ -1,0 +1,224 @@
+"""One settings object: the nearest `srift.toml` upwards, overlaid by SRIFT_* variables. Refuses the unknown."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from models.workload import GOALS, Goal, Workload
+
+FILE = "srift.toml"
+
+
+class SettingsError(Exception):
+    """`srift.toml` or a SRIFT_* variable is wrong; the message names the key, the reason and the nearest right name."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Campaign(_Section):
+    """What one refresh may spend: dollars, minutes, and the most hosts of one cluster."""
+
+    max_usd: float = Field(default=1.0, ge=0)
+    max_minutes: float = Field(default=7.5, gt=0)
+    max_hosts: int = Field(default=4, ge=1, le=64)
+    seed: int = 0
+    market: Literal["spot", "on-demand"] = "spot"
+
+
+class LocalInstanceType(_Section):
+    """A local host: CPU share, memory, sustained bandwidth in gigabit/s, illustrative prices in dollars an hour."""
+
+    cores: float = Field(gt=0)
+    memory_gib: float = Field(gt=0)
+    bandwidth_gbps: float = Field(gt=0)
+    usd_per_hour: float | None = Field(default=None, gt=0)
+    spot_usd_per_hour: float | None = Field(default=None, gt=0)
+    spot_interruptions_per_hour: float = Field(default=0.0, ge=0)
+
+
+class Local(_Section):
+    """The local provider's instance types, by name."""
+
+    instance_types: dict[str, LocalInstanceType] = {}
+
+
+class GoalSettings(_Section):
+    """A goal that the table answers for; `hours` or `usd` is its constraint."""
+
+    goal: str
+    hours: float | None = Field(default=None, gt=0)
+    usd: float | None = Field(default=None, gt=0)
+    p_required: float = Field(default=0.9, gt=0, lt=1)
+
+    @field_validator("goal")
+    @classmethod
+    def _known(cls, goal: str) -> str:
+        if goal not in GOALS:
+            raise ValueError(f"unknown goal {goal!r}; {nearest(goal, GOALS)}")
+        return goal
+
+    @model_validator(mode="after")
+    def _constrained(self) -> GoalSettings:
+        needs = {"cheapest_within_deadline": "hours", "fastest_within_budget": "usd"}.get(self.goal)
+        given = {name for name in ("hours", "usd") if getattr(self, name) is not None}
+        if given != ({needs} if needs else set()):
+            raise ValueError(f"goal {self.goal!r} takes {needs or 'neither hours nor usd'}")
+        return self
+
+
+class WorkloadSettings(_Section):
+    """A workload: `entrypoint = "path/to/file.py:function"` beside srift.toml, its samples, global batch and goals."""
+
+    entrypoint: str
+    samples: int = Field(gt=0)
+    global_batch: int | tuple[int, int]
+    arguments: dict[str, bool | int | float | str] = {}
+    goals: tuple[GoalSettings, ...] = ()
+
+    @field_validator("global_batch")
+    @classmethod
+    def _range(cls, value: int | tuple[int, int]) -> int | tuple[int, int]:
+        least, most = (value, value) if isinstance(value, int) else value
+        if not 1 <= least <= most:
+            raise ValueError(f"global_batch must be a whole number of at least 1, or [least, most]; not {value}")
+        return value
+
+
+class Settings(BaseSettings):
+    """Everything that an installation decides. `root` is the folder of its srift.toml, `home` where state lives."""
+
+    model_config = SettingsConfigDict(env_prefix="SRIFT_", env_nested_delimiter="__", extra="forbid", frozen=True)
+
+    root: Path = Path()
+    home: Path = Path()
+    campaign: Campaign = Campaign()
+    local: Local = Local()
+    workloads: dict[str, WorkloadSettings] = {}
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Variables win over the file, whose content arrives as init arguments."""
+        return env_settings, init_settings
+
+    @field_validator("root", "home")
+    @classmethod
+    def _absolute(cls, path: Path) -> Path:
+        return path.expanduser().resolve()
+
+    def workload(self, name: str) -> Workload:
+        """The workload `name` with the digest of its present file. Raises SettingsError if there is none."""
+        if name not in self.workloads:
+            raise SettingsError(f"unknown workload {name!r}; {nearest(name, self.workloads)}")
+        spec = self.workloads[name]
+        least, most = (spec.global_batch,) * 2 if isinstance(spec.global_batch, int) else spec.global_batch
+        return Workload(
+            name=name,
+            digest=self.workload_digest(name),
+            samples=spec.samples,
+            global_batch_least=least,
+            global_batch_most=most,
+            goals=tuple(Goal(**goal.model_dump()) for goal in spec.goals),
+        )
+
+    def entrypoint(self, name: str) -> tuple[Path, str]:
+        """File and function of a workload. Raises SettingsError on a missing file or malformed text."""
+        text = self.workloads[name].entrypoint
+        file, colon, function = text.rpartition(":")
+        if not colon or not function.isidentifier():
+            raise SettingsError(f"workloads.{name}.entrypoint {text!r} is not of the form path/to/file.py:function")
+        path = self.root / file
+        if not path.is_file():
+            siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+            raise SettingsError(f"workloads.{name}.entrypoint: no file {path}; {nearest(path.name, siblings)}")
+        return path, function
+
+    def workload_digest(self, name: str) -> str:
+        """Twelve hex digits of the workload's file, function and arguments: another digest is another workload."""
+        path, function = self.entrypoint(name)
+        rest = json.dumps([function, self.workloads[name].arguments], sort_keys=True).encode()
+        return hashlib.sha256(path.read_bytes() + b"\0" + rest).hexdigest()[:12]
+
+
+def nearest(name: str, known: Any) -> str:
+    """The end of an error about a name: the nearest right ones, or all of them."""
+    names = sorted(str(one) for one in known)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if close:
+        return "did you mean " + " or ".join(repr(one) for one in close) + "?"
+    return "known: " + (", ".join(names) if names else "none")
+
+
+def find_file(start: Path | None = None) -> Path:
+    """The nearest srift.toml from `start` (the working directory) upwards. Raises SettingsError if there is none."""
+    here = (start or Path.cwd()).resolve()
+    for folder in (here, *here.parents):
+        if (folder / FILE).is_file():
+            return folder / FILE
+    raise SettingsError(f"no {FILE} in {here} or above it; run srift inside a project, or write one (see the README)")
+
+
+def load_settings(file: Path | None = None) -> Settings:
+    """Settings of this installation, refused before anything starts where anything is unknown or malformed.
+
+    Raises SettingsError naming every wrong key, its reason, and the nearest right names.
+    """
+    path = file or find_file(Path(os.environ["SRIFT_ROOT"]) if "SRIFT_ROOT" in os.environ else None)
+    try:
+        body = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: not valid TOML: {error}") from None
+    _refuse_unknown_variables()
+    try:
+        settings = Settings(**{"home": path.parent / ".srift", **body, "root": path.parent})
+    except ValidationError as error:
+        raise SettingsError(f"{path}:\n" + "\n".join(_explain(one) for one in error.errors())) from None
+    for name in settings.workloads:
+        settings.entrypoint(name)
+    return settings
+
+
+def _refuse_unknown_variables() -> None:
+    for variable in os.environ:
+        section = variable.removeprefix("SRIFT_").split("__")[0].lower()
+        if variable.startswith("SRIFT_") and section not in Settings.model_fields:
+            known = [f"SRIFT_{name.upper()}" for name in Settings.model_fields]
+            raise SettingsError(f"unknown variable {variable}; {nearest(variable, known)}")
+
+
+def _explain(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f"  {where}: unknown key; {nearest(str(error['loc'][-1]), _known_keys(error['loc'][:-1]))}"
+    return f"  {where}: {error['msg'].removeprefix('Value error, ')}"
+
+
+def _known_keys(location: tuple[Any, ...]) -> list[str]:
+    """Keys that the section at `location` understands."""
+    sections: dict[int, dict[str, type[BaseModel]]] = {
+        0: {"": Settings},
+        1: {"campaign": Campaign, "local": Local},
+        2: {"workloads": WorkloadSettings},
+        3: {"local": LocalInstanceType},
+        4: {"workloads": GoalSettings},
+    }
+    choices = sections.get(len(location), {})
+    model = choices.get(str(location[0]) if location else "")
+    return [] if model is None else [name for name in model.model_fields if name not in ("root", "home")]

@@ -1,0 +1,75 @@
+"""What is running, what it costs, what is stale: read from lease files and the published copy, never from a lock."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pandas as pd
+
+from warehouse.database import WarehouseMissing
+from warehouse.export import read_published
+
+from .installation import Installation, open_installation
+from .turn import at_work
+
+STALE_AFTER_H = 48.0
+
+
+def status_of(provider: str) -> dict[str, Any]:
+    """The refresh at work, the leases held with their dollars so far, the table's age, and what is stale or amiss."""
+    here = open_installation(provider)
+    now = datetime.now(UTC)
+    leases = [
+        {
+            "lease_id": lease.lease_id,
+            "cluster": lease.cluster,
+            "usd_so_far": _usd(lease.usd_per_hour, lease.started_at, now),
+            "started_at": lease.started_at,
+            "deadline_at": lease.deadline_at,
+            "controller_alive": lease.controller_alive,
+        }
+        for lease in here.provider.leases()
+    ]
+    published, stale = _published(here, now)
+    orphans = [lease["lease_id"] for lease in leases if not lease["controller_alive"]]
+    stale += [f"lease {name} has lost its controller: run `srift reap`" for name in orphans]
+    unloaded = here.provider.ended()
+    if unloaded and at_work(here.home) is None:
+        stale.append(f"{len(unloaded)} ended leases wait to be loaded: run `srift reap`")
+    return {
+        "provider": provider,
+        "at_work": at_work(here.home),
+        "leases": leases,
+        "published": published,
+        "stale": stale,
+        "limits": here.provider.limits(),
+    }
+
+
+def _published(here: Installation, now: datetime) -> tuple[dict[str, Any] | None, list[str]]:
+    """Ages of the published table in hours, and sentences on what is stale about it."""
+    try:
+        frame = read_published(here.published)
+    except WarehouseMissing as error:
+        return None, [str(error)]
+    mine = frame[frame["provider"] == here.provider.name]
+    if not len(mine):
+        return None, [f"nothing has been published for provider {here.provider.name}"]
+    moments = {name: mine[name].max() for name in ("published_at", "price_as_of", "newest_measurement_at")}
+    ages = {name: None if pd.isna(at) else _hours_since(at, now) for name, at in moments.items()}
+    stale = [f"{name} is {age:.0f} h old" for name, age in ages.items() if age is not None and age > STALE_AFTER_H]
+    missing = sorted(set(here.settings.workloads) - set(mine["workload"]))
+    stale += [f"workload {name} is not in the published table: run `srift refresh`" for name in missing]
+    facts = {"rows": len(mine), "model_version": mine["model_version"].iloc[0]}
+    return facts | {f"{name}_h_ago": age for name, age in ages.items()}, stale
+
+
+def _hours_since(at: Any, now: datetime) -> float:
+    moment = pd.Timestamp(at)
+    moment = moment.tz_localize(UTC) if moment.tzinfo is None else moment
+    return (now - moment.to_pydatetime()).total_seconds() / 3600.0
+
+
+def _usd(price: float | None, since: datetime, now: datetime) -> float | None:
+    return None if price is None else price * (now - since).total_seconds() / 3600.0

@@ -1,0 +1,68 @@
+"""One refresh at a time in a home: a lease file says who is at work; the kernel lets go when that one dies."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from warehouse import append
+
+from .installation import Installation
+
+
+class Busy(Exception):
+    """Another refresh is at work; the message says which and what to do."""
+
+
+@contextmanager
+def taking_turn(home: Path, refresh_id: str) -> Iterator[None]:
+    """Raises Busy while another refresh of this home runs. Nothing has to be cleaned up after one that was killed."""
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "refresh.json").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Busy(_busy(at_work(home))) from None
+        file.truncate(0)
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        json.dump({"refresh_id": refresh_id, "pid": os.getpid(), "started_at": started}, file)
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def at_work(home: Path) -> dict[str, Any] | None:
+    """`{refresh_id, pid, started_at}` of the refresh that runs now; None where none does."""
+    try:
+        with (home / "refresh.json").open("r") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                body: dict[str, Any] = json.loads(file.read() or "{}")
+                return body
+    except FileNotFoundError:
+        pass
+    return None
+
+
+@task(cache_policy=NO_CACHE)
+def store_timings(here: Installation, refresh_id: str, seconds: Mapping[str, float]) -> None:
+    """Keep the seconds by phase, so that `BENCHMARKS.md` and a slow night can be read from the warehouse."""
+    with here.warehouse.transact() as connection:
+        append.append_timings(connection, seconds, refresh_id=refresh_id)
+
+
+def _busy(other: Mapping[str, Any] | None) -> str:
+    who = f"refresh {other['refresh_id']} (process {other['pid']}, since {other['started_at']})" if other else "another"
+    return f"{who} is at work in this home; nothing was started. Wait for it, or end it and run `srift reap`."

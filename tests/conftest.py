@@ -1,0 +1,38 @@
+"""What every test may rely on: servers' and Srift's own state in a folder of this session, no telemetry, no network.
+
+Set when this file is read, because Prefect looks at its environment once, at import.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+SESSION = Path(tempfile.mkdtemp(prefix="srift-tests-"))
+atexit.register(shutil.rmtree, SESSION, ignore_errors=True)
+
+for name in [name for name in os.environ if name.startswith(("SRIFT_", "PREFECT_", "MLFLOW_"))]:
+    del os.environ[name]
+os.environ |= {
+    "SRIFT_HOME": str(SESSION / "srift"),
+    "PREFECT_HOME": str(SESSION / "prefect"),
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_LOGGING_LEVEL": "ERROR",
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Real hosts and processes speak over loopback, the cloud's tests when asked for; nothing else opens a socket."""
+    for item in items:
+        cloud = item.get_closest_marker("cloud") is not None
+        if cloud and "cloud" not in config.option.markexpr:
+            item.add_marker(pytest.mark.skip(reason="spends money; ask for it with -m cloud"))
+        if cloud or item.get_closest_marker("local"):
+            item.add_marker(pytest.mark.enable_socket)

@@ -1,0 +1,244 @@
+"""Two real agents, real torchrun and real collectives on loopback: what a controller sees in the mailbox."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks import node
+from tasks.node.processes import descendants
+from tasks.node.record import Item, Plan, WorkloadFile, write_json
+
+pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
+
+PATIENCE_S = 50.0
+EXIT_LOST_PEER = 4
+
+# Rank 0's samples are all 1, rank 1's all -3: one batch of 6 + 2 has its optimum at 0, where the loss is 3.
+# Ranks that were simply averaged would settle at -1, where it is 4; without division by the micro-steps it diverges.
+TWO_KINDS = """
+import os, torch
+
+class Weight(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([5.0]))
+    def forward(self, inputs):
+        return inputs * 0 + self.weight
+
+def build(lr=0.6):
+    model = Weight()
+    value = 1.0 if os.environ["RANK"] == "0" else -3.0
+    def make_batch(batch):
+        rows = torch.full((batch, 1), value)
+        return rows, rows
+    return model, torch.nn.MSELoss(), make_batch, torch.optim.SGD(model.parameters(), lr=lr)
+"""
+
+FAULTY = """
+import os, torch
+
+def build(at):
+    model = torch.nn.Linear(4, 1)
+    seen = [0]
+    def make_batch(batch):
+        seen[0] += 1
+        if seen[0] == at and os.environ["RANK"] == "1":
+            raise ValueError("row 17 is not a number")
+        return torch.ones(batch, 4), torch.ones(batch, 1)
+    return model, torch.nn.MSELoss(), make_batch, torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+class Agents:
+    """Two agents on loopback, and the controller's side of their mailbox."""
+
+    def __init__(self, mailbox: Path, package_parent: Path) -> None:
+        self.mailbox = mailbox
+        self.port = free_port()
+        environment = {**os.environ, "PYTHONPATH": str(package_parent), "AWS_SECRET_ACCESS_KEY": "must not travel"}
+        self.processes = [
+            subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "node", "--mailbox", str(mailbox), "--node", str(one)),
+                    *("--address", "127.0.0.1", "--deadline", str(time.time() + 120)),
+                ],
+                env=environment,
+                cwd=mailbox,
+            )
+            for one in (0, 1)
+        ]
+
+    def plan(self, attempt: int, workloads: list[WorkloadFile], items: list[Item]) -> None:
+        """Ask for `items`, and say go once both workers are armed."""
+        plan = Plan(
+            lease_id="lease",
+            attempt=attempt,
+            addresses=["127.0.0.1", "127.0.0.1"],
+            workloads=workloads,
+            items=items,
+            port=self.port - attempt,  # the agents add the attempt
+            timeout_s=20.0,
+        )
+        write_json(self.mailbox / "plan.json", plan)
+        self.wait_for(lambda: all((self.mailbox / f"node-{one}/armed-{attempt}.json").exists() for one in (0, 1)))
+        write_json(self.mailbox / f"go-{attempt}.json", {})
+
+    def finished(self, attempt: int) -> list[dict[str, Any]]:
+        """How both nodes' launches ended."""
+        paths = [self.mailbox / f"node-{one}/finished-{attempt}.json" for one in (0, 1)]
+        self.wait_for(lambda: all(path.exists() for path in paths))
+        return [json.loads(path.read_text()) for path in paths]
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        """Every record in the mailbox, by run."""
+        paths = self.mailbox.glob("node-*/records/*.json")
+        return {path.stem: json.loads(path.read_text()) for path in paths}
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Look until `condition` holds; fail with the logs when patience ends."""
+        until = time.monotonic() + PATIENCE_S
+        while not condition():
+            if time.monotonic() > until:
+                pytest.fail("\n".join(path.read_text() for path in self.mailbox.glob("node-*/log-*.txt")))
+            time.sleep(0.05)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[Agents]:
+    """Two agents that run a copy of the package, as on a machine; ended whatever happens."""
+    mailbox = tmp_path / "mailbox"
+    mailbox.mkdir()
+    shutil.copytree(
+        Path(node.__file__).parent, tmp_path / "away" / "node", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (mailbox / "workloads").mkdir()
+    (mailbox / "workloads/two.py").write_text(TWO_KINDS)
+    (mailbox / "workloads/faulty.py").write_text(FAULTY)
+    shutil.copy(Path(node.__file__).parent / "workloads/wide_mlp.py", mailbox / "workloads/wide.py")
+    running = Agents(mailbox, tmp_path / "away")
+    try:
+        yield running
+    finally:
+        for process in running.processes:
+            process.terminate()
+        for process in running.processes:
+            process.wait(timeout=10)
+
+
+def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_only_its_own(agents: Agents) -> None:
+    quick = {"warmup_steps": 2, "least_steps": 8, "most_steps": 12, "most_s": 2.0}
+    two = WorkloadFile(name="two", digest="d2", file="workloads/two.py", function="build")
+    wide = WorkloadFile(
+        name="wide", digest="dw", file="workloads/wide.py", function="build", arguments={"width": 700, "frames": 1}
+    )
+    at_once = WorkloadFile(
+        name="at-once", digest="f1", file="workloads/faulty.py", function="build", arguments={"at": 1}
+    )
+    later = WorkloadFile(name="later", digest="f4", file="workloads/faulty.py", function="build", arguments={"at": 4})
+    profile = Item(run_id="profile", kind="profile", nodes=[1], workload="wide", batches=[8, 64])
+    probe = Item(run_id="probe", kind="probe", nodes=[0, 1], message_bytes=[1024, 4_194_304])
+    fails_early = Item(run_id="early", kind="train", nodes=[0, 1], workload="at-once", batches=[2, 2], **quick)
+    unknown = Item(run_id="unknown", kind="train", nodes=[0], workload="two", batches=[2], strategy="dpp", **quick)
+    unequal = Item(
+        run_id="unequal", kind="train", nodes=[0, 1], workload="two", batches=[6, 2], accumulation_steps=2, **quick
+    )
+    alone = Item(run_id="alone", kind="train", nodes=[1], workload="two", batches=[8], **quick)
+    both = Item(run_id="both", kind="train", nodes=[0, 1], workload="wide", batches=[16, 16], **quick)
+    fails_late = Item(run_id="late", kind="train", nodes=[0, 1], workload="later", batches=[2, 2], **quick)
+    never = Item(run_id="after-late", kind="train", nodes=[0], workload="two", batches=[4], **quick)
+    workloads = [two, wide, at_once, later]
+
+    agents.plan(1, workloads, [profile, probe, fails_early, unknown, unequal, alone, both, fails_late, never])
+    first = agents.finished(1)
+    records = agents.records()
+
+    assert [one["exit_code"] != 0 for one in first] == [True, True]
+    assert {one["run_id"] for one in first} == {"late"}
+    assert set(records) == {"profile", "probe", "early", "unknown", "unequal", "alone", "both", "late"}
+    assert {run for run, one in records.items() if one["status"] == "failed"} == {"early", "unknown", "late"}
+    assert records["early"]["reason"] == "node 1: ValueError: row 17 is not a number"
+    assert "known: ddp" in records["unknown"]["reason"]
+    assert "row 17 is not a number" in records["late"]["reason"]
+
+    assert records["unequal"]["values"]["last_loss"] == pytest.approx(3.0, abs=1e-3)
+    assert records["alone"]["values"]["last_loss"] == pytest.approx(0.0, abs=1e-3)
+    assert records["alone"]["values"]["sync_s"] == 0.0
+    measured = records["both"]["values"]
+    assert measured["gradient_bytes"] == 4 * measured["parameters"] == sum(measured["bucket_bytes"])
+    assert 0 < measured["sync_s"] < measured["step_s"]
+    assert len(measured["rank_step_s"]) == 2 and 8 <= measured["steps"] <= 12
+    assert measured["peak_bytes"] > 50e6
+    rows = records["profile"]["values"]["rows"]
+    assert [row["batch"] for row in rows] == [8, 64]
+    assert rows[0]["backward_s"] < rows[1]["backward_s"]
+    buckets = records["profile"]["values"]["buckets"]
+    assert [one["bytes"] for one in buckets] == measured["bucket_bytes"]
+    assert 0 < buckets[0]["ready_fraction"] < buckets[-1]["ready_fraction"] <= 1
+    small, large = records["probe"]["values"]["rows"]
+    assert small["seconds"] < large["seconds"]
+
+    agents.plan(2, workloads, [never])
+    assert [one["exit_code"] for one in agents.finished(2)] == [0, 0]
+    assert agents.records()["after-late"]["attempt"] == 2
+
+    write_json(agents.mailbox / "done.json", {})
+    assert [process.wait(timeout=10) for process in agents.processes] == [0, 0]
+
+
+def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents: Agents) -> None:
+    wide = WorkloadFile(name="wide", digest="dw", file="workloads/wide.py", function="build")
+    long = Item(
+        run_id="long", kind="train", nodes=[0, 1], workload="wide", batches=[4, 4], least_steps=9999, most_steps=9999,
+        most_s=60.0,
+    )  # fmt: skip
+    agents.plan(1, [wide], [long])
+    agents.wait_for(lambda: under_way(agents.mailbox / "node-1/heartbeat.json") == "long")
+    # whether it is still building or already stepping, its peer must notice
+    workers = [one for one in descendants(agents.processes[1].pid) if b"node.train" in command_line(one)]
+    os.kill(workers[-1], 9)
+    ends = agents.finished(1)
+    assert [one["exit_code"] != 0 for one in ends] == [True, True]
+    assert [one["run_id"] for one in ends] == ["long", "long"]
+    assert [one["worker_exit_code"] for one in ends] == [EXIT_LOST_PEER, -9]
+    assert agents.records() == {}, "a lost peer is no failure of the workload"
+
+    agents.plan(2, [wide], [long])
+    below = [one for process in agents.processes for one in descendants(process.pid)]
+    assert len(below) >= 4
+    environment = Path(f"/proc/{below[-1]}/environ").read_bytes()
+    assert b"must not travel" not in environment and b"OMP_NUM_THREADS=1" in environment
+    for process in agents.processes:
+        process.terminate()
+        process.wait(timeout=10)
+    agents.wait_for(lambda: not any(Path(f"/proc/{one}").exists() for one in below))
+
+
+def under_way(heartbeat: Path) -> str:
+    """Run that a heartbeat names."""
+    return str(json.loads(heartbeat.read_text())["run_id"]) if heartbeat.exists() else ""
+
+
+def command_line(process: int) -> bytes:
+    """Arguments of a process, joined by zero bytes; empty if it is gone."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,109 @@
+"""Five machines, workloads and a step-time model of one line, with the shape of the real one, for planning tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+import pandas as pd
+
+from models.cloud import Cluster, InstanceType, Offer, parse_cluster, parse_numbers
+from models.workload import Goal, Workload
+
+CORES = {"small": 0.2, "medium": 0.4, "net": 0.4, "large": 0.8, "whole": 1.0}
+GBPS = {"small": 0.2, "medium": 0.2, "net": 1.0, "large": 0.5, "whole": 1.0}
+USD = {"small": 0.030, "medium": 0.055, "net": 0.078, "large": 0.125, "whole": 0.175}
+AS_OF = datetime(2026, 11, 20, tzinfo=UTC)
+NOTHING = pd.DataFrame()
+
+
+def machine(name: str, *, devices: int = 1) -> InstanceType:
+    return InstanceType(
+        name=name,
+        provider="local",
+        devices=devices,
+        device="cpu",
+        cores=CORES[name],
+        memory_gib=2.0,
+        device_memory_gib=2.0,
+        bandwidth_gbps=GBPS[name],
+    )
+
+
+def offer(name: str, market: str = "on-demand", **changes: object) -> Offer:
+    spot = market == "spot"
+    values: dict[str, object] = {
+        "instance_type": machine(name),
+        "market": market,
+        "zone": "local-a",
+        "region": "local",
+        "usd_per_hour": USD[name] * (0.4 if spot else 1.0),
+        "interruptions_per_hour": 0.3 if spot else 0.0,
+        "price_as_of": AS_OF,
+    }
+    return Offer(**(values | changes))  # type: ignore[arg-type]
+
+
+def offers(*markets: str) -> list[Offer]:
+    return [offer(name, market) for name in CORES for market in markets or ("on-demand", "spot")]
+
+
+def cores_fit(cluster: Cluster) -> str:
+    cores = sum(one.instance_type.cores for one in cluster.members)
+    return "" if cores <= 1.75 + 1e-9 else f"{cores} cores of 1.75"
+
+
+def workload(
+    name: str = "mlp", least: int = 64, most: int | None = None, *goals: Goal, samples: int = 600_000
+) -> Workload:
+    return Workload(
+        name=name,
+        digest="d" * 12,
+        samples=samples,
+        global_batch_least=least,
+        global_batch_most=most or least,
+        goals=goals,
+        gradient_bytes=4_000_000,
+    )
+
+
+WORKLOADS = (workload("cnn", 48), workload("lm", 24), workload("mlp", 96, 384), workload("recommender", 768))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineModel:
+    """step = accumulation x max(a + k b / cores) + ring over the slowest link; draws share most of their error."""
+
+    a: float = 0.01
+    k: float = 0.002
+    gradient_bytes: float = 4e6
+    shared: float = 0.05
+    own: float = 0.02
+
+    def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
+        return (self.a, self.k / CORES[instance_type])
+
+    def predict(self, setups: pd.DataFrame) -> pd.DataFrame:
+        rows = []
+        for row in setups.to_dict("records"):
+            names = parse_cluster(row["cluster"])
+            batches = parse_numbers(row["batch_per_device"], len(names), "batch")
+            compute = max(self.a + self.k * b / CORES[n] for n, b in zip(names, batches, strict=True))
+            compute *= row.get("accumulation_steps", 1)
+            slowest = min(GBPS[name] for name in names)
+            ring = 2 * (len(names) - 1) / len(names) * self.gradient_bytes * 8e-9 / slowest
+            limit = "compute" if compute > ring else "network"
+            step = compute + ring
+            rows.append({"step_s": step, "step_low_s": 0.9 * step, "step_high_s": 1.1 * step, "bottleneck": limit})
+        return pd.DataFrame(rows, index=setups.index, columns=["step_s", "step_low_s", "step_high_s", "bottleneck"])
+
+    def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> np.ndarray:
+        rng = np.random.default_rng(seed)
+        errors = self.shared * rng.standard_normal(count) + self.own * rng.standard_normal((len(setups), count))
+        return self.predict(setups)["step_s"].to_numpy()[:, None] * np.exp(errors)
+
+
+def frame(setups: Sequence[object]) -> pd.DataFrame:
+    return pd.DataFrame([setup.row() for setup in setups])  # type: ignore[attr-defined]

@@ -1,0 +1,246 @@
+"""A world whose truth is known and is not the model's form: it steps messages and quotas in its own way, with noise."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from models.cloud import cluster_name
+from models.step_time import TrainingData
+
+TYPES: dict[str, tuple[float, float]] = {
+    "s.small": (0.2, 0.2),
+    "s.medium": (0.4, 0.2),
+    "n.medium": (0.4, 1.0),
+    "s.large": (0.8, 0.5),
+    "s.whole": (1.0, 1.0),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenWorkload:
+    """Core seconds on a whole core, gradient bytes, and how its cost bends."""
+
+    base_s: float
+    sample_s: float
+    bend: float
+    gradient_bytes: int
+    batches: tuple[int, ...]
+    ready: tuple[float, ...]
+    sizes: tuple[float, ...]  # parts of the gradient
+
+
+WORKLOADS: dict[str, HiddenWorkload] = {
+    "conv": HiddenWorkload(
+        base_s=0.008,
+        sample_s=0.004,
+        bend=1.03,
+        gradient_bytes=1_100_000,
+        batches=(4, 8, 16, 24, 48),
+        ready=(0.55, 1.0),
+        sizes=(0.6, 0.4),
+    ),
+    "lm": HiddenWorkload(
+        base_s=0.02,
+        sample_s=0.012,
+        bend=0.97,
+        gradient_bytes=5_000_000,
+        batches=(2, 4, 8, 12, 24),
+        ready=(0.35, 1.0),
+        sizes=(0.2, 0.8),
+    ),
+    "mlp": HiddenWorkload(
+        base_s=0.03,
+        sample_s=0.0006,
+        bend=1.0,
+        gradient_bytes=16_000_000,
+        batches=(24, 48, 96, 192),
+        ready=(0.3, 1.0),
+        sizes=(0.1, 0.9),
+    ),
+    "embed": HiddenWorkload(
+        base_s=0.012,
+        sample_s=0.00015,
+        bend=1.02,
+        gradient_bytes=9_000_000,
+        batches=(96, 192, 384, 768),
+        ready=(0.2, 1.0),
+        sizes=(0.1, 0.9),
+    ),
+}
+
+
+class World:
+    """Measures setups: `seed` decides the noise and each type's hidden deviation from its nominal speed."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.random = np.random.default_rng(seed)
+        self.speed = {name: cores * float(np.exp(self.random.normal(0, 0.05))) for name, (cores, _) in TYPES.items()}
+        self.oddity = {pair: float(np.exp(self.random.normal(0, 0.03))) for pair in itertools.product(WORKLOADS, TYPES)}
+
+    def noise(self, sd: float) -> float:
+        return float(np.exp(self.random.normal(0, sd)))
+
+    def device(self, workload: str, name: str, batch: int) -> tuple[float, float, float]:
+        """Forward, backward, optimizer seconds; a quota of 10 ms periods makes short work cheaper than its share."""
+        own = WORKLOADS[workload]
+        core_s = own.base_s + own.sample_s * batch**own.bend
+        factor = self.oddity[workload, name] / self.speed[name]
+        total = max(core_s * factor - 0.01 * (1 - min(self.speed[name], 1)), core_s)
+        return 0.34 * total, 0.66 * total, own.gradient_bytes * 4e-10 / self.speed[name]
+
+    def collective(self, types: Sequence[str], size: float) -> tuple[float, float]:
+        """Seconds and core seconds of an all-reduce: pieces of 256 KiB, the network waiting on the CPU in part."""
+        n = len(types)
+        if n == 1:
+            return 0.0, 0.0
+        gbps, share = min(TYPES[name][1] for name in types), min(self.speed[name] for name in types)
+        piece = size / n
+        messages = 2 * (n - 1) * max(1.0, np.ceil(piece / 262_144) ** 0.9)
+        moved = 2 * (n - 1) / n * size
+        core_s = 4e-4 + messages * 8e-5 + moved * 7e-10
+        wire = moved / (gbps * 0.94 * 1.25e8)
+        stall = messages * 2e-4 * max(0.0, 1 - share)
+        return wire + 0.45 * core_s / share + max(0.0, 0.55 * core_s / share - 0.7 * wire) + stall, core_s
+
+    def step(self, workload: str, types: Sequence[str], batches: Sequence[int], accumulation: int = 1) -> float:
+        """One noisy measured step: small time slices, communication in bucket order, CPU shared by need."""
+        own, n = WORKLOADS[workload], len(types)
+        parts = [self.device(workload, name, batch) for name, batch in zip(types, batches, strict=True)]
+        wobble = [self.noise(0.015) for _ in types]
+        before = [w * (o + f + (accumulation - 1) * (f + b)) for (f, b, o), w in zip(parts, wobble, strict=True)]
+        backward = [w * b for (_, b, _), w in zip(parts, wobble, strict=True)]
+        if n > 1:
+            copied = [own.gradient_bytes * 6e-10 / self.speed[name] for name in types]
+            backward = [one + extra for one, extra in zip(backward, copied, strict=True)]
+        end = 0.0
+        late = [first + second for first, second in zip(before, backward, strict=True)]
+        for fraction, part in zip(own.ready, own.sizes, strict=True):
+            seconds, core_s = self.collective(types, own.gradient_bytes * part)
+            seconds *= 1.06
+            ready = max(first + fraction * second for first, second in zip(before, backward, strict=True))
+            start = max(end, ready)
+            end = start + seconds
+            if n > 1:
+                hidden = [max(0.0, min(end, finish) - start) / max(seconds, 1e-9) for finish in late]
+                slowed = [0.8 * share * core_s / self.speed[name] for share, name in zip(hidden, types, strict=True)]
+                late = [finish + extra for finish, extra in zip(late, slowed, strict=True)]
+                end = max(end, start + seconds * (1 + 0.1 * max(hidden)))
+        return max([end, *late]) * self.noise(0.02)
+
+    def row(
+        self, at: int, workload: str, types: Sequence[str], batches: Sequence[int], accumulation: int = 1
+    ) -> dict[str, object]:
+        own = WORKLOADS[workload]
+        texts = {str(one) for one in batches}
+        return {
+            "run_id": f"run-{at}",
+            "provider": "local",
+            "workload": workload,
+            "cluster": cluster_name(types),
+            "layout": "+".join("1" for _ in types),
+            "batch_per_device": texts.pop() if len(texts) == 1 else "+".join(str(one) for one in batches),
+            "accumulation_steps": accumulation,
+            "strategy": "ddp",
+            "precision": "fp32",
+            "step_s": self.step(workload, types, batches, accumulation),
+            "sync_s": None,
+            "step_spread": 0.02,
+            "parameters": own.gradient_bytes // 4,
+            "gradient_bytes": own.gradient_bytes,
+            "flops_per_sample": None,
+        }
+
+    def runs(self, count: int, *, first: int = 0, batches_of: int = 0) -> pd.DataFrame:
+        """`count` random setups of 1 to 4 hosts within 1.75 cores; unequal hosts mostly get unequal batches."""
+        rows: list[dict[str, object]] = []
+        while len(rows) < count:
+            workload = str(self.random.choice(sorted(WORKLOADS)))
+            n = int(self.random.choice([1, 2, 3, 4], p=[0.2, 0.35, 0.2, 0.25]))
+            kinds = [str(one) for one in self.random.choice(sorted(TYPES), size=2)]
+            types = [kinds[0] if self.random.random() < 0.6 else kinds[1] for _ in range(n)]
+            if sum(TYPES[name][0] for name in types) > 1.75:
+                continue
+            batch = int(self.random.choice(WORKLOADS[workload].batches[batches_of:]))
+            mean = sum(TYPES[name][0] for name in types) / n
+            even = self.random.random() < 0.3
+            batches = [batch if even else max(1, round(batch * TYPES[name][0] / mean)) for name in types]
+            accumulation = int(self.random.choice([1, 1, 1, 2]))
+            rows.append(self.row(first + len(rows), workload, types, batches, accumulation))
+        return pd.DataFrame(rows)
+
+    def profiles(self, leave_out: Sequence[tuple[str, str]] = ()) -> pd.DataFrame:
+        rows = []
+        for (workload, own), name in itertools.product(WORKLOADS.items(), TYPES):
+            if (workload, name) in leave_out:
+                continue
+            for batch in own.batches[::2]:
+                forward, backward, optimizer = self.device(workload, name, batch)
+                rows.append(
+                    {
+                        "provider": "local",
+                        "workload": workload,
+                        "instance_type": name,
+                        "batch": batch,
+                        "forward_s": forward * self.noise(0.015),
+                        "backward_s": backward * self.noise(0.015),
+                        "optimizer_s": optimizer * self.noise(0.02),
+                        "peak_bytes": 2e8 + 3 * own.gradient_bytes + 1e6 * batch,
+                    }
+                )
+        return pd.DataFrame(rows)
+
+    def probes(self, clusters: Sequence[Sequence[str]]) -> pd.DataFrame:
+        rows = []
+        for types in clusters:
+            for size in (4_096, 65_536, 1 << 20, 4 << 20, 16 << 20):
+                seconds = self.collective(types, size)[0] * self.noise(0.03)
+                rows.append({"provider": "local", "cluster": cluster_name(types), "bytes": size, "seconds": seconds})
+        return pd.DataFrame(rows)
+
+    def data(self, count: int = 70) -> TrainingData:
+        """Profiles of all pairs, probes of six clusters, `count` runs."""
+        clusters = [
+            ["s.small"] * 2,
+            ["s.small"] * 4,
+            ["n.medium"] * 2,
+            ["n.medium"] * 4,
+            ["s.large"] * 2,
+            ["s.whole", "s.medium"],
+        ]
+        facts = [
+            {
+                "provider": "local",
+                "workload": name,
+                "parameters": one.gradient_bytes // 4,
+                "gradient_bytes": one.gradient_bytes,
+            }
+            for name, one in WORKLOADS.items()
+        ]
+        buckets = [
+            {
+                "provider": "local",
+                "workload": name,
+                "bucket": at,
+                "bytes": part * one.gradient_bytes,
+                "ready_fraction": ready,
+            }
+            for name, one in WORKLOADS.items()
+            for at, (part, ready) in enumerate(zip(one.sizes, one.ready, strict=True))
+        ]
+        types = [
+            {"provider": "local", "name": name, "devices": 1, "device": "cpu", "cores": cores, "bandwidth_gbps": gbps}
+            for name, (cores, gbps) in TYPES.items()
+        ]
+        return TrainingData(
+            runs=self.runs(count),
+            profiles=self.profiles(),
+            buckets=pd.DataFrame(buckets),
+            probes=self.probes(clusters),
+            workloads=pd.DataFrame(facts),
+            instance_types=pd.DataFrame(types),
+        )

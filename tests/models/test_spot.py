@@ -1,0 +1,74 @@
+"""Interruptions cost time, never give it back; on-demand machines are not interrupted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.cloud import Cluster
+from models.spot import checkpoint_seconds, drawn_hours, expected_hours, gang_hazard, job_time
+from tests.models.planning import offer
+
+HOURS = st.floats(0.01, 200.0)
+HAZARD = st.floats(0.0, 3.0)
+
+
+@given(work=HOURS, hazard=HAZARD, more=st.floats(1.01, 10.0))
+def test_expected_hours_grow_with_work_and_with_hazard(work: float, hazard: float, more: float) -> None:
+    base = float(expected_hours(work, hazard))
+    assert base >= work
+    assert float(expected_hours(work * more, hazard)) > base
+    assert float(expected_hours(work, hazard * more)) >= base
+
+
+@given(work=HOURS, hazard=st.floats(0.01, 2.0), seed=st.integers(0, 5))
+def test_the_90th_percentile_grows_with_work_and_with_hazard(work: float, hazard: float, seed: int) -> None:
+    p90 = job_time([work, work, 1.2 * work], [hazard, 2 * hazard, hazard], [1.0, 1.0, 1.0], seed=seed).hours_p90
+    assert p90[1] >= p90[0] * 0.99  # one draw's quantile, not its limit
+    assert p90[2] > p90[0]
+
+
+def test_on_demand_work_takes_its_time_and_the_start() -> None:
+    job = job_time([2.0], [0.0], [0.5], startup_s=36.0)
+    assert job.hours[0] == job.hours_p90[0] == pytest.approx(2.01)
+    assert job.usd[0] == pytest.approx(1.005)
+
+
+def test_the_interval_is_youngs() -> None:
+    """c = 18 s and one interruption an hour: I = 0.1 h, c / I = 5 % for checkpoints, and half of I lost each time."""
+    hours = float(expected_hours(1.0, 1.0, startup_s=0.0, checkpoint_s=18.0, replacement_s=0.0))
+    assert hours == pytest.approx(1 + 0.05 + 1.05 / 0.95 * 0.05)
+
+
+@pytest.mark.parametrize("hazard", [0.05, 0.5, 2.0, 20.0])
+def test_drawn_hours_have_the_expected_mean(hazard: float) -> None:
+    drawn = drawn_hours(np.full((1, 20_000), 3.0), np.array([[hazard]]), seed=3, replacement_s=300.0)
+    assert float(drawn.mean()) == pytest.approx(float(expected_hours(3.0, hazard, replacement_s=300.0)), rel=0.01)
+    assert float(drawn.min()) >= 3.0
+
+
+def test_rare_interruptions_leave_most_jobs_alone() -> None:
+    job = job_time([1.0], [0.04], [1.0], draws=1000, replacement_s=3600.0)
+    quiet = np.median(job.drawn_hours)
+    assert np.mean(job.drawn_hours > quiet + 0.5) == pytest.approx(0.04, abs=0.01)
+
+
+def test_every_spot_machine_of_a_gang_adds_its_hazard() -> None:
+    cluster = Cluster.of((2, offer("small", "spot")), (1, offer("large", interruptions_per_hour=9.0)))
+    assert gang_hazard(cluster) == pytest.approx(0.6)
+
+
+def test_an_unknown_price_stays_unknown() -> None:
+    job = job_time([1.0, 1.0], [0.1, 0.1], [np.nan, 1.0])
+    assert np.isnan(job.usd[0]) and np.isnan(job.usd_p90[0]) and job.usd[1] > 0
+
+
+def test_the_same_seed_gives_the_same_hours() -> None:
+    first, second = (job_time([5.0], [1.0], [1.0], seed=4).drawn_hours for _ in range(2))
+    assert np.array_equal(first, second)
+
+
+def test_checkpoints_take_longer_the_more_there_is_to_write() -> None:
+    assert checkpoint_seconds(500e6) == pytest.approx(13.6)

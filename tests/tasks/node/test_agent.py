@@ -1,0 +1,95 @@
+"""What an agent tells about an ended launch, what it lets a workload see, and what it never imports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tasks.node.agent import Agent, command, environment, reason_in, worker_exit_code
+from tasks.node.record import Plan, write_json
+
+TORCHRUN = "E1120 11:06 api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 7931) of binary: python\n"
+
+
+def plan(attempt: int) -> Plan:
+    return Plan(lease_id="l", attempt=attempt, addresses=["10.0.0.1", "10.0.0.2"], workloads=[], items=[], port=29500)
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Agent:
+    agent = Agent(mailbox=tmp_path, node=1, address="10.0.0.2", deadline_unix=time.time() + 60)
+    agent.scratch.mkdir(parents=True)
+    return agent
+
+
+def test_the_reason_is_the_workers_last_word_else_its_exit_code() -> None:
+    assert worker_exit_code(TORCHRUN) == -9
+    assert reason_in(TORCHRUN, -9) == "the worker ended with exit code -9"
+    assert reason_in("noise\nsrift: node 1 could not write x\n" + TORCHRUN, 5) == "node 1 could not write x"
+    assert "log" in reason_in("", None)
+
+
+def test_each_attempt_is_taken_once_and_never_an_older_one(agent: Agent, tmp_path: Path) -> None:
+    assert agent.new_plan() is None
+    for attempt, taken in ((2, True), (2, False), (1, False), (3, True)):
+        agent.read_mtime_ns = 0
+        write_json(tmp_path / "plan.json", plan(attempt))
+        found = agent.new_plan()
+        assert (found is not None) == taken
+        if found is not None:
+            agent.attempt = found.attempt
+
+
+def test_a_plan_that_is_no_plan_is_said_and_does_not_end_the_agent(
+    agent: Agent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.json").write_text('{"attempt": 1')
+    assert agent.new_plan() is None
+    assert "plan.json" in capsys.readouterr().err
+
+
+def test_a_full_disk_does_not_end_the_agent(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_path: Path, _body: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tasks.node.agent.write_json", full)
+    agent.heartbeat()
+    assert "No space left" in capsys.readouterr().err
+
+
+def test_the_heartbeat_names_no_run_while_nothing_runs(agent: Agent) -> None:
+    write_json(agent.progress_path, {"attempt": 1, "run_id": "old"})
+    agent.heartbeat()
+    beat = json.loads((agent.own / "heartbeat.json").read_text())
+    assert (beat["phase"], beat["run_id"]) == ("waiting", "")
+
+
+def test_torchrun_is_told_its_place_and_every_attempt_has_its_own_port() -> None:
+    told = command(plan(3), 1, mailbox=Path("m"), plan_file=Path("p"))
+    pairs = dict(pairwise(told))
+    assert (pairs["--nnodes"], pairs["--node-rank"]) == ("2", "1")
+    assert (pairs["--master-addr"], pairs["--master-port"], pairs["--max-restarts"]) == ("10.0.0.1", "29503", "0")
+
+
+@pytest.mark.local
+@pytest.mark.enable_socket
+def test_a_workload_sees_one_thread_the_right_interface_and_no_credentials(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    seen = environment("127.0.0.1", tmp_path)
+    assert "AWS_SECRET_ACCESS_KEY" not in seen
+    assert (seen["GLOO_SOCKET_IFNAME"], seen["OMP_NUM_THREADS"], seen["MKL_NUM_THREADS"]) == ("lo", "1", "1")
+
+
+def test_the_agent_never_imports_torch() -> None:
+    code = "import sys, tasks.node.agent; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,93 @@
+"""The built-in workloads, loaded as nodes load them, and what is said to a user whose own does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks import node
+from tasks.node.built import Built, WorkloadError, build, try_once
+from tasks.node.record import WorkloadFile
+from tasks.node.steps import one_step
+from tasks.node.strategies import strategy
+from tasks.node.strategies.parallel import alone
+
+HOME = Path(node.__file__).parent / "workloads"
+BUILT_IN = sorted(path.stem for path in HOME.glob("*.py") if path.stem != "__init__")
+
+
+def load(folder: Path, file: str, *, seed: int = 0, rank: int = 0) -> Built:
+    return build(folder, WorkloadFile(name="w", digest="d", file=file, function="build"), seed=seed, rank=rank)
+
+
+def weights(built: Built) -> list[torch.Tensor]:
+    return [one.detach().clone() for one in built.model.parameters()]
+
+
+def test_there_are_four_of_them() -> None:
+    assert BUILT_IN == ["recommender", "residual_cnn", "transformer_lm", "wide_mlp"]
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_built_in_workload_trains(name: str) -> None:
+    built = load(HOME, f"{name}.py")
+    try_once(built, 2)
+    before = weights(built)
+    losses = [one_step(built, alone(built.model), batch=2, accumulation_steps=1, scale=1.0, sync=True)]
+    assert losses[0] == losses[0] and losses[0] > 0
+    assert any(not torch.equal(one, other) for one, other in zip(before, weights(built), strict=True))
+    assert 1_000_000 <= built.gradient_bytes == 4 * built.parameters <= 16_000_000
+    assert len(built.make_batch(700)[0]) == 700
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_ranks_start_from_equal_weights_and_see_other_samples(name: str) -> None:
+    one = load(HOME, f"{name}.py", rank=0)
+    first = one.make_batch(4)[0]
+    other = load(HOME, f"{name}.py", rank=1)
+    assert all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
+    assert not torch.equal(first, other.make_batch(4)[0])
+
+
+def test_accumulated_micro_steps_equal_one_large_batch() -> None:
+    large, small = (load(HOME, "wide_mlp.py") for _ in range(2))
+    fixed = large.make_batch(4)
+    for built, batch, steps in ((large, 4, 1), (small, 2, 2)):
+        halves = iter([(fixed[0][:2], fixed[1][:2]), (fixed[0][2:], fixed[1][2:])])
+        data = (lambda _batch: fixed) if steps == 1 else (lambda _batch, halves=halves: next(halves))
+        fed = Built(model=built.model, loss=built.loss, make_batch=data, optimizer=built.optimizer)
+        one_step(fed, alone(built.model), batch=batch, accumulation_steps=steps, scale=1.0 / steps, sync=True)
+    for a, b in zip(weights(large), weights(small), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def other(): ...", "no function 'build'"),
+        ("def build(): return 1, 2", "must return"),
+        ("import torch\ndef build(): return torch.nn.Linear(1, 1), len, len, 'sgd'", "no torch optimizer"),
+        ("def build(): return 1, len, len, 2", "torch module"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_told_what_is_missing(tmp_path: Path, source: str, said: str) -> None:
+    (tmp_path / "own.py").write_text(source)
+    with pytest.raises(WorkloadError, match=said):
+        load(tmp_path, "own.py")
+
+
+def test_a_loss_for_each_sample_is_refused() -> None:
+    built = load(HOME, "wide_mlp.py")
+    each = Built(
+        model=built.model, loss=lambda output, target: output - target, make_batch=built.make_batch,
+        optimizer=built.optimizer,
+    )  # fmt: skip
+    with pytest.raises(WorkloadError, match="one number"):
+        try_once(each, 2)
+
+
+def test_an_unknown_strategy_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="unknown strategy 'dpp'; known: ddp"):
+        strategy("dpp")

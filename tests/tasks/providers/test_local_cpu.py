@@ -1,0 +1,67 @@
+"""Quotas as the kernel reads them, in both versions of control groups, on a copy of their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasks.providers.local_cpu import Affinity, CgroupsV1, CgroupsV2, detect
+
+
+def tree(tmp_path: Path, kind: str, options: str) -> Path:
+    """A mount table that names one hierarchy below tmp_path, and the cgroup file of a process in /mine."""
+    top = tmp_path / "cgroup"
+    (top / "mine").mkdir(parents=True)
+    (top / "cgroup.controllers").write_text("cpu memory\n")
+    for folder in (top, top / "mine"):
+        (folder / "cgroup.subtree_control").write_text("memory\n")
+    (tmp_path / "mounts").write_text(f"tmpfs / tmpfs rw 0 0\ncgroup {top} {kind} rw,{options} 0 0\n")
+    (tmp_path / "own").write_text(f"{'1:cpu,cpuacct' if kind == 'cgroup' else '0:'}:/mine\n")
+    return top
+
+
+@pytest.mark.parametrize(("cores", "quota", "period"), [(0.2, "2000", "10000"), (1.0, "10000", "10000")])
+def test_version_1_gives_the_share_and_takes_it_back(tmp_path: Path, cores: float, quota: str, period: str) -> None:
+    top = tree(tmp_path, "cgroup", "cpu,cpuacct")
+    shares = detect(tmp_path / "mounts", tmp_path / "own")
+    assert isinstance(shares, CgroupsV1) and shares.base == top / "mine" and not shares.why_not
+    group = shares.group("srift-a")
+    shares.add("srift-a", [1234], cores)
+    assert (group / "cgroup.procs").read_text() == "1234"
+    shares.settle("srift-a", cores)
+    assert (group / "cpu.cfs_quota_us").read_text() == quota
+    assert (group / "cpu.cfs_period_us").read_text() == period
+    shares.unsettle("srift-a")
+    assert (group / "cpu.cfs_quota_us").read_text() == "-1"
+
+
+def test_version_2_hands_the_controller_down_and_gives_the_share(tmp_path: Path) -> None:
+    top = tree(tmp_path, "cgroup2", "nsdelegate")
+    shares = detect(tmp_path / "mounts", tmp_path / "own")
+    assert isinstance(shares, CgroupsV2)
+    assert (top / "mine" / "cgroup.subtree_control").read_text() == "+cpu"
+    shares.add("srift-a", [1234], 0.4)
+    shares.settle("srift-a", 0.4)
+    assert (shares.group("srift-a") / "cpu.max").read_text() == "4000 10000"
+    shares.unsettle("srift-a")
+    assert (shares.group("srift-a") / "cpu.max").read_text() == "max 10000"
+
+
+def test_a_share_too_small_for_a_short_period_gets_a_longer_one(tmp_path: Path) -> None:
+    shares = CgroupsV2(tmp_path)
+    shares.add("srift-a", [1], 0.05)
+    shares.settle("srift-a", 0.05)
+    quota, period = map(int, (shares.group("srift-a") / "cpu.max").read_text().split())
+    assert quota >= 1000 and quota / period == pytest.approx(0.05)
+
+
+def test_where_no_group_can_be_made_whole_cores_remain_and_the_reason_is_told(tmp_path: Path) -> None:
+    tree(tmp_path, "cgroup", "cpu")
+    (tmp_path / "mounts").write_text("cgroup /proc cgroup rw,cpu 0 0\n")  # a place where nothing can be made
+    shares = detect(tmp_path / "mounts", tmp_path / "own")
+    assert isinstance(shares, Affinity)
+    assert shares.why_not.startswith("/proc: ")
+    assert shares.enforces(1.0) and shares.enforces(2) and not shares.enforces(0.4) and not shares.enforces(1.5)
+    (tmp_path / "mounts").write_text("tmpfs / tmpfs rw 0 0\n")
+    assert "no cgroup hierarchy" in detect(tmp_path / "mounts", tmp_path / "own").why_not

@@ -1,0 +1,143 @@
+"""Leases on disk, and whom the reaper may and may not kill."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from models.cloud import Cluster, InstanceType, Offer
+from tasks.providers.base import ProviderError
+from tasks.providers.local import LocalProvider
+from tasks.providers.local_cluster import draw_revocations
+from tasks.providers.local_cpu import Affinity
+from tasks.providers.local_leases import LeaseStore, LocalLease
+from tasks.providers.local_processes import HostMark, Process, boot_id, end, identify, is_running
+
+NOW = datetime(2026, 11, 20, 3, 17, tzinfo=UTC)
+GONE = Process(pid=1, start_ticks=2**60)  # process 1 lives, but did not start then
+
+
+@pytest.fixture
+def sleeper() -> Iterator[Process]:
+    """A process of somebody else's."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        found = identify(process.pid)
+        assert found is not None
+        yield found
+        process.kill()
+
+
+def lease(**changes: object) -> LocalLease:
+    made = LocalLease(
+        lease_id="one",
+        cluster="1xlc.small",
+        market="spot",
+        usd_per_hour=0.36,
+        started_at=NOW,
+        deadline_at=NOW + timedelta(hours=1),
+        boot_id=boot_id(),
+        controller=GONE,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def provider(home: Path) -> LocalProvider:
+    made = LocalProvider(home, {}, home, "python3")
+    made._catalogue.shares = Affinity("not asked")
+    return made
+
+
+def test_a_lease_comes_back_as_it_was_written(tmp_path: Path, sleeper: Process) -> None:
+    store = LeaseStore(tmp_path)
+    written = lease(processes=(sleeper,), groups=("a/b",), ended_at=NOW, usd=0.1, outcome="reaped")
+    with store.locked():
+        store.create(written)
+    assert store.read("one") == written
+    with pytest.raises(ProviderError, match="exists already"):
+        store.create(written)
+
+
+@pytest.mark.parametrize("name", ["", "../one", "a/b", "a:b", ".lock"])
+def test_a_lease_id_cannot_lead_elsewhere(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ProviderError, match="letters"):
+        LeaseStore(tmp_path).directory(name)
+
+
+def test_the_recorded_process_is_ended_and_the_dollars_are_counted(tmp_path: Path, sleeper: Process) -> None:
+    local = provider(tmp_path)
+    with local._store.locked():
+        local._store.create(lease(processes=(sleeper,)))
+    [sentence] = local.reap(NOW + timedelta(minutes=10))
+    assert "1 processes" in sentence and not is_running(sleeper)
+    [ended] = local.ended()
+    assert ended.usd == pytest.approx(0.06)
+
+
+@pytest.mark.parametrize("case", ["other start", "other boot"])
+def test_a_recycled_process_number_is_left_alone(tmp_path: Path, sleeper: Process, case: str) -> None:
+    stale = replace(sleeper, start_ticks=sleeper.start_ticks - 1) if case == "other start" else sleeper
+    boot = boot_id() if case == "other start" else "an earlier one"
+    local = provider(tmp_path)
+    with local._store.locked():
+        local._store.create(lease(processes=(stale,), boot_id=boot))
+    [sentence] = local.reap(NOW)
+    assert "0 processes" in sentence
+    assert is_running(sleeper)
+    assert end([replace(sleeper, start_ticks=0)]) == [] and is_running(sleeper)
+
+
+def test_a_live_controllers_lease_is_ended_only_with_all_of_them(tmp_path: Path, sleeper: Process) -> None:
+    local = provider(tmp_path)
+    with local._store.locked():
+        local._store.create(lease(controller=sleeper))
+    assert local.reap(NOW) == []
+    assert [one.controller_alive for one in local.leases()] == [True]
+    [sentence] = local.reap(NOW, all_of_them=True)
+    assert "one" in sentence and local.leases() == []
+
+
+def test_another_homes_leases_are_none_of_ours(tmp_path: Path) -> None:
+    here, there = provider(tmp_path / "here"), provider(tmp_path / "there")
+    with there._store.locked():
+        there._store.create(lease())
+    assert here.reap(NOW, all_of_them=True) == []
+    assert [one.lease_id for one in there.leases()] == ["one"]
+    assert here._store.prefix != there._store.prefix
+
+
+def test_a_mark_is_read_as_it_was_written() -> None:
+    mark = HostMark(home="0a1b", lease_id="r-1.2", index=3, cores=0.4)
+    assert HostMark.parse(str(mark)) == mark
+    assert HostMark.parse("srift-host:x") is None and HostMark.parse("srift-host:a:b:c:d") is None
+
+
+def test_revocations_follow_the_hazard_and_the_seed() -> None:
+    kind = InstanceType(
+        name="a",
+        provider="local",
+        devices=1,
+        device="cpu",
+        cores=0.2,
+        memory_gib=1,
+        device_memory_gib=1,
+        bandwidth_gbps=1,
+    )
+    spot = Offer(
+        instance_type=kind,
+        market="spot",
+        zone="z",
+        region="r",
+        usd_per_hour=1.0,
+        interruptions_per_hour=2.0,
+        price_as_of=NOW,
+    )
+    many = Cluster.of((4000, spot), (1, replace(spot, market="on-demand", interruptions_per_hour=0.0)))
+    drawn = draw_revocations(many, 7)
+    assert len(drawn) == 4000 and 4000 not in drawn
+    assert sum(drawn.values()) / 4000 == pytest.approx(1800, rel=0.05)
+    assert drawn == draw_revocations(many, 7) != draw_revocations(many, 8)

@@ -1,0 +1,160 @@
+"""What comes back from a launch is loaded once, whole, and whatever is unsound is set aside with a sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.load import Loaded, load_mailbox
+from tasks.node.record import write_json
+from tests.warehouse.builders import DEFINED, NOON, TYPES, fresh, record, setup
+from warehouse.append import note_instance_types, note_workloads
+from warehouse.database import Warehouse, WarehouseBusy
+from warehouse.reads import mart, training_frames
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Warehouse:
+    migrated = fresh(tmp_path)
+    with migrated.transact() as connection:
+        note_workloads(connection, DEFINED, provider="local", noted_at=NOON)
+        note_instance_types(connection, TYPES, noted_at=NOON)
+    return migrated
+
+
+@pytest.fixture
+def mailbox(tmp_path: Path) -> Path:
+    """A launch of four runs: two sound records on different nodes, two still missing."""
+    folder = tmp_path / "lease"
+    write_json(folder / "node-0" / "records" / "a.json", record("a"))
+    write_json(folder / "node-1" / "records" / "b.json", record("b"))
+    write_json(folder / "controller" / "envelopes.json", {run_id: setup() for run_id in "abcd"})
+    return folder
+
+
+def load(warehouse: Warehouse, mailbox: Path | None, **changes: Any) -> Loaded:
+    return load_mailbox(warehouse, mailbox, **({"refresh_id": "r", "now": NOON} | changes))
+
+
+def revoked(run_id: str) -> dict[str, Any]:
+    reason = "node 0: revoked"
+    return {"run_id": run_id, "lease_id": "lease", "kind": "train", "status": "interrupted", "reason": reason}
+
+
+def measured(warehouse: Warehouse) -> list[str]:
+    return training_frames(warehouse, "local")["runs"].run_id.tolist()
+
+
+def test_records_and_the_controllers_rows_are_loaded_and_twice_changes_nothing(
+    warehouse: Warehouse, mailbox: Path
+) -> None:
+    envelopes = {run_id: setup() for run_id in "abcd"}
+    loaded = load(warehouse, mailbox, envelopes=envelopes, rows=[revoked("c")])
+    assert (loaded.new, loaded.known, loaded.rejected) == (3, 0, ())
+    assert loaded.by_status == {"measured": 2, "interrupted": 1}
+    assert measured(warehouse) == ["a", "b"]
+    assert mart(warehouse, "failed_runs")[["run_id", "cluster", "reason"]].values.tolist() == [
+        ["c", "2xsmall", "node 0: revoked"]
+    ]
+    again = load(warehouse, mailbox, envelopes=envelopes, rows=[revoked("c")])
+    assert (again.new, again.known) == (0, 3)
+
+
+def test_a_mailbox_whose_controller_died_is_loaded_from_disk_alone(warehouse: Warehouse, mailbox: Path) -> None:
+    write_json(mailbox / "controller" / "rows" / "c.json", revoked("c"))
+    assert load(warehouse, mailbox).new == 3
+    assert measured(warehouse) == ["a", "b"]
+
+
+def test_a_launch_that_got_no_machines_is_a_row(warehouse: Warehouse) -> None:
+    row = revoked("lease-refused") | {"kind": "launch", "status": "refused", "setup": setup(workload=None)}
+    assert load(warehouse, None, rows=[row]).new == 1
+    assert mart(warehouse, "failed_runs").status.tolist() == ["refused"]
+
+
+def test_a_run_that_was_recorded_before_its_node_went_is_a_measurement(warehouse: Warehouse, mailbox: Path) -> None:
+    assert load(warehouse, mailbox, rows=[revoked("a")]).by_status == {"measured": 2}
+    assert measured(warehouse) == ["a", "b"]
+
+
+def unsound(**changes: Any) -> str:
+    return json.dumps(record("c") | changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (unsound()[:-20], "it is truncated or not JSON"),
+        ("", "it is truncated or not JSON"),
+        (unsound(values={"step_s": -1.0}), "step_s: Input should be greater than 0"),
+        (unsound(values={"step_s": float("nan")}), "step_s: Input should be a valid number"),
+        (unsound(values={}), "step_s: Field required"),
+        (unsound(kind="profile", values={"parameters": 1, "gradient_bytes": 4, "rows": [], "buckets": []}), "rows: "),
+        (unsound(kind="probe", values={"rows": [{"bytes": 0, "seconds": 1.0}]}), "rows.0.bytes: "),
+        (unsound(attempt="1"), "attempt: Input should be a valid integer"),
+        (unsound(surprise=1), "surprise: Extra inputs are not permitted"),
+        (unsound(schema=2), "schema: "),
+        (unsound(status="great"), "status: "),
+        (unsound(run_id="d"), "it calls itself d"),
+        ("[]", "the whole: "),
+    ],
+)
+def test_an_unsound_record_is_set_aside_and_stops_no_other(
+    warehouse: Warehouse, mailbox: Path, text: str, reason: str
+) -> None:
+    (mailbox / "node-1" / "records" / "c.json").write_text(text)
+    loaded = load(warehouse, mailbox)
+    assert measured(warehouse) == ["a", "b"]
+    assert len(loaded.rejected) == 1
+    assert loaded.rejected[0].startswith("record c of node-1 was not loaded: ")
+    assert reason in loaded.rejected[0]
+    assert (mailbox / "rejected" / "node-1-c.json").read_text() == text
+    failed = mart(warehouse, "failed_runs")
+    assert failed.run_id.tolist() == ["c"]
+    assert reason in failed.reason[0]
+    assert load(warehouse, mailbox).rejected == ()
+
+
+def test_a_record_of_no_planned_run_is_set_aside(warehouse: Warehouse, mailbox: Path) -> None:
+    write_json(mailbox / "node-0" / "records" / "stranger.json", record("stranger"))
+    assert "no run of that id was planned" in load(warehouse, mailbox).rejected[0]
+    assert mart(warehouse, "failed_runs").empty
+
+
+def test_a_value_that_is_not_a_number_is_unknown_not_fatal(warehouse: Warehouse, mailbox: Path) -> None:
+    diverged = record("c", values={"step_s": 0.5, "last_loss": float("nan")})
+    (mailbox / "node-0" / "records" / "c.json").write_text(json.dumps(diverged))
+    assert load(warehouse, mailbox).rejected == ()
+    assert measured(warehouse) == ["a", "b", "c"]
+
+
+def test_a_record_being_written_is_left_alone(warehouse: Warehouse, mailbox: Path) -> None:
+    half = mailbox / "node-0" / "records" / ".c.json.123"
+    half.write_text("{")
+    assert load(warehouse, mailbox).rejected == ()
+    assert half.exists()
+
+
+def test_what_cannot_be_loaded_now_stays_where_it_was(warehouse: Warehouse, mailbox: Path) -> None:
+    (mailbox / "node-0" / "records" / "c.json").write_text("{")
+    hasty = Warehouse(warehouse.path, wait_s=0.01)
+    with warehouse.transact(), pytest.raises(WarehouseBusy):
+        load(hasty, mailbox)
+    assert load(warehouse, mailbox).new == 3
+
+
+def test_all_or_nothing(warehouse: Warehouse, mailbox: Path) -> None:
+    with pytest.raises(ValueError, match="no column colour"):
+        load(warehouse, mailbox, lease={"lease_id": "lease", "colour": "red"})
+    assert measured(warehouse) == []
+
+
+def test_the_leases_cost_is_loaded_with_its_records(warehouse: Warehouse, mailbox: Path) -> None:
+    lease = {"lease_id": "lease", "provider": "local", "cluster": "2xsmall", "market": "spot"}
+    lease |= {"started_at": NOON, "ended_at": NOON, "usd": 0.5, "outcome": "finished"}
+    load(warehouse, mailbox, lease=lease)
+    load(warehouse, mailbox, lease=lease)
+    assert mart(warehouse, "spend")[["measured_runs", "usd"]].values.tolist() == [[2, 0.5]]

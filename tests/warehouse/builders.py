@@ -1,0 +1,163 @@
+"""Rows for the warehouse's tests: one sound example of each, changed by keyword."""
+
+from __future__ import annotations
+
+import tempfile
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from warehouse.database import Warehouse
+
+NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+
+
+def fresh(folder: Path) -> Warehouse:
+    """A migrated, empty warehouse in `folder`; migrating is done once a session."""
+    path = folder / "warehouse.duckdb"
+    path.write_bytes(_migrated())
+    return Warehouse(path)
+
+
+@cache
+def _migrated() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "warehouse.duckdb"
+        Warehouse(path).migrate()
+        return path.read_bytes()
+
+
+def setup(**changes: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "provider": "local",
+        "workload": "tiny",
+        "cluster": "2xsmall",
+        "layout": "1",
+        "batch_per_device": "8",
+        "accumulation_steps": 1,
+        "strategy": "ddp",
+        "precision": "fp32",
+        "market": "spot",
+        "zone": "here",
+        "region": "here",
+        "instance_types": ["small", "small"],
+        "instance_digests": ["s1", "s1"],
+        "workload_digest": "w1",
+        "code_commit": "abc",
+        "usd_per_hour": 0.02,
+        "reason_wanted": "a pilot",
+    }
+    return row | changes
+
+
+def record(run_id: str, **changes: Any) -> dict[str, Any]:
+    """A wire record of a training run."""
+    body: dict[str, Any] = {
+        "run_id": run_id,
+        "lease_id": "lease",
+        "attempt": 1,
+        "kind": "train",
+        "status": "measured",
+        "reason": "",
+        "item": {},
+        "workload_digest": "w1",
+        "started_unix": NOON.timestamp(),
+        "ended_unix": NOON.timestamp() + 10.0,
+        "fingerprint": "cpu",
+        "torch_version": "2",
+        "values": {
+            "step_s": 0.5,
+            "step_spread": 0.01,
+            "sync_s": 0.1,
+            "parameters": 10,
+            "gradient_bytes": 40,
+            "flops_per_sample": None,
+        },
+        "schema": 1,
+    }
+    return body | changes
+
+
+def body(run_id: str, *, of: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """A record with its envelope, as `append_records` takes it."""
+    return record(run_id, **changes) | {"setup": of or setup()}
+
+
+PROFILE = {
+    "parameters": 10,
+    "gradient_bytes": 40,
+    "flops_per_sample": 3.0,
+    "rows": [{"batch": 8, "forward_s": 0.1, "backward_s": 0.2, "optimizer_s": 0.01, "peak_bytes": None, "repeats": 5}],
+    "buckets": [{"bytes": 30, "ready_fraction": 0.4}, {"bytes": 10, "ready_fraction": 1.0}],
+}
+
+DEFINED = [{"workload": "tiny", "digest": "w1", "samples": 1000}]
+TYPES = [
+    {
+        "provider": "local",
+        "name": "small",
+        "digest": "s1",
+        "devices": 1,
+        "device": "cpu",
+        "cores": 0.2,
+        "memory_gib": 2.0,
+        "device_memory_gib": 2.0,
+        "bandwidth_gbps": 0.2,
+        "device_tflops": None,
+    }
+]
+
+
+def recommendation(**changes: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "workload": "tiny",
+        "samples": 1000,
+        "global_batch": 16,
+        "goal": "cheapest",
+        "constraint_hours": None,
+        "constraint_usd": None,
+        "p_required": 0.9,
+        "rank": 1,
+        "status": "feasible",
+        "cluster": "2xsmall",
+        "cluster_offers": [offered("small", 2, 0.01)],
+        "layout": "1",
+        "batch_per_device": "8",
+        "accumulation_steps": 1,
+        "strategy": "ddp",
+        "precision": "fp32",
+        "region": "here",
+        "step_s": 0.5,
+        "step_low_s": 0.4,
+        "step_high_s": 0.6,
+        "samples_per_s": 32.0,
+        "hours": 1.0,
+        "hours_p90": 1.2,
+        "usd": 0.02,
+        "usd_p90": 0.03,
+        "usd_per_million_samples": 20.0,
+        "p_meets_constraint": None,
+        "p_best": 0.7,
+        "bottleneck": "compute",
+        "measured_runs": 2,
+        "reason": "it costs least",
+        "price_as_of": NOON,
+        "newest_measurement_at": NOON,
+    }
+    return row | changes
+
+
+def offered(name: str, count: int, usd_per_hour: float | None) -> dict[str, Any]:
+    return {"instance_type": name, "count": count, "market": "spot", "zone": "here", "usd_per_hour": usd_per_hour}
+
+
+def stamp(n: int, provider: str = "local", model_version: str = "1") -> dict[str, Any]:
+    """What `publish` is told of the n-th publication."""
+    return {
+        "publication_id": f"{provider}-{n}",
+        "published_at": NOON + timedelta(days=n),
+        "provider": provider,
+        "refresh_id": f"refresh-{n}",
+        "model_version": model_version,
+    }

@@ -1,0 +1,142 @@
+"""Opening, migrating and waiting."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from warehouse.database import SQL_FOLDER, MigrationChanged, Warehouse, WarehouseBusy, WarehouseError, WarehouseMissing
+
+HOLD = """
+import duckdb, sys
+with duckdb.connect(sys.argv[1]) as connection:
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def holder(warehouse: Warehouse):
+    """Another process that holds the working file for writing until it reads a line."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(warehouse.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        yield process
+        if process.poll() is None:
+            process.communicate("\n")
+
+
+def test_migrations_are_applied_once(tmp_path: Path) -> None:
+    warehouse = Warehouse(tmp_path / "home" / "warehouse.duckdb")
+    assert warehouse.migrate()[0] == "001_raw"
+    assert warehouse.migrate() == []
+
+
+def test_a_changed_migration_is_refused_and_a_new_one_applied(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
+    warehouse = Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder)
+    warehouse.migrate()
+    (folder / "migrations" / "900_more.sql").write_text("create table more (a integer);")
+    assert warehouse.migrate() == ["900_more"]
+    first = folder / "migrations" / "001_raw.sql"
+    first.write_text(first.read_text() + "\n-- a thought\n")
+    with pytest.raises(MigrationChanged, match=r"001_raw\.sql was changed"):
+        warehouse.migrate()
+
+
+def test_a_warehouse_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
+    (folder / "migrations" / "900_more.sql").write_text("create table more (a integer);")
+    Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder).migrate()
+    with pytest.raises(MigrationChanged, match="900_more"):
+        Warehouse(tmp_path / "warehouse.duckdb").migrate()
+
+
+def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
+    (folder / "migrations" / "900_bad.sql").write_text("create table half (a integer); select nonsense;")
+    warehouse = Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder)
+    with pytest.raises(duckdb.Error):
+        warehouse.migrate()
+    with warehouse.read() as connection:
+        assert connection.execute("select count(*) from duckdb_tables()").fetchall() == [(0,)]
+
+
+def test_a_view_whose_file_is_gone_does_not_linger(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
+    warehouse = Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder)
+    warehouse.migrate()
+    (folder / "marts" / "timings.sql").unlink()
+    warehouse.migrate()
+    with pytest.raises(duckdb.CatalogException):
+        warehouse.select("timings")
+
+
+def test_a_transaction_that_raises_changes_nothing(warehouse: Warehouse) -> None:
+    with pytest.raises(KeyboardInterrupt), warehouse.transact() as connection:
+        connection.execute("insert into raw_timings values ('r', 'plan', 1.0)")
+        raise KeyboardInterrupt
+    assert warehouse.select("timings").empty
+
+
+def test_reading_what_is_not_there_says_what_to_run(tmp_path: Path) -> None:
+    with pytest.raises(WarehouseMissing, match="srift refresh"):
+        Warehouse(tmp_path / "none.duckdb").select("runs")
+
+
+def test_a_writer_waits_until_another_process_is_done(warehouse: Warehouse, holder: subprocess.Popen[str]) -> None:
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        holder.communicate("\n")
+
+    patient = Warehouse(warehouse.path, sleep=wait)
+    with patient.transact() as connection:
+        connection.execute("insert into raw_timings values ('r', 'plan', 1.0)")
+    assert len(waits) == 1
+    assert len(patient.select("timings")) == 1
+
+
+@pytest.mark.parametrize("reading", [True, False])
+def test_the_wait_is_bounded_and_the_error_names_the_holder(
+    warehouse: Warehouse, holder: subprocess.Popen[str], reading: bool
+) -> None:
+    hasty = Warehouse(warehouse.path, wait_s=0.0)
+    with pytest.raises(WarehouseBusy, match=rf"process {holder.pid} .*Nothing was changed; wait until"):
+        if reading:
+            hasty.select("runs")
+        else:
+            hasty.migrate()
+
+
+def test_a_reader_thread_waits_for_a_writer_thread(warehouse: Warehouse) -> None:
+    seen: list[int] = []
+    reader = threading.Thread(target=lambda: seen.append(len(warehouse.select("timings"))))
+    with warehouse.transact() as connection:
+        reader.start()
+        connection.execute("insert into raw_timings values ('r', 'plan', 1.0)")
+    reader.join()
+    assert seen == [1]
+
+
+def test_every_sql_file_says_its_grain_or_its_rule() -> None:
+    for file in [*SQL_FOLDER.glob("staging/*.sql"), *SQL_FOLDER.glob("marts/*.sql")]:
+        assert file.read_text().startswith("-- Grain: one row "), file.name
+    for file in SQL_FOLDER.glob("checks/*.sql"):
+        assert "Must return no row." in file.read_text().splitlines()[0], file.name
+
+
+def test_a_view_file_must_create_the_view_of_its_name(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
+    (folder / "marts" / "other.sql").write_text("create or replace view another as select 1;")
+    with pytest.raises(WarehouseError, match="must create the view other"):
+        Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder).migrate()

@@ -1,0 +1,246 @@
+"""What enters the frames that models are fitted on, and what stays history."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tests.warehouse.builders import DEFINED, NOON, PROFILE, TYPES, body, setup
+from warehouse.append import (
+    append_leases,
+    append_model,
+    append_offers,
+    append_records,
+    append_scores,
+    append_timings,
+    note_instance_types,
+    note_workloads,
+)
+from warehouse.database import Warehouse
+from warehouse.reads import mart, offers, training_digest, training_frames
+
+PROBE = {"rows": [{"bytes": 1024, "seconds": 0.01, "spread": 0.0, "repeats": 9}]}
+
+
+def define(warehouse: Warehouse, digest: str = "w1", type_digest: str = "s1") -> tuple[int, int]:
+    with warehouse.transact() as connection:
+        workloads = [dict(DEFINED[0]) | {"digest": digest}]
+        types = [dict(TYPES[0]) | {"digest": type_digest}]
+        return (
+            note_workloads(connection, workloads, provider="local", noted_at=NOON),
+            note_instance_types(connection, types, noted_at=NOON),
+        )
+
+
+def load(warehouse: Warehouse, *bodies: dict[str, Any]) -> int:
+    with warehouse.transact() as connection:
+        return append_records(connection, bodies, refresh_id="r", loaded_at=NOON)
+
+
+def everything() -> list[dict[str, Any]]:
+    one = setup(cluster="1xsmall", instance_types=["small"], instance_digests=["s1"])
+    return [
+        body("train"),
+        body("profile", of=one, kind="profile", values=PROFILE),
+        body("probe", of=setup(workload=None, workload_digest=None), kind="probe", workload_digest="", values=PROBE),
+    ]
+
+
+def test_a_measured_run_has_the_columns_of_the_contract(warehouse: Warehouse) -> None:
+    define(warehouse)
+    load(warehouse, *everything())
+    frames = training_frames(warehouse, "local")
+    assert {name: list(frame.columns) for name, frame in frames.items()} == {
+        "runs": [
+            "run_id",
+            "provider",
+            "workload",
+            "cluster",
+            "layout",
+            "batch_per_device",
+            "accumulation_steps",
+            "strategy",
+            "precision",
+            "step_s",
+            "sync_s",
+            "step_spread",
+            "parameters",
+            "gradient_bytes",
+            "flops_per_sample",
+            "market",
+            "zone",
+            "measured_at",
+            "source",
+        ],
+        "profiles": [
+            "provider",
+            "workload",
+            "instance_type",
+            "batch",
+            "forward_s",
+            "backward_s",
+            "optimizer_s",
+            "peak_bytes",
+        ],
+        "buckets": ["provider", "workload", "bucket", "bytes", "ready_fraction"],
+        "probes": ["run_id", "provider", "cluster", "bytes", "seconds"],
+        "workloads": ["provider", "workload", "digest", "parameters", "gradient_bytes", "flops_per_sample", "samples"],
+        "instance_types": [
+            "provider",
+            "name",
+            "devices",
+            "device",
+            "cores",
+            "memory_gib",
+            "device_memory_gib",
+            "bandwidth_gbps",
+            "device_tflops",
+            "digest",
+        ],
+    }
+    run = frames["runs"].iloc[0]
+    assert (run.cluster, run.batch_per_device, run.step_s, run.parameters) == ("2xsmall", "8", 0.5, 10)
+    assert run.measured_at == NOON.replace(tzinfo=None, second=10)
+    assert run.flops_per_sample == 3.0  # the profile knows what the run did not
+    assert frames["profiles"][["instance_type", "batch", "backward_s"]].values.tolist() == [["small", 8, 0.2]]
+    assert math.isnan(frames["profiles"].peak_bytes[0])
+    assert frames["buckets"][["bucket", "bytes", "ready_fraction"]].values.tolist() == [[0, 30, 0.4], [1, 10, 1.0]]
+    assert frames["probes"][["cluster", "bytes", "seconds"]].values.tolist() == [["2xsmall", 1024, 0.01]]
+    assert frames["workloads"].samples.tolist() == [1000]
+
+
+def test_another_provider_sees_nothing_of_it(warehouse: Warehouse) -> None:
+    define(warehouse)
+    load(warehouse, *everything())
+    assert all(frame.empty for frame in training_frames(warehouse, "ec2").values())
+
+
+def test_loading_twice_changes_nothing(warehouse: Warehouse) -> None:
+    define(warehouse)
+    assert load(warehouse, *everything()) == 3
+    before = training_digest(training_frames(warehouse, "local"))
+    assert load(warehouse, *everything(), body("train", values={"step_s": 9.0})) == 0
+    assert define(warehouse) == (0, 0)
+    assert training_digest(training_frames(warehouse, "local")) == before
+
+
+def test_a_workload_whose_file_changed_is_measured_anew_never_pooled(warehouse: Warehouse) -> None:
+    define(warehouse)
+    load(warehouse, *everything())
+    assert define(warehouse, digest="w2")[0] == 1
+    frames = training_frames(warehouse, "local")
+    assert [len(frames[name]) for name in ("runs", "profiles", "buckets", "probes")] == [0, 0, 0, 1]
+    assert math.isnan(frames["workloads"].parameters[0])  # the old file's size says nothing of the new one
+    outdated = mart(warehouse, "outdated_runs", provider="local")
+    assert set(outdated.run_id) == {"train", "profile"}
+    assert set(outdated.reason) == {"the workload was changed"}
+    load(warehouse, body("anew", of=setup(workload_digest="w2"), workload_digest="w2", values={"step_s": 0.7}))
+    assert training_frames(warehouse, "local")["runs"].step_s.tolist() == [0.7]
+    define(warehouse, digest="w1")  # put back as it was: what was measured then counts again
+    assert training_frames(warehouse, "local")["runs"].step_s.tolist() == [0.5]
+
+
+def test_an_instance_type_redefined_makes_its_runs_history(warehouse: Warehouse) -> None:
+    define(warehouse)
+    load(warehouse, *everything())
+    define(warehouse, type_digest="s2")
+    frames = training_frames(warehouse, "local")
+    assert [len(frames[name]) for name in ("runs", "profiles", "buckets", "probes")] == [0, 0, 0, 0]
+    assert set(mart(warehouse, "outdated_runs").reason) == {"an instance type was changed"}
+
+
+def test_a_run_on_an_instance_whose_definition_nobody_told_is_not_pooled(warehouse: Warehouse) -> None:
+    define(warehouse)
+    load(warehouse, body("short", of=setup(instance_digests=["s1"])), body("none", of=setup(instance_digests=[])))
+    assert training_frames(warehouse, "local")["runs"].empty
+
+
+@pytest.mark.parametrize("change", [{"torch_version": "3"}, {"fingerprint": "another"}])
+def test_another_torch_or_machine_is_not_pooled(warehouse: Warehouse, change: dict[str, str]) -> None:
+    define(warehouse)
+    load(warehouse, body("old"), body("new", ended_unix=NOON.timestamp() + 99, **change))
+    assert training_frames(warehouse, "local")["runs"].run_id.tolist() == ["new"]
+    assert mart(warehouse, "outdated_runs").run_id.tolist() == ["old"]
+
+
+def test_runs_without_a_measurement_are_rows_with_their_reason(warehouse: Warehouse) -> None:
+    define(warehouse)
+    load(
+        warehouse,
+        body("a", status="interrupted", reason="node 1 was revoked", values={}),
+        body("b", status="refused", kind="launch", reason="no cores left", values={}),
+        body("c", status="failed", reason="out of memory", values={}),
+    )
+    failed = mart(warehouse, "failed_runs").set_index("run_id")
+    assert failed.reason.to_dict() == {"a": "node 1 was revoked", "b": "no cores left", "c": "out of memory"}
+    assert training_frames(warehouse, "local")["runs"].empty
+
+
+def test_offers_are_those_of_the_newest_snapshot_and_an_unknown_price_is_not_zero(warehouse: Warehouse) -> None:
+    offer = {
+        "provider": "local",
+        "instance_type": "small",
+        "market": "spot",
+        "zone": "here",
+        "region": "here",
+        "usd_per_hour": 0.01,
+        "interruptions_per_hour": 0.1,
+        "price_as_of": NOON,
+    }
+    with warehouse.transact() as connection:
+        assert append_offers(connection, [offer], snapshot_id="one", as_of=NOON) == 1
+        assert append_offers(connection, [offer], snapshot_id="one", as_of=NOON) == 0
+        unknown = offer | {"usd_per_hour": float("nan")}
+        assert append_offers(connection, [unknown], snapshot_id="two", as_of=NOON.replace(hour=13)) == 1
+    assert len(offers(warehouse, "local")) == 1
+    assert math.isnan(offers(warehouse, "local").usd_per_hour[0])
+
+
+def test_spend_adds_up_and_an_unknown_price_is_not_a_small_sum(warehouse: Warehouse) -> None:
+    lease = {
+        "provider": "local",
+        "cluster": "2xsmall",
+        "market": "spot",
+        "started_at": NOON,
+        "ended_at": NOON,
+        "outcome": "finished",
+    }
+    with warehouse.transact() as connection:
+        known = [lease | {"lease_id": f"{n}", "usd": 0.25, "refresh_id": "r"} for n in range(2)]
+        append_leases(connection, known)
+        append_leases(connection, known)
+        append_leases(connection, [lease | {"lease_id": "x", "usd": None, "refresh_id": "s"}, known[0]])
+    spend = mart(warehouse, "spend").set_index("refresh_id").usd
+    assert spend["r"] == 0.5
+    assert math.isnan(spend["s"])
+
+
+def test_models_scores_and_timings_are_kept(warehouse: Warehouse) -> None:
+    model = {
+        "provider": "local",
+        "version": "3",
+        "trained_at": NOON,
+        "training_digest": "d",
+        "promoted": False,
+        "reason": "the median error rose",
+        "code_commit": "abc",
+        "refresh_id": "r",
+    }
+    score = {"split": "workload", "group": "all", "rows": 9, "mean_error": 0.1, "median_error": 0.08}
+    score |= {"p90_error": 0.2, "coverage_90": 0.9, "median_width": 0.3}
+    with warehouse.transact() as connection:
+        for new in (1, 0):
+            assert append_model(connection, model) == new
+            assert append_scores(connection, [score], provider="local", version="3") == new
+            assert append_timings(connection, {"plan": 1.5}, refresh_id="r") == new
+    version = mart(warehouse, "model_versions", provider="local").iloc[0]
+    assert (version.reason, version.median_error, bool(version.promoted)) == ("the median error rose", 0.08, False)
+    assert mart(warehouse, "scores").group.tolist() == ["all"]
+    assert mart(warehouse, "timings", refresh_id="r").seconds.tolist() == [1.5]
+
+
+def test_a_row_with_an_unknown_column_is_refused(warehouse: Warehouse) -> None:
+    with warehouse.transact() as connection, pytest.raises(ValueError, match="raw_leases has no column colour"):
+        append_leases(connection, [{"colour": "red"}])

@@ -1,0 +1,5 @@
+-- Every goal has a rank 1. Must return no row.
+select format('{} {}: no rank 1', workload, goal) as problem
+from published
+group by provider, workload, goal, constraint_hours, constraint_usd
+having min(rank) <> 1;

@@ -1,0 +1,16 @@
+-- An unknown price is null; a price is positive and finite; a cost is known exactly when every price is. Must return no row.
+select format('{} {} rank {}: {} usd over offers {}', workload, goal, rank, usd, cluster_offers) as problem
+from published
+left join (
+    select
+        row_id,
+        bool_or(not coalesce(usd_per_hour > 0 and isfinite(usd_per_hour), true)) as wrong_price,
+        bool_and(usd_per_hour is not null) as priced
+    from (select row_id, unnest(cluster_offers, recursive := true) from published)
+    group by row_id
+) as prices on prices.row_id = published.row_id
+where not coalesce(usd > 0 and isfinite(usd), true)
+    or not coalesce(usd_p90 > 0 and isfinite(usd_p90), true)
+    or not coalesce(usd_per_million_samples > 0 and isfinite(usd_per_million_samples), true)
+    or wrong_price
+    or (status <> 'infeasible' and (usd is not null) is distinct from priced);

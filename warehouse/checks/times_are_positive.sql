@@ -1,0 +1,13 @@
+-- Every feasible row has positive, finite times. Must return no row.
+select format('{} {} rank {}: step {} s, {} samples/s, {} hours, p90 {} hours', workload, goal, rank, step_s, samples_per_s, hours, hours_p90)
+    as problem
+from published
+where status <> 'infeasible'
+    and not coalesce(
+        least(step_s, step_low_s, step_high_s, samples_per_s, hours, hours_p90) > 0
+        and isfinite(step_s) and isfinite(step_low_s) and isfinite(step_high_s)
+        and isfinite(samples_per_s) and isfinite(hours) and isfinite(hours_p90)
+        and step_s is not null and step_low_s is not null and step_high_s is not null
+        and samples_per_s is not null and hours is not null and hours_p90 is not null,
+        false
+    );

@@ -1,0 +1,6 @@
+-- Grain: one row a provider and instance type, as last defined. GiB, gigabit/s, TFLOP/s of one device.
+create or replace view instance_types as
+select
+    provider, name, devices, device, cores, memory_gib, device_memory_gib, bandwidth_gbps, device_tflops, digest
+from stg_instance_types
+order by provider, name;

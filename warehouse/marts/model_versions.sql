@@ -1,0 +1,20 @@
+-- Grain: one row a provider and challenger: whether it became champion, why, and its pooled scores on held-out workloads.
+create or replace view model_versions as
+select
+    raw_models.provider,
+    raw_models.version,
+    raw_models.trained_at,
+    raw_models.training_digest,
+    raw_models.promoted,
+    raw_models.reason,
+    raw_models.code_commit,
+    raw_models.refresh_id,
+    raw_scores.rows,
+    raw_scores.mean_error,
+    raw_scores.median_error,
+    raw_scores.coverage_90
+from raw_models
+left join raw_scores
+    on raw_scores.provider = raw_models.provider and raw_scores.version = raw_models.version
+    and raw_scores.split = 'workload' and raw_scores.group_name = 'all'
+order by raw_models.provider, raw_models.trained_at;

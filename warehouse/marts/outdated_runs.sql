@@ -1,0 +1,14 @@
+-- Grain: one row a run measured under a definition that has changed since: history, never pooled with the new.
+create or replace view outdated_runs as
+select
+    run_id, provider, kind, workload, cluster, layout, batch_per_device, accumulation_steps, strategy, precision,
+    workload_digest, instance_types, instance_digests, measured_at,
+    concat_ws(
+        ' and ',
+        case when not workload_same then 'the workload was changed' end,
+        case when not instances_same then 'an instance type was changed' end,
+        case when not machine_same then 'another torch or another machine measured since' end
+    ) as reason
+from stg_current
+where not (workload_same and instances_same and machine_same)
+order by provider, workload, measured_at, run_id;

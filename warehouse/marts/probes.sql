@@ -1,0 +1,15 @@
+-- Grain: one row a current probe run and message size: seconds of one all-reduce over one device of each instance.
+create or replace view probes as
+with lines as (
+    select run_id, provider, cluster, unnest(json_extract(measured, '$.rows[*]')) as line
+    from stg_current
+    where kind = 'probe' and instances_same and machine_same
+)
+select
+    run_id,
+    provider,
+    cluster,
+    json_extract_string(line, '$.bytes')::bigint as bytes,
+    json_extract_string(line, '$.seconds')::double as seconds
+from lines
+order by provider, cluster, bytes, run_id;

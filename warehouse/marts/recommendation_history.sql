@@ -1,0 +1,49 @@
+-- Grain: one row a publication, provider, workload, goal, constraint and rank: everything ever published.
+create or replace view recommendation_history as
+select
+    publication_id, published_at, provider, workload, samples, global_batch, goal, constraint_hours,
+    constraint_usd, p_required, rank, status, cluster, cluster_offers, layout, batch_per_device,
+    accumulation_steps, strategy, precision, region, step_s, step_low_s, step_high_s, samples_per_s, hours,
+    hours_p90, usd, usd_p90, usd_per_million_samples, p_meets_constraint, p_best, bottleneck, measured_runs,
+    reason, price_as_of, newest_measurement_at, model_version
+from raw_recommendations
+order by published_at, publication_id, provider, workload, goal, constraint_hours, constraint_usd, rank;
+
+comment on view recommendation_history is 'One row a publication, provider, workload, goal, constraint and rank: everything ever published.';
+comment on column recommendation_history.publication_id is 'Id of the publication: one consistent set of recommendations. No unit.';
+comment on column recommendation_history.published_at is 'When it was published, UTC.';
+comment on column recommendation_history.provider is 'Where the machines come from: local or ec2. Never pooled. Prices of local are illustrative.';
+comment on column recommendation_history.workload is 'Name of the training job.';
+comment on column recommendation_history.samples is 'Samples that the whole training must see. Unit: samples.';
+comment on column recommendation_history.global_batch is 'Samples of one optimizer step over the whole cluster. Unit: samples.';
+comment on column recommendation_history.goal is 'cheapest_within_deadline, fastest_within_budget, cheapest or fastest.';
+comment on column recommendation_history.constraint_hours is 'Deadline. Unit: hours. NULL where the goal has none.';
+comment on column recommendation_history.constraint_usd is 'Budget. Unit: US dollars. NULL where the goal has none.';
+comment on column recommendation_history.p_required is 'Probability with which the constraint must be met. Unit: fraction, 0 to 1.';
+comment on column recommendation_history.rank is 'Place among the setups for this goal, 1 is the best. No unit.';
+comment on column recommendation_history.status is 'feasible, or infeasible where nothing meets the goal: reason then says what would. No unit.';
+comment on column recommendation_history.cluster is 'Instances in rank order, as 2xNAME+1xOTHER. No unit.';
+comment on column recommendation_history.cluster_offers is 'Ordered list of (instance_type, count, market, zone, usd_per_hour). Unit of usd_per_hour: US dollars an hour of one instance; NULL is unknown.';
+comment on column recommendation_history.layout is 'Devices used on each instance, one number where equal, else joined by +. Unit: devices.';
+comment on column recommendation_history.batch_per_device is 'Samples a device sees in one micro-step, one number where equal, else one an instance joined by +. Unit: samples.';
+comment on column recommendation_history.accumulation_steps is 'Micro-steps of one optimizer step. Unit: micro-steps.';
+comment on column recommendation_history.strategy is 'How the step is parallelised and communicated: ddp. No unit.';
+comment on column recommendation_history.precision is 'Number format of the training: fp32. No unit.';
+comment on column recommendation_history.region is 'Region of the machines. No unit.';
+comment on column recommendation_history.step_s is 'Predicted time of one optimizer step at steady state. Unit: seconds.';
+comment on column recommendation_history.step_low_s is 'Lower end of the 90 % interval of step_s. Unit: seconds.';
+comment on column recommendation_history.step_high_s is 'Upper end of the 90 % interval of step_s. Unit: seconds.';
+comment on column recommendation_history.samples_per_s is 'Predicted throughput of the whole cluster. Unit: samples/second.';
+comment on column recommendation_history.hours is 'Expected hours of the whole training, start-up, checkpoints and interruptions included. Unit: hours.';
+comment on column recommendation_history.hours_p90 is '90th percentile of hours. Unit: hours.';
+comment on column recommendation_history.usd is 'Expected cost of the whole training. Unit: US dollars. NULL where a price is unknown, never 0.';
+comment on column recommendation_history.usd_p90 is '90th percentile of usd. Unit: US dollars.';
+comment on column recommendation_history.usd_per_million_samples is 'Expected cost of a million samples. Unit: US dollars.';
+comment on column recommendation_history.p_meets_constraint is 'Probability that this setup meets the constraint. Unit: fraction, 0 to 1.';
+comment on column recommendation_history.p_best is 'Probability that this setup is the best for the goal. Unit: fraction, 0 to 1.';
+comment on column recommendation_history.bottleneck is 'What limits the step. No unit.';
+comment on column recommendation_history.measured_runs is 'Measured runs of exactly this setup behind the prediction. Unit: runs.';
+comment on column recommendation_history.reason is 'Why it has this rank, or why nothing meets the goal and what would. Text.';
+comment on column recommendation_history.price_as_of is 'Time of the oldest price used, UTC.';
+comment on column recommendation_history.newest_measurement_at is 'Time of the newest measurement of this workload, UTC.';
+comment on column recommendation_history.model_version is 'Version of the registered model that predicted. No unit.';

@@ -1,0 +1,52 @@
+-- Grain: one row a provider, workload, goal, constraint and rank of the provider's newest publication.
+create or replace view recommendations as
+with newest as (
+    select provider, publication_id
+    from raw_publications
+    qualify row_number() over (partition by provider order by published_at desc, noted_order desc) = 1
+)
+select recommendation_history.*
+from recommendation_history
+join newest
+    on newest.provider = recommendation_history.provider
+    and newest.publication_id = recommendation_history.publication_id
+order by provider, workload, goal, constraint_hours, constraint_usd, rank;
+
+comment on view recommendations is 'One row a provider, workload, goal, constraint and rank of the current publication of each provider.';
+comment on column recommendations.publication_id is 'Id of the publication: one consistent set of recommendations. No unit.';
+comment on column recommendations.published_at is 'When it was published, UTC.';
+comment on column recommendations.provider is 'Where the machines come from: local or ec2. Never pooled. Prices of local are illustrative.';
+comment on column recommendations.workload is 'Name of the training job.';
+comment on column recommendations.samples is 'Samples that the whole training must see. Unit: samples.';
+comment on column recommendations.global_batch is 'Samples of one optimizer step over the whole cluster. Unit: samples.';
+comment on column recommendations.goal is 'cheapest_within_deadline, fastest_within_budget, cheapest or fastest.';
+comment on column recommendations.constraint_hours is 'Deadline. Unit: hours. NULL where the goal has none.';
+comment on column recommendations.constraint_usd is 'Budget. Unit: US dollars. NULL where the goal has none.';
+comment on column recommendations.p_required is 'Probability with which the constraint must be met. Unit: fraction, 0 to 1.';
+comment on column recommendations.rank is 'Place among the setups for this goal, 1 is the best. No unit.';
+comment on column recommendations.status is 'feasible, or infeasible where nothing meets the goal: reason then says what would. No unit.';
+comment on column recommendations.cluster is 'Instances in rank order, as 2xNAME+1xOTHER. No unit.';
+comment on column recommendations.cluster_offers is 'Ordered list of (instance_type, count, market, zone, usd_per_hour). Unit of usd_per_hour: US dollars an hour of one instance; NULL is unknown.';
+comment on column recommendations.layout is 'Devices used on each instance, one number where equal, else joined by +. Unit: devices.';
+comment on column recommendations.batch_per_device is 'Samples a device sees in one micro-step, one number where equal, else one an instance joined by +. Unit: samples.';
+comment on column recommendations.accumulation_steps is 'Micro-steps of one optimizer step. Unit: micro-steps.';
+comment on column recommendations.strategy is 'How the step is parallelised and communicated: ddp. No unit.';
+comment on column recommendations.precision is 'Number format of the training: fp32. No unit.';
+comment on column recommendations.region is 'Region of the machines. No unit.';
+comment on column recommendations.step_s is 'Predicted time of one optimizer step at steady state. Unit: seconds.';
+comment on column recommendations.step_low_s is 'Lower end of the 90 % interval of step_s. Unit: seconds.';
+comment on column recommendations.step_high_s is 'Upper end of the 90 % interval of step_s. Unit: seconds.';
+comment on column recommendations.samples_per_s is 'Predicted throughput of the whole cluster. Unit: samples/second.';
+comment on column recommendations.hours is 'Expected hours of the whole training, start-up, checkpoints and interruptions included. Unit: hours.';
+comment on column recommendations.hours_p90 is '90th percentile of hours. Unit: hours.';
+comment on column recommendations.usd is 'Expected cost of the whole training. Unit: US dollars. NULL where a price is unknown, never 0.';
+comment on column recommendations.usd_p90 is '90th percentile of usd. Unit: US dollars.';
+comment on column recommendations.usd_per_million_samples is 'Expected cost of a million samples. Unit: US dollars.';
+comment on column recommendations.p_meets_constraint is 'Probability that this setup meets the constraint. Unit: fraction, 0 to 1.';
+comment on column recommendations.p_best is 'Probability that this setup is the best for the goal. Unit: fraction, 0 to 1.';
+comment on column recommendations.bottleneck is 'What limits the step. No unit.';
+comment on column recommendations.measured_runs is 'Measured runs of exactly this setup behind the prediction. Unit: runs.';
+comment on column recommendations.reason is 'Why it has this rank, or why nothing meets the goal and what would. Text.';
+comment on column recommendations.price_as_of is 'Time of the oldest price used, UTC.';
+comment on column recommendations.newest_measurement_at is 'Time of the newest measurement of this workload, UTC.';
+comment on column recommendations.model_version is 'Version of the registered model that predicted. No unit.';

@@ -1,0 +1,39 @@
+-- Grain: one row a training run that was measured under today's definitions, here or elsewhere (imports carry no
+-- digests and always enter). Seconds; bytes; measured_at in UTC.
+create or replace view runs as
+with here as (
+    select
+        run_id, provider, workload, cluster, layout, batch_per_device,
+        coalesce(accumulation_steps, 1) as accumulation_steps,
+        coalesce(strategy, 'ddp') as strategy,
+        coalesce(precision, 'fp32') as precision,
+        json_extract_string(measured, '$.step_s')::double as step_s,
+        try_cast(json_extract_string(measured, '$.sync_s') as double) as sync_s,
+        try_cast(json_extract_string(measured, '$.step_spread') as double) as step_spread,
+        try_cast(json_extract_string(measured, '$.parameters') as bigint) as parameters,
+        try_cast(json_extract_string(measured, '$.gradient_bytes') as bigint) as gradient_bytes,
+        try_cast(json_extract_string(measured, '$.flops_per_sample') as double) as flops_per_sample,
+        market, zone, measured_at, 'srift' as source
+    from stg_current
+    where kind = 'train' and workload_same and instances_same and machine_same
+),
+elsewhere as (
+    select
+        run_id, provider, workload, cluster, layout, batch_per_device, accumulation_steps, strategy, precision,
+        step_s, sync_s, null::double as step_spread, parameters, gradient_bytes, flops_per_sample,
+        market, zone, measured_at, source
+    from stg_imports
+),
+pooled as (
+    select * from here
+    union all
+    select * from elsewhere
+)
+select pooled.* replace (
+    coalesce(workloads.parameters, pooled.parameters) as parameters,
+    coalesce(workloads.gradient_bytes, pooled.gradient_bytes) as gradient_bytes,
+    coalesce(workloads.flops_per_sample, pooled.flops_per_sample) as flops_per_sample
+)
+from pooled
+left join workloads on workloads.provider = pooled.provider and workloads.workload = pooled.workload
+order by pooled.provider, pooled.workload, pooled.cluster, pooled.run_id;

@@ -1,0 +1,47 @@
+-- Grain: one row a provider and workload that was defined, measured or imported. What an import's facts file or the
+-- definition says comes first, then what the current definition's runs measured, then what import rows say.
+create or replace view workloads as
+with measured as (
+    select
+        provider,
+        workload,
+        max(try_cast(json_extract_string(measured, '$.parameters') as bigint)) as parameters,
+        max(try_cast(json_extract_string(measured, '$.gradient_bytes') as bigint)) as gradient_bytes,
+        max(try_cast(json_extract_string(measured, '$.flops_per_sample') as double)) as flops_per_sample
+    from stg_current
+    where workload_same and machine_same and kind <> 'probe'
+    group by provider, workload
+),
+imported as (
+    select
+        provider,
+        workload,
+        max(parameters) as parameters,
+        max(gradient_bytes) as gradient_bytes,
+        max(flops_per_sample) as flops_per_sample
+    from stg_imports
+    group by provider, workload
+),
+known as (
+    select provider, workload from stg_workloads
+    union
+    select provider, workload from stg_workload_facts
+    union
+    select provider, workload from imported
+)
+select
+    known.provider,
+    known.workload,
+    defined.digest,
+    coalesce(facts.parameters, defined.parameters, measured.parameters, imported.parameters) as parameters,
+    coalesce(facts.gradient_bytes, defined.gradient_bytes, measured.gradient_bytes, imported.gradient_bytes)
+        as gradient_bytes,
+    coalesce(facts.flops_per_sample, defined.flops_per_sample, measured.flops_per_sample, imported.flops_per_sample)
+        as flops_per_sample,
+    coalesce(defined.samples, facts.samples) as samples
+from known
+left join stg_workloads as defined on defined.provider = known.provider and defined.workload = known.workload
+left join stg_workload_facts as facts on facts.provider = known.provider and facts.workload = known.workload
+left join measured on measured.provider = known.provider and measured.workload = known.workload
+left join imported on imported.provider = known.provider and imported.workload = known.workload
+order by known.provider, known.workload;

@@ -1,0 +1,106 @@
+"""Publishes one provider's recommendations, or refuses: checks/*.sql must return no row. Never exports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from .append import Connection, Row, append
+from .database import SQL_FOLDER, Warehouse, WarehouseError
+
+_STAMPED = ("publication_id", "published_at", "provider", "model_version")
+
+
+class PublicationRefused(WarehouseError):
+    """Checks found rows that must not be published; nothing of the publication was. `failures` names each."""
+
+    def __init__(self, publication_id: str, failures: Sequence[str]) -> None:
+        self.failures = list(failures)
+        shown = "\n".join(f"  {failure}" for failure in self.failures[:20])
+        more = f"\n  and {len(self.failures) - 20} more" if len(self.failures) > 20 else ""
+        super().__init__(
+            f"publication {publication_id} was refused and nothing of it published; the last one stays:\n{shown}{more}"
+        )
+
+
+def publish(
+    warehouse: Warehouse,
+    rows: Sequence[Row],
+    *,
+    publication_id: str,
+    published_at: datetime,
+    provider: str,
+    refresh_id: str,
+    model_version: str,
+) -> int:
+    """Store a publication if every check agrees; returns how many rows are new (0 where it was stored before).
+
+    `rows` hold the published columns; publication_id, published_at, provider and model_version may be left out.
+    Raises PublicationRefused, WarehouseBusy, and ValueError for a missing or unknown column.
+    """
+    with warehouse.transact() as connection:
+        new = append_publication(
+            connection,
+            rows,
+            publication_id=publication_id,
+            published_at=published_at,
+            provider=provider,
+            refresh_id=refresh_id,
+            model_version=model_version,
+        )
+        failures = run_checks(connection, publication_id)
+        if failures:
+            raise PublicationRefused(publication_id, failures)
+    return new
+
+
+def append_publication(
+    connection: Connection,
+    rows: Sequence[Row],
+    *,
+    publication_id: str,
+    published_at: datetime,
+    provider: str,
+    refresh_id: str,
+    model_version: str,
+) -> int:
+    """Append a publication unchecked, within the caller's transaction; the caller runs the checks before it commits."""
+    stamp = {
+        "publication_id": publication_id,
+        "published_at": published_at,
+        "provider": provider,
+        "model_version": model_version,
+    }
+    columns = [
+        name
+        for (name,) in connection.execute(
+            "select column_name from duckdb_columns() where table_name = 'raw_recommendations'"
+        ).fetchall()
+    ]
+    for row in rows:
+        missing = [name for name in columns if name not in row and name not in _STAMPED]
+        if missing:
+            raise ValueError(f"a recommendation for {row.get('workload')!r} lacks {', '.join(missing)}")
+    header = stamp | {"refresh_id": refresh_id}
+    if not append(connection, "raw_publications", [header]):
+        return 0
+    return append(connection, "raw_recommendations", [stamp | dict(row) for row in rows], keyed=False)
+
+
+def run_checks(connection: Connection, publication_id: str) -> list[str]:
+    """Problems of a publication, each as `check: what is wrong`; empty when it may be published."""
+    provider = connection.execute(
+        "select provider from raw_publications where publication_id = ?", [publication_id]
+    ).fetchone()
+    connection.execute(
+        "create or replace temp table published as"
+        " select *, row_number() over () as row_id from raw_recommendations where publication_id = ?",
+        [publication_id],
+    )
+    failures: list[str] = []
+    for file in sorted((SQL_FOLDER / "checks").glob("*.sql")):
+        text = file.read_text()
+        params = {"provider": provider[0] if provider else None} if "$provider" in text else {}
+        failures += [f"{file.stem}: {problem}" for (problem,) in connection.execute(text, params).fetchall()]
+    connection.execute("drop table temp.published")
+    return failures

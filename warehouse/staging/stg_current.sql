@@ -1,0 +1,34 @@
+-- Grain: one row a run measured here: whether its workload and all its instance types are still defined as they were,
+-- and whether it ran on today's torch and, locally, today's machine (those of the provider's newest measurement).
+create or replace view stg_current as
+with instances as (
+    select run_id, provider, unnest(instance_types) as name, unnest(instance_digests) as digest
+    from stg_records
+    where status = 'measured'
+),
+same_instances as (
+    select instances.run_id, bool_and(coalesce(stg_instance_types.digest = instances.digest, false)) as instances_same
+    from instances
+    left join stg_instance_types
+        on stg_instance_types.provider = instances.provider and stg_instance_types.name = instances.name
+    group by instances.run_id
+),
+newest as (
+    select provider, torch_version, fingerprint
+    from stg_records
+    where status = 'measured'
+    qualify row_number() over (partition by provider order by measured_at desc, run_id desc) = 1
+)
+select
+    stg_records.*,
+    stg_records.kind = 'probe' or coalesce(stg_workloads.digest = stg_records.workload_digest, false) as workload_same,
+    coalesce(same_instances.instances_same, false) as instances_same,
+    stg_records.torch_version is not distinct from newest.torch_version
+        and (stg_records.provider <> 'local' or stg_records.fingerprint is not distinct from newest.fingerprint)
+        as machine_same
+from stg_records
+left join same_instances on same_instances.run_id = stg_records.run_id
+join newest on newest.provider = stg_records.provider
+left join stg_workloads
+    on stg_workloads.provider = stg_records.provider and stg_workloads.workload = stg_records.workload
+where stg_records.status = 'measured';
