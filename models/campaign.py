@@ -21,6 +21,7 @@ from .cloud import Cluster, Offer
 from .clusters import Refusal, clusters_of
 from .filling import Knowledge, fill
 from .identity import Key
+from .schedule import in_order
 from .wants import Costs, Expected, Want, sub_clusters, train_wants
 from .workload import Workload
 
@@ -170,21 +171,21 @@ def _usd_per_second(cluster: Cluster) -> float:
 
 
 def _launch(cluster: Cluster, wants: Sequence[Want], known: Knowledge, costs: Costs) -> Launch:
-    nodes = sub_clusters(cluster)
+    ordered, run_s = in_order(cluster, wants)
     items = tuple(
         Wanted(
             kind=want.kind,
             workload=want.workload,
-            nodes=nodes[want.members],
+            nodes=nodes,
             batches=want.batches,
             accumulation_steps=want.accumulation_steps,
             message_bytes=want.message_bytes,
             reason=known.reason(want),
             est_s=want.est_s,
         )
-        for want in wants
+        for want, nodes in ordered
     )
-    est_s = costs.launch_s + sum(want.est_s for want in wants)
+    est_s = costs.launch_s + run_s
     return Launch(
         cluster=cluster,
         items=items,

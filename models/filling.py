@@ -14,6 +14,7 @@ import pandas as pd
 
 from .cloud import Cluster, parse_cluster
 from .identity import Key, row_key, rows_of
+from .schedule import Schedule
 from .wants import Costs, Want, probe_want, profile_want, sub_clusters
 from .workload import Workload
 
@@ -158,24 +159,26 @@ def fill(
     then training runs by value per second (lazily re-valued: values only fall as runs are added) until one more is
     worth less per second than the launch so far.
     """
+    schedule = Schedule.of(cluster)
     left = most_s - costs.launch_s
     trial = known.copy()
     parts = sub_clusters(cluster)
     sized = {workload.name: workload for workload in workloads}
+    kinds = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
     must: list[Want] = []
     for workload, name in trial.unprofiled({members[0] for members in parts if len(members) == 1}):
-        must.append(profile_want(sized[workload], name, costs))
+        must.append(profile_want(sized[workload], kinds[name], costs))
     names = tuple(offer.instance_type.name for offer in cluster.members)
     probed = sorted({names[:2], names} - {names[:1]}, key=len)  # sizes between follow from the two ends
     must += [probe_want(members, costs) for members in probed if members not in trial.probed]
     chosen: list[Want] = []
     for want in must:
-        if want.est_s <= left:
+        if schedule.seconds + schedule.extra_s(want) <= left:
             chosen.append(want)
-            left -= want.est_s
+            schedule.add(want)
             trial.add(want)
     probing = [want for want in chosen if want.kind == "probe"]
-    worth, spent = _PROBE_WORTH * len(probing), costs.launch_s + sum(want.est_s for want in probing)
+    worth, must_s = _PROBE_WORTH * len(probing), max(schedule.alone_s)  # profiles must be: no run is weighed by them
     trains: list[Want] = []
     wants = [want for members in parts for want in by_members.get(members, ())]
     heap = [(-trial.value(want) / want.est_s, place) for place, want in enumerate(wants)]
@@ -183,21 +186,22 @@ def fill(
     while heap:
         _, place = heapq.heappop(heap)
         want = wants[place]
-        if want.est_s > left:
+        if schedule.seconds + schedule.extra_s(want) > left:
             continue
         value = trial.value(want)
         if heap and -value / want.est_s > heap[0][0]:
             heapq.heappush(heap, (-value / want.est_s, place))
             continue
+        spent = costs.launch_s + schedule.seconds - must_s
         if value / want.est_s < worth / spent:
             break
         trains.append(want)
+        schedule.add(want)
         trial.add(want)
-        left -= want.est_s
         worth += value
-        spent += want.est_s
     if not trains and not any(want.kind == "profile" for want in chosen):
         return Filled(wants=(), worth=0.0)
+    spent = costs.launch_s + schedule.seconds - must_s
     return Filled(wants=(*chosen, *_alternating(trains, trial.workloads)), worth=worth / spent)
 
 

@@ -28,6 +28,7 @@ class Unseen:
     workload: str
     nodes: tuple[int, ...]
     batches: tuple[int, ...]
+    accumulation_steps: int = 1
 
 
 Key = tuple[str, tuple[tuple[str, int], ...]]

@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from .cloud import Cluster, cluster_name
+from .cloud import Cluster, InstanceType, cluster_name
 from .identity import Key, rows_of, setup_key
 from .split import Line, finish_together, global_batches
 from .workload import Setup, Workload
@@ -17,7 +17,7 @@ from .workload import Setup, Workload
 Expected = Callable[[pd.DataFrame], pd.DataFrame]  # setups as measurement columns -> step_s, step_low_s, step_high_s
 
 PROFILE_BATCHES = 4
-MESSAGE_BYTES = (4 * 2**10, 32 * 2**10, 256 * 2**10, 1 * 2**20, 4 * 2**20, 16 * 2**20)  # 4 KiB to 16 MiB
+MESSAGE_BYTES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 2 * 2**20, 8 * 2**20)
 _LEAST_PROFILED = 3  # batches that determine the line of one device
 
 
@@ -27,10 +27,9 @@ class Costs:
 
     launch_s: float = 12.0  # machines, agents, torchrun, importing torch: paid once a launch
     build_s: float = 0.5
-    steps: int = 12  # 3 of warm-up and about 9 timed
-    train_most_s: float = 9.0  # an item's step cap holds it to about this
-    profile_s: float = 5.0
-    probe_s: float = 4.0
+    steps: int = 15  # one tried, 2 of warm-up, about 10 timed, 2 without communication
+    train_most_s: float = 11.0  # an item's step cap holds it to about this
+    probe_s: float = 7.0
     core_step_s: float = 0.15  # a step of the least global batch on one core; the built-in workloads take 0.1 to 0.2
     gradient_bytes: float = 6e6  # of a workload whose size nobody told yet; the built-in ones have 1 to 12 MB
 
@@ -69,25 +68,27 @@ def sub_clusters(cluster: Cluster) -> dict[tuple[str, ...], tuple[int, ...]]:
     return found
 
 
-def profile_want(workload: Workload, instance_type: str, costs: Costs) -> Want:
+def profile_want(workload: Workload, instance_type: InstanceType, costs: Costs) -> Want:
     """A profile of `workload` on one machine, at 4 batches from an eighth of the least global batch to the most."""
     least = max(1, workload.global_batch_least // 8)
     sizes = np.geomspace(least, workload.global_batch_most, PROFILE_BATCHES)
+    step_s = costs.core_step_s * sizes / workload.global_batch_least / instance_type.cores
+    est_s = float(np.maximum(1.0, 4 * step_s).sum() + max(1.0, 5 * step_s[len(sizes) // 2]))  # as node/profiler.py does
     return Want(
         kind="profile",
         workload=workload.name,
-        members=(instance_type,),
+        members=(instance_type.name,),
         batches=tuple(sorted({round(float(size)) for size in sizes})),
         accumulation_steps=1,
         message_bytes=(),
         global_batch=0,
         exact=True,
-        est_s=costs.profile_s,
+        est_s=costs.build_s + est_s,
     )
 
 
 def probe_want(members: tuple[str, ...], costs: Costs) -> Want:
-    """All-reduces over `members`, from 4 KiB to 16 MiB."""
+    """All-reduces over `members`, from 4 KiB to 8 MiB."""
     return Want(
         kind="probe",
         workload="",

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
@@ -128,3 +129,8 @@ def _number(value: float | None, form: str = "{:.3g}") -> str:
 
 def _console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=_WIDTH, no_color=True, highlight=False)
+
+
+def print_frame(frame: pd.DataFrame, title: str) -> None:
+    """A small frame as it is, fractions to four digits."""
+    _console().print(f"{title}\n{frame.round(4).to_string(index=False)}", highlight=False)

@@ -57,10 +57,10 @@ class Item:
     strategy: str = "ddp"
     precision: str = "fp32"
     message_bytes: list[int] = field(default_factory=list)
-    warmup_steps: int = 3
+    warmup_steps: int = 2
     least_steps: int = 8
     most_steps: int = 30
-    most_s: float = 8.0
+    most_s: float = 6.0
     seed: int = 0
 
 

@@ -23,7 +23,7 @@ from .record import Item
 from .strategies import strategy
 from .strategies.parallel import Parallel, alone
 
-_COMPUTE_REPEATS = 3  # steps without communication, from which `sync_s` is told
+_COMPUTE_REPEATS = 2  # steps without communication, from which `sync_s` is told
 _COMPUTE_SHARE = 0.25  # of `most_s`: more is not spent on them
 
 

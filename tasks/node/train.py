@@ -1,8 +1,9 @@
 """The worker: one rank of a launch. Joins its peers, says that it is armed, waits for go, and serves the plan's items.
 
-Items run one after another. Whoever has no part in one waits at the launch's store, which costs no processor time, for
-the key that the item's first rank sets. A workload that fails before any collective costs its own record only; a rank
-that fails inside one ends the launch, and the controller starts another attempt without that item.
+Items of one node go side by side: each node has its own processor share, and they use no network. An item of several
+nodes runs alone: everybody waits for what came before it, and until it is over, at the launch's store, which costs no
+processor time, for the key that an item's first rank sets. A workload that fails before any collective costs its own
+record only; a rank that fails inside one ends the launch, and the controller tries again without that item.
 """
 
 from __future__ import annotations
@@ -67,11 +68,20 @@ def main() -> None:
     report(launch, launch.own / f"armed-{plan.attempt}.json", {"armed_unix": time.time()})
     while not (launch.mailbox / f"go-{plan.attempt}.json").exists():
         time.sleep(0.05)
+    beside: list[int] = []  # items of one node that nobody has waited for yet
     for index, item in enumerate(plan.items):
-        report(launch, launch.own / "progress.json", {"attempt": plan.attempt, "run_id": item.run_id, "index": index})
+        together = len(item.nodes) > 1
+        if together:
+            wait_for_all(launch, beside)
         if launch.node in item.nodes:
+            told = {"attempt": plan.attempt, "run_id": item.run_id, "index": index}
+            report(launch, launch.own / "progress.json", told)
             serve(launch, index, item)
-        wait_for(launch, index)
+        if together:
+            wait_for(launch, index)
+        else:
+            beside.append(index)
+    wait_for_all(launch, beside)
     dist.destroy_process_group()
 
 
@@ -207,6 +217,12 @@ def collect_errors(launch: Launch, index: int, item: Item) -> str:
         if said or time.monotonic() > until:
             return "; ".join(f"node {node}: {launch.store.get(keys[node]).decode()}" for node in said)
         time.sleep(0.1)
+
+
+def wait_for_all(launch: Launch, indices: list[int]) -> None:
+    """Wait until every one of `indices` is over, and forget them."""
+    while indices:
+        wait_for(launch, indices.pop(0))
 
 
 def wait_for(launch: Launch, index: int) -> None:

@@ -1,0 +1,36 @@
+"""Does the advice hold? Ten questions, each answer run for real beside its runner-up and what habit would pick.
+
+`python -m flows.advice`; regret = (true cost of the choice) / (best true cost of the three) - 1, at one global batch.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import typer
+
+from tasks.advice import ask, judge, launches_for
+from tasks.installation import new_refresh_id, open_installation
+from tasks.printing import live_reporter, print_frame
+from tasks.report import reporting_to
+from tasks.trial import measure_all
+
+
+def advice(questions: int = 10) -> None:
+    """Ask, measure every named setup, and print hours, dollars and regret of each answer."""
+    here = open_installation("local")
+    asked = ask(here, questions)
+    trial_id = f"advice-{new_refresh_id(datetime.now(UTC))}"
+    with reporting_to(live_reporter()):
+        measured = measure_all(here, launches_for(here, asked), trial_id)
+    judged = judge(asked, measured)
+    folder = here.home / "trials"
+    folder.mkdir(exist_ok=True)
+    judged.to_csv(folder / f"{trial_id}.csv", index=False)
+    print_frame(judged, f"{len(asked)} questions, {len(measured)} runs")
+    first = judged[judged["role"] == "advised"]
+    print_frame(first[["regret", "step_error"]].describe(), "the advised setups")
+
+
+if __name__ == "__main__":
+    typer.run(advice)

@@ -1,0 +1,44 @@
+"""The noise floor: how far apart are runs of one and the same setup - in one launch, in others, on another day.
+
+`python -m flows.noise` measures and reports; a later call compares with all earlier ones as well.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import typer
+
+from models.cloud import Cluster
+from models.holdout import Unseen, split_by_cores
+from models.noise import spreads
+from tasks.installation import new_refresh_id, offers_of_market, open_installation
+from tasks.prices import current_offers
+from tasks.printing import live_reporter, print_frame
+from tasks.report import reporting_to
+from tasks.trial import launch_of, measure_all
+from warehouse.reads import mart
+
+
+def noise(launches: int = 3, repeats: int = 4, type_name: str = "lc.medium", hosts: int = 3) -> None:
+    """Repeat every workload on one host and on `hosts`, `repeats` times in each of `launches` launches."""
+    here = open_installation("local")
+    offers = [o for o in offers_of_market(current_offers(here), "on-demand") if o.instance_type.name == type_name]
+    cluster = Cluster(members=tuple(offers * hosts))
+    items = [
+        Unseen(workload=w.name, nodes=nodes, batches=split_by_cores([1.0] * len(nodes), w.global_batch_least))
+        for _ in range(repeats)
+        for w in here.workloads
+        for nodes in ((0,), tuple(range(hosts)))
+    ]
+    trial_id = f"noise-{new_refresh_id(datetime.now(UTC))}"
+    with reporting_to(live_reporter()):
+        measure_all(here, [launch_of(cluster, items, "noise floor")] * launches, trial_id)
+    runs = mart(here.warehouse, "runs", provider="local")
+    print_frame(
+        spreads(runs[runs["run_id"].str.startswith("noise-")]), f"spread of equal setups, {trial_id} and before"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(noise)

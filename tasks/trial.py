@@ -1,0 +1,120 @@
+"""Runs made to judge Srift itself: measure given setups, and say what the champion and two baselines had expected.
+
+Used by the flows `holdout`, `noise` and `advice`. What they measure is stored like any other run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+
+import numpy as np
+import pandas as pd
+
+from models.baselines import predict_compute_only
+from models.campaign import Launch, Wanted
+from models.cloud import Cluster, parse_cluster, parse_numbers
+from models.holdout import Key, Unseen, key
+from models.learning import TrainingData
+from models.step_time import StepTimeModel
+from warehouse.reads import mart
+
+from .collect import collect
+from .installation import Installation
+from .report import reporter
+from .serve import serve_launch
+from .tally import Tally
+from .trees import predict_trees
+
+ITEM_S = 9.0  # at most, of one run: what a launch's deadline is reckoned by
+START_S = 25.0
+
+
+def launch_of(cluster: Cluster, items: Iterable[Unseen], reason: str) -> Launch:
+    """A launch that measures exactly `items`, in order; the same setup may stand there more than once."""
+    wanted = tuple(
+        Wanted(
+            kind="train",
+            workload=item.workload,
+            nodes=item.nodes,
+            batches=item.batches,
+            accumulation_steps=item.accumulation_steps,
+            message_bytes=(),
+            reason=reason,
+            est_s=ITEM_S,
+        )
+        for item in items
+    )
+    est_s = START_S + ITEM_S * len(wanted)
+    return Launch(
+        cluster=cluster,
+        items=wanted,
+        est_s=est_s,
+        est_usd=(cluster.usd_per_hour or 0.0) * est_s / 3600.0,
+        reason=reason,
+    )
+
+
+def measure_all(here: Installation, launches: Sequence[Launch], trial_id: str) -> pd.DataFrame:
+    """Serve `launches` and return their measured runs (the mart's columns), in order of run id."""
+    tally = Tally(cap_usd=float("inf"), stop_at=time.monotonic() + sum(one.est_s for one in launches))
+    reporter().start(sum(len(launch.items) for launch in launches))
+    for number, launch in enumerate(launches):
+        served = serve_launch.fn(here, launch, f"{trial_id}-{number:02d}", tally)
+        tally.add(served, collect.fn(here, trial_id, datetime.now(UTC)), load_s=0.0)
+        reporter().say(f"  {launch.cluster.name}: {len(served.recorded)} of {len(launch.items)} runs, {served.outcome}")
+    reporter().stop()
+    runs = mart(here.warehouse, "runs", provider=here.provider.name)
+    return runs[runs["run_id"].str.startswith(trial_id)].sort_values("run_id").reset_index(drop=True)
+
+
+def keys_of(runs: pd.DataFrame) -> set[Key]:
+    """What has been measured, as the seeded rule of `models.holdout` knows setups."""
+    found = set()
+    for row in runs.itertuples():
+        types = parse_cluster(str(row.cluster))
+        batches = parse_numbers(str(row.batch_per_device), len(types), "batch_per_device")
+        found.add(key(str(row.workload), types, batches))
+    return found
+
+
+Predict = Callable[[pd.DataFrame], np.ndarray[tuple[int, ...], np.dtype[np.float64]]]
+
+
+def compare(model: StepTimeModel, data: TrainingData, measured: pd.DataFrame) -> pd.DataFrame:
+    """`measured` with the champion's prediction and interval, and both baselines fitted on the same training data."""
+    setups = measured.drop(columns=["step_s", "sync_s", "step_spread"], errors="ignore")
+    predicted = model.predict(setups)
+    return measured.assign(
+        predicted_step_s=predicted["step_s"].to_numpy(),
+        low_s=predicted["step_low_s"].to_numpy(),
+        high_s=predicted["step_high_s"].to_numpy(),
+        compute_only_s=predict_compute_only(data, setups),
+        trees_s=predict_trees(data, setups),
+    )
+
+
+def summary(compared: pd.DataFrame) -> pd.DataFrame:
+    """Relative errors of the champion and the baselines; coverage and median width of the champion's intervals."""
+    measured = compared["step_s"].to_numpy(float)
+    rows = []
+    columns = {"champion": "predicted_step_s", "compute only": "compute_only_s", "boosted trees": "trees_s"}
+    for name, column in columns.items():
+        error = np.abs(compared[column].to_numpy(float) / measured - 1.0)
+        rows.append(
+            {
+                "model": name,
+                "rows": len(error),
+                "mean": error.mean(),
+                "median": np.median(error),
+                "p90": np.quantile(error, 0.9),
+                "worst": error.max(),
+            }
+        )
+    table = pd.DataFrame(rows)
+    covered = (compared["low_s"] <= compared["step_s"]) & (compared["step_s"] <= compared["high_s"])
+    width = (compared["high_s"] - compared["low_s"]) / compared["predicted_step_s"]
+    table["coverage_90"] = [float(covered.mean()), np.nan, np.nan]
+    table["median_width"] = [float(width.median()), np.nan, np.nan]
+    return table
