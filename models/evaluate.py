@@ -158,6 +158,15 @@ def contest(data: TrainingData, champion: StepTimeModel, *, seed: int) -> tuple[
     return scoreboard(data, seed=seed, only=only), scoreboard_of(champion, data, seed=seed, only=only)
 
 
+def _coverage_short(own: pd.DataFrame) -> str:
+    """Which pooled split's intervals cover too little to be believed; empty where none does."""
+    for split, row in own.iterrows():
+        if row["rows"] >= _ENOUGH_ROWS and row["coverage_90"] < _LEAST_COVERAGE:
+            by = str(split).replace("_", " ")
+            return f"90 % intervals cover only {row['coverage_90']:.0%} of {int(row['rows'])} rows held out by {by}"
+    return ""
+
+
 def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None) -> Decision:
     """The promotion rule. Both scoreboards must be of the same rows of today; None where there is no champion.
 
@@ -170,19 +179,15 @@ def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None) -> Decision:
         if champion is None:
             return Decision(promote=True, reason="Promoted: there is no champion, and no held-out row to judge by yet.")
         return Decision(promote=False, reason="Refused: no held-out row to judge the challenger by.")
-    for split, row in own.iterrows():
-        if row["rows"] >= _ENOUGH_ROWS and row["coverage_90"] < _LEAST_COVERAGE:
-            reason = (
-                f"Refused: 90 % intervals cover only {row['coverage_90']:.0%} of {int(row['rows'])} rows held out "
-                f"by {str(split).replace('_', ' ')}; at least {_LEAST_COVERAGE:.0%} is asked."
-            )
-            return Decision(promote=False, reason=reason)
+    short = _coverage_short(own)
     rows = own["rows"].to_numpy(float)
     error = float(np.average(own["mean_error"].to_numpy(float), weights=rows))
     if champion is None:
-        return Decision(
-            promote=True, reason=f"Promoted: there is no champion; mean error {error:.1%} on setups held out."
-        )
+        caveat = f", although {short}" if short else ""
+        reason = f"Promoted: there is no champion; mean error {error:.1%} on setups held out{caveat}."
+        return Decision(promote=True, reason=reason)
+    if short:
+        return Decision(promote=False, reason=f"Refused: {short}; at least {_LEAST_COVERAGE:.0%} is asked.")
     keys = ["split", "group"]
     pairs = challenger.merge(champion, on=keys, suffixes=("", "_champion"))
     pairs = pairs[(pairs["group"] != "all") & (pairs["rows"] == pairs["rows_champion"])]

@@ -16,7 +16,7 @@ Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def predict_trees(data: TrainingData, setups: pd.DataFrame, *, seed: int = 0) -> Floats:
-    """(setups,) step seconds by trees on workload, batch and machine features, fitted to log step time of `data.runs`."""
+    """(setups,) step seconds by trees on workload, batch and machine features, fitted to `data.runs` in log."""
     workloads = sorted(data.workloads["workload"].astype(str))
     kinds = data.instance_types.set_index("name")[["cores", "bandwidth_gbps"]]
     trees = HistGradientBoostingRegressor(max_iter=300, learning_rate=0.05, min_samples_leaf=3, random_state=seed)

@@ -127,7 +127,7 @@ def test_the_first_campaign_covers_everything() -> None:
     sizes = [min(i.message_bytes) for i, _ in lines(launches, "probe")] + [
         max(i.message_bytes) for i, _ in lines(launches, "probe")
     ]
-    assert (min(sizes), max(sizes)) == (4096, 16 * 2**20)
+    assert (min(sizes), max(sizes)) == (4096, 8 * 2**20)
     assert {2, 3, 4} <= {len(members) for _, members in lines(launches, "probe")}
 
 

@@ -66,10 +66,15 @@ def test_a_clearly_better_challenger_is_promoted_and_a_slightly_better_one_is_no
     assert not refused.promote and "less than noise" in refused.reason
 
 
-def test_intervals_that_do_not_cover_are_refused_even_without_a_champion() -> None:
+def test_intervals_that_do_not_cover_are_refused_where_a_champion_is_in_force() -> None:
     narrow = board().assign(coverage_90=0.6)
-    refused = decide(narrow, None)
+    refused = decide(narrow, board().assign(mean_error=0.5))
     assert not refused.promote and "60%" in refused.reason and "80%" in refused.reason
+
+
+def test_the_first_model_is_put_in_force_with_what_is_amiss_in_the_reason() -> None:
+    first = decide(board().assign(coverage_90=0.6), None)
+    assert first.promote and "60%" in first.reason
 
 
 def test_a_champion_of_little_data_loses_to_a_challenger_of_much() -> None:
