@@ -73,12 +73,14 @@ def shopping_list(
     batches: Mapping[str, Sequence[int]] | None = None,
     stale_before: datetime | None = None,
     costs: Costs | None = None,
+    failures: pd.DataFrame | None = None,
 ) -> list[Launch]:
     """Launches to make, in order, whose estimates add up to at most `max_usd` dollars and `max_seconds` seconds.
 
     `runs`, `profiles` and `probes` are past matching measurements of this provider (the marts' columns; empty frames
     where there are none). A setup with a steady run that is not older than `stale_before` is known well and not
-    repeated; one that failed or was interrupted left no run and may come again. `expected_step` predicts setups
+    repeated; one that was interrupted may come again, one that failed twice (`failures`: kind and the columns of runs)
+    may not. `expected_step` predicts setups
     (step_s, step_low_s, step_high_s); `batches` are global batches by workload where not those of its range. Machines
     are bought in `market`; an offer without a price, or of another market, is not bought. The same arguments give the
     same list.
@@ -94,6 +96,8 @@ def shopping_list(
     )
     devices = {offer.instance_type.name: offer.instance_type.devices for offer in priced}
     known = Knowledge.of(workloads, runs, profiles, probes, devices=devices, stale_before=stale_before, seed=seed)
+    if failures is not None:
+        known.give_up(failures, devices)
     wants = {key: want for key, want in wants.items() if key not in known.settled}
     return _buy(workloads, clusters, wants, known, max_usd=max_usd, max_seconds=max_seconds, costs=prices)
 

@@ -19,6 +19,7 @@ from .wants import Costs, Want, probe_want, profile_want, sub_clusters
 from .workload import Workload
 
 _STEADY = 0.1  # interquartile range over median of the steps, below which one run says what there is to say
+_ENOUGH_FAILURES = 2
 _ENOUGH_RUNS = 3  # of an unsteady setup: more would repeat the noise
 _RARELY_NAMED = 0.7  # worth of a run off the global batch or with accumulation, which recommendations seldom name
 _KNOWN_WIDTH = 0.1  # relative width of an interval at which a run is worth its plain value
@@ -79,6 +80,18 @@ class Knowledge:
             seen=seen,
             seed=seed,
         )
+
+    def give_up(self, failures: pd.DataFrame, devices: Mapping[str, int]) -> None:
+        """Settle what has failed `_ENOUGH_FAILURES` times: it would again, and its time is another run's."""
+        runs: Counter[Key] = Counter()
+        profiles: Counter[tuple[str, str]] = Counter()
+        for row in rows_of(failures):
+            if row["kind"] == "train":
+                runs[row_key(row, devices)] += 1
+            elif row["kind"] == "profile":
+                profiles[str(row["workload"]), parse_cluster(str(row["cluster"]))[0]] += 1
+        self.settled |= {key for key, times in runs.items() if times >= _ENOUGH_FAILURES}
+        self.profiled |= {pair for pair, times in profiles.items() if times >= _ENOUGH_FAILURES}
 
     def unprofiled(self, instance_types: set[str]) -> list[tuple[str, str]]:
         """(workload, instance type) without a profile, in an order in which each step brings another of both."""

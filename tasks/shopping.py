@@ -43,7 +43,18 @@ def shop(
         seed=campaign.seed,
         market=campaign.market,
         expected_step=None if champion is None else lambda setups: _expected(champion.model, setups),
+        failures=_failures(here),
     )
+
+
+def _failures(here: Installation) -> pd.DataFrame:
+    """Failed runs of the workloads as their files are now: a mended file is tried again."""
+    try:
+        failed = reads.mart(here.warehouse, "failed_runs", provider=here.provider.name, status="failed")
+    except WarehouseMissing:
+        return pd.DataFrame()
+    digests = {workload.digest for workload in here.workloads}
+    return failed[failed["workload_digest"].isin(digests)]
 
 
 def _expected(model: StepTimeModel, setups: pd.DataFrame) -> pd.DataFrame:

@@ -103,7 +103,13 @@ def test_caps_are_kept_and_clusters_fit(max_usd: float, max_seconds: float, max_
     for launch in launches:
         assert not cores_fit(launch.cluster) and len(launch.cluster.members) <= max_hosts
         assert {one.market for one in launch.cluster.members} == {"spot"}
-        assert launch.est_s == pytest.approx(Costs().launch_s + sum(item.est_s for item in launch.items))
+        own = [0.0] * len(launch.cluster.members)  # runs of one machine go side by side, the others alone
+        for item in launch.items:
+            if len(item.nodes) == 1:
+                own[item.nodes[0]] += item.est_s
+        together = sum(item.est_s for item in launch.items if len(item.nodes) > 1)
+        assert launch.est_s == pytest.approx(Costs().launch_s + max(own) + together)
+        assert [len(item.nodes) > 1 for item in launch.items] == sorted(len(item.nodes) > 1 for item in launch.items)
         assert launch.est_usd == pytest.approx(launch.est_s / 3600 * (launch.cluster.usd_per_hour or 0))
         assert launch.reason and all(item.reason for item in launch.items)
     assert len(keys(launches)) == len(set(keys(launches)))
@@ -239,3 +245,37 @@ def test_batches_can_be_named() -> None:
     launches = shop(batches={"mlp": [200]})
     totals = {sum(i.batches) * i.accumulation_steps for i, _ in lines(launches, "train") if i.workload == "mlp"}
     assert totals <= {100, 200} and 200 in totals
+
+
+def test_what_failed_twice_is_not_bought_a_third_time() -> None:
+    first = shop()
+    profile, where = next(lines(first, "profile"))
+    train, members = next(lines(first, "train"))
+    failed = pd.DataFrame(
+        [
+            {"kind": "profile", "workload": profile.workload, "cluster": cluster_name(where)},
+            {
+                "kind": "train",
+                "workload": train.workload,
+                "cluster": cluster_name(members),
+                "layout": "1",
+                "batch_per_device": "+".join(map(str, train.batches)),
+                "accumulation_steps": train.accumulation_steps,
+                "strategy": "ddp",
+                "precision": "fp32",
+            },
+        ]
+        * 2
+    )
+
+    def named(launches: list[Launch]) -> set[tuple[object, ...]]:
+        return {
+            (i.kind, i.workload, m, i.batches, i.accumulation_steps)
+            for kind in ("profile", "train")
+            for i, m in lines(launches, kind)
+        }
+
+    gone = {("train", train.workload, members, train.batches, train.accumulation_steps)}
+    assert gone <= named(first) and not gone & named(shop(failures=failed))
+    assert len(list(lines(shop(failures=failed), "profile"))) == len(list(lines(first, "profile"))) - 1
+    assert named(shop(failures=failed.iloc[:2])) == named(first)  # failed once: tried again

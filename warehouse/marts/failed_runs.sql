@@ -1,7 +1,7 @@
 -- Grain: one row a run that gave no measurement, with the reason.
 create or replace view failed_runs as
 select
-    run_id, provider, lease_id, refresh_id, kind, status, workload, cluster, layout, batch_per_device,
+    run_id, provider, lease_id, refresh_id, kind, status, workload, workload_digest, cluster, layout, batch_per_device,
     accumulation_steps, strategy, precision, market, zone, reason, measured_at as ended_at
 from stg_records
 where status <> 'measured'
