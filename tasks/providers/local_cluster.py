@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path
 from subprocess import Popen
 
 from models.cloud import Cluster
-from tasks.providers import local_hosts
+from tasks.providers import local_hosts, local_pinning
 from tasks.providers.base import NodeState, ProviderError
 from tasks.providers.local_cpu import CpuShares, members
 from tasks.providers.local_hosts import Host, HostPlan, Isolation
@@ -87,14 +88,18 @@ class LocalCluster:
             threading.Thread(target=self._revoke_in_time, name=f"spot-{self.lease_id}", daemon=True).start()
 
     def settle(self) -> None:
-        """Put the CPU shares in force."""
-        for index, offer in enumerate(self.cluster.members):
-            self._share(index, offer.instance_type.cores)
+        """Put the CPU shares in force, each on cores of its own as far as they go."""
+        shares = [offer.instance_type.cores for offer in self.cluster.members]
+        placed = local_pinning.place(shares, local_pinning.promised_to_others(self.lease_id))
+        for index, cores in enumerate(shares):
+            self._share(index, cores)
+            self._pin(index, placed[index])
 
     def unsettle(self) -> None:
         """Lift the CPU shares."""
         for index in range(len(self.cluster.members)):
             self._share(index, None)
+            self._pin(index, os.sched_getaffinity(0))
 
     def nodes(self) -> Sequence[NodeState]:
         """State of each host, in rank order."""
@@ -165,6 +170,12 @@ class LocalCluster:
             shares.unsettle(name) if cores is None else shares.settle(name, cores)
         except OSError as error:
             raise ProviderError(f"the CPU share of host {index} cannot be set: {error}") from error
+
+    def _pin(self, index: int, cores: set[int]) -> None:
+        """Only where a quota gives the share: an affinity that gives it must stay as it is."""
+        group = self._around.shares.group(self._name(index))
+        if group is not None:
+            local_pinning.pin(members(group), cores)
 
     def _state(self, index: int) -> NodeState:
         with self._lock:

@@ -163,6 +163,27 @@ def test_a_share_is_in_force_between_settle_and_unsettle_only(local: LocalProvid
     assert min(free, again) >= 0.2
 
 
+@needs_quota
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core: pinning changes nothing")
+def test_hosts_that_are_measured_at_once_are_kept_on_cores_of_their_own(local: LocalProvider) -> None:
+    def cores() -> list[set[int]]:
+        groups = [local._catalogue.shares.group(running._name(index)) for index in range(2)]
+        return [
+            set().union(*(os.sched_getaffinity(one.pid) for one in local_cpu.members(group)))
+            for group in groups
+            if group is not None
+        ]
+
+    both = cluster(local, "narrow", "narrow")
+    with local.acquire(both, lease_id="pinned", deadline_s=60, seed=1) as running:
+        ready(running)
+        running.settle()
+        settled = cores()
+        running.unsettle()
+        assert [len(one) for one in settled] == [1, 1] and settled[0] != settled[1]
+        assert cores() == [os.sched_getaffinity(0)] * 2
+
+
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core: pinning changes nothing")
 def test_an_ordinary_users_whole_core_is_a_core_of_its_own(local: LocalProvider) -> None:
     local._catalogue.shares = local_cpu.Affinity("as an ordinary user")
