@@ -1,0 +1,117 @@
+"""What the tests of real hosts share: a provider with stand-in agents, and what to ask of its hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.cloud import Cluster
+from tasks.providers import local_cpu
+from tasks.providers.local import LocalProvider
+from tasks.providers.local_cluster import LocalCluster
+from tasks.providers.local_hosts import Isolation, detect
+from tasks.providers.local_processes import hosts, of_environment
+
+HERE = Path(__file__).parent
+ISOLATION = detect()
+SHARES = local_cpu.detect()
+SHARE = 1.0 if SHARES.why_not else 0.3  # whole cores are all that an ordinary user can enforce
+needs_network = pytest.mark.skipif(not ISOLATION.namespaces, reason=f"no namespaces: {ISOLATION.why_not}")
+needs_quota = pytest.mark.skipif(bool(SHARES.why_not), reason=f"no CPU quotas: {SHARES.why_not}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    cores: float = SHARE
+    memory_gib: float = 1.0
+    bandwidth_gbps: float = 0.2
+    usd_per_hour: float = 0.036
+    spot_usd_per_hour: float = 0.018
+    spot_interruptions_per_hour: float = 0.0
+
+
+TYPES = {
+    "narrow": Spec(),
+    "tenth": Spec(cores=0.1),
+    "wide": Spec(bandwidth_gbps=1.0),
+    "hunted": Spec(spot_interruptions_per_hour=36_000.0),  # lives a tenth of a second
+}
+
+
+def provider(home: Path, kind: str = "") -> LocalProvider:
+    made = LocalProvider(home, TYPES, HERE / "standin" / "node", sys.executable)
+    if kind:
+        made._catalogue.isolation = Isolation(kind=kind)
+    return made
+
+
+def cluster(local: LocalProvider, *names: str, market: str = "on-demand") -> Cluster:
+    offers = {(one.instance_type.name, one.market): one for one in local.offers(datetime.now(UTC))}
+    return Cluster(members=tuple(offers[name, market] for name in names))
+
+
+def wait_for(answer: Callable[[], Any], within_s: float = 20.0) -> Any:
+    until = time.monotonic() + within_s
+    while not (value := answer()):
+        assert time.monotonic() < until, f"not within {within_s} s: {answer}"
+        threading.Event().wait(0.01)
+    return value
+
+
+def ready(running: LocalCluster) -> list[dict[str, Any]]:
+    files = [running.mailbox / f"node-{index}" / "ready.json" for index in range(len(running.addresses))]
+    wait_for(lambda: all(file.exists() for file in files))
+    return [json.loads(file.read_text()) for file in files]
+
+
+def ask(running: LocalCluster, node: int, **job: Any) -> dict[str, Any]:
+    """Give a node its next job and wait for the answer."""
+    folder = running.mailbox / f"node-{node}"
+    number = len(list(folder.glob("job-*.json")))
+    (folder / ".job").write_text(json.dumps(job))
+    (folder / ".job").rename(folder / f"job-{number}.json")
+    answer = folder / f"answer-{number}.json"
+    wait_for(answer.exists)
+    return dict(json.loads(answer.read_text()))
+
+
+def best(measure: Callable[[], float], enough: float) -> float:
+    """The highest of up to five tries: others on the machine can take from a rate or a share, never add to it."""
+    highest = 0.0
+    for _ in range(5):
+        highest = max(highest, measure())
+        if highest >= enough:
+            break
+    return highest
+
+
+def rate_gbps(running: LocalCluster, sender: int, receiver: int) -> float:
+    size = 10_000_000
+    answer = ask(running, sender, kind="send", address=running.addresses[receiver], count=size)
+    return float(size * 8 / answer["seconds"] / 1e9)
+
+
+def share(running: LocalCluster, seconds: float = 0.6) -> float:
+    return float(ask(running, 0, kind="burn", seconds=seconds)["share"])
+
+
+def left_over(local: LocalProvider) -> list[str]:
+    """What should not be there after an end: processes, marked hosts, CPU groups, links."""
+    store = local._store
+    found = [f"process {process.pid}" for process, _ in of_environment("PYTHONPATH", store.root)]
+    found += [str(mark) for mark in hosts() if mark.home == store.token]
+    return found + [str(group) for group in SHARES.groups(store.prefix)]
+
+
+def links() -> list[str]:
+    return sorted(os.listdir("/sys/class/net"))

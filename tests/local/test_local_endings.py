@@ -1,0 +1,212 @@
+"""However a lease ends - orderly, by a crash, by the market - nothing of it is left but its mailbox."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tasks.providers import local_catalogue
+from tasks.providers.base import NoCapacity, NotSupported, ProviderError
+from tasks.providers.local import LocalProvider
+from tasks.providers.local_processes import hosts
+from tests.local.hosts import (
+    HERE,
+    SHARE,
+    cluster,
+    left_over,
+    needs_network,
+    provider,
+    ready,
+    wait_for,
+)
+
+pytestmark = pytest.mark.local
+
+
+@pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
+def test_whatever_ends_a_lease_nothing_is_left_but_the_mailbox(
+    local: LocalProvider, failure: type[BaseException]
+) -> None:
+    with (
+        pytest.raises(failure),
+        local.acquire(cluster(local, "narrow"), lease_id="broken", deadline_s=60, seed=1) as running,
+    ):
+        ready(running)
+        assert [lease.lease_id for lease in local.leases()] == ["broken"]
+        assert running.usd_so_far() == pytest.approx(0.0, abs=0.001)
+        raise failure
+    assert left_over(local) == []
+    assert local.leases() == []
+    [ended] = local.ended()
+    assert ended.outcome == "released" and 0 < (ended.usd or 0) < 0.001
+    assert (ended.mailbox / "node-0" / "ready.json").exists()
+    local.forget("broken")
+    assert local.ended() == [] and not ended.mailbox.exists()
+
+
+def test_hosts_that_cannot_start_leave_nothing(local: LocalProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(type(local._catalogue.shares), "add", refuse)
+    with (
+        pytest.raises(ProviderError, match="not permitted"),
+        local.acquire(cluster(local, "narrow"), lease_id="stillborn", deadline_s=60, seed=1),
+    ):
+        pass
+    assert left_over(local) == [] and local.leases() == [] and local.ended() == []
+
+
+def test_a_full_disk_is_told_before_anything_starts(local: LocalProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(local._store), "write", full)
+    with (
+        pytest.raises(ProviderError, match=r"nothing was started.*No space"),
+        local.acquire(cluster(local, "narrow"), lease_id="full", deadline_s=60, seed=1),
+    ):
+        pass
+    assert left_over(local) == [] and local._store.ids() == []
+
+
+@needs_network
+def test_a_revoked_host_is_interrupted_and_an_agent_that_ends_is_not(local: LocalProvider) -> None:
+    with local.acquire(cluster(local, "narrow", "wide"), lease_id="fate", deadline_s=60, seed=1) as running:
+        ready(running)
+        running.revoke(1)
+        first, second = running.nodes()
+        assert first.alive
+        assert (second.alive, second.interrupted) == (False, True) and "wide" in second.reason
+        (running.mailbox / "node-0" / "job-0.json").write_text(json.dumps({"kind": "leave", "status": 3}))
+        wait_for(lambda: not running.nodes()[0].alive)
+        left = running.nodes()[0]
+        assert not left.interrupted and "exit status 3" in left.reason and "leaving as told" in left.reason
+        running.revoke(0)
+        assert not running.nodes()[0].interrupted, "what had ended by itself was not revoked"
+    assert left_over(local) == []
+
+
+def test_the_spot_market_takes_hosts_away(local: LocalProvider) -> None:
+    spot = cluster(local, "hunted", market="spot")
+    with local.acquire(spot, lease_id="spot", deadline_s=60, seed=1) as running:
+        wait_for(lambda: running.nodes()[0].interrupted)
+        assert "spot market" in running.nodes()[0].reason
+    with local.acquire(cluster(local, "hunted"), lease_id="kept", deadline_s=60, seed=1) as running:
+        ready(running)
+        assert running.nodes()[0].alive and not running._revocations
+
+
+def test_two_controllers_share_the_machine_until_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = sum(mark.cores for mark in hosts())
+    monkeypatch.setattr(local_catalogue, "most_cores", lambda: busy + 1.5 * SHARE)
+    one, other = provider(tmp_path / "one"), provider(tmp_path / "other")
+    lone = cluster(one, "narrow")
+    with one.acquire(lone, lease_id="first", deadline_s=60, seed=1) as running:
+        ready(running)
+        for rival in (one, other):
+            with (
+                pytest.raises(NoCapacity, match="first"),
+                rival.acquire(lone, lease_id="second", deadline_s=60, seed=1),
+            ):
+                pass
+        assert running.nodes()[0].alive
+        assert other.leases() == [] and [lease.lease_id for lease in one.leases()] == ["first"]
+    with other.acquire(lone, lease_id="second", deadline_s=60, seed=1) as running:
+        ready(running)
+    assert left_over(one) == left_over(other) == []
+
+
+@needs_network
+def test_two_leases_at_once_do_not_meet(local: LocalProvider) -> None:
+    both = cluster(local, "narrow")
+    with (
+        local.acquire(both, lease_id="left", deadline_s=60, seed=1) as left,
+        local.acquire(both, lease_id="right", deadline_s=60, seed=1) as right,
+    ):
+        ready(left), ready(right)
+        assert left.addresses == right.addresses
+        assert {lease.lease_id for lease in local.leases()} == {"left", "right"}
+        right.release()
+        assert left.nodes()[0].alive
+
+
+CONTROLLER = """
+import sys, threading
+from datetime import UTC, datetime
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from models.cloud import Cluster
+from tests.local import hosts as here
+local = here.provider(Path(sys.argv[1]))
+here.local_catalogue.most_cores = lambda: 64.0
+members = [one for one in local.offers(datetime.now(UTC)) if one.instance_type.name == "narrow"][:1]
+members *= 2 if here.ISOLATION.namespaces else 1
+with local.acquire(Cluster(members=tuple(members)), lease_id="orphan", deadline_s=60, seed=1) as running:
+    here.ready(running)
+    print("ready", flush=True)
+    threading.Event().wait()
+"""
+
+
+def test_what_a_killed_controller_leaves_is_reaped_and_its_mailbox_kept(local: LocalProvider, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CONTROLLER, str(tmp_path), str(HERE.parent.parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as controller:
+        assert controller.stdout is not None
+        assert controller.stdout.readline() == "ready\n"
+        now = datetime.now(UTC)
+        assert local.reap(now) == [], "a live controller's lease was touched"
+        assert local.leases()[0].controller_alive
+        controller.send_signal(signal.SIGKILL)
+    assert left_over(local) != []
+    assert not local.leases()[0].controller_alive
+    with pytest.raises(ProviderError, match="still held"):
+        local.forget("orphan")
+    [sentence] = local.reap(now)
+    assert "orphan" in sentence and "is gone" in sentence
+    assert left_over(local) == [] and local.leases() == []
+    assert local.reap(now) == []
+    [ended] = local.ended()
+    assert ended.outcome == "reaped" and (ended.mailbox / "node-0" / "ready.json").exists()
+
+
+def test_a_lease_past_its_deadline_is_ended_under_its_controller(local: LocalProvider) -> None:
+    with local.acquire(cluster(local, "narrow"), lease_id="late", deadline_s=60, seed=1) as running:
+        ready(running)
+        [sentence] = local.reap(datetime.now(UTC) + timedelta(seconds=61))
+        assert "late" in sentence and "deadline" in sentence
+        assert not running.nodes()[0].alive and left_over(local) == []
+    [ended] = local.ended()
+    assert ended.outcome == "reaped"
+
+
+def test_processes_that_no_lease_tells_of_are_ended(local: LocalProvider) -> None:
+    with local.acquire(cluster(local, "narrow"), lease_id="lost", deadline_s=60, seed=1) as running:
+        ready(running)
+        (local._store.directory("lost") / "lease.json").write_text('{"lease_id": "lo')  # torn
+        [sentence] = local.reap(datetime.now(UTC))
+        assert "lost" in sentence and left_over(local) == []
+
+
+def test_a_loopback_host_runs_alone_and_its_orphans_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_catalogue, "most_cores", lambda: 64.0)
+    local = provider(tmp_path, "none")
+    with (
+        pytest.raises(NotSupported, match="network of their own"),
+        local.acquire(cluster(local, "narrow", "narrow"), lease_id="pair", deadline_s=60, seed=1),
+    ):
+        pass
+    with local.acquire(cluster(local, "narrow"), lease_id="alone", deadline_s=60, seed=1) as running:
+        assert ready(running)[0]["address"] == "127.0.0.1"
+        with (
+            pytest.raises(NoCapacity, match="one at a time"),
+            local.acquire(cluster(local, "narrow"), lease_id="second", deadline_s=60, seed=1),
+        ):
+            pass
+    assert left_over(local) == []
