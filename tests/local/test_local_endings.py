@@ -143,9 +143,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from models.cloud import Cluster
+from tasks.providers import local_catalogue
 from tests.local import hosts as here
 local = here.provider(Path(sys.argv[1]))
-here.local_catalogue.most_cores = lambda: 64.0
+local_catalogue.most_cores = lambda: 64.0
 members = [one for one in local.offers(datetime.now(UTC)) if one.instance_type.name == "narrow"][:1]
 members *= 2 if here.ISOLATION.namespaces else 1
 with local.acquire(Cluster(members=tuple(members)), lease_id="orphan", deadline_s=60, seed=1) as running:
