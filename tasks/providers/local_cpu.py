@@ -1,7 +1,8 @@
 """CPU shares of local hosts: by quota where control groups can be written (v1 or v2), else whole cores by affinity.
 
-A quota is in force only between `settle` and `unsettle`: starting up is not what is measured. An affinity holds from
-the beginning, since a whole core costs a starting host nothing.
+A quota is in force only between `settle` and `unsettle`: starting up is not what is measured. With it goes the greatest
+weight there is, so that whatever else runs on the machine waits for a measurement, not the other way round. An affinity
+holds from the beginning, since a whole core costs a starting host nothing.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class CgroupsV1(Cgroups):
         # Lifted first: no pair of an old quota and a new period is ever in force.
         (group / "cpu.cfs_quota_us").write_text("-1")
         (group / "cpu.cfs_period_us").write_text(str(period_us))
+        (group / "cpu.shares").write_text("1024" if quota_us is None else "262144")
         if quota_us is not None:
             (group / "cpu.cfs_quota_us").write_text(str(quota_us))
 
@@ -109,6 +111,7 @@ class CgroupsV2(Cgroups):
 
     def _write(self, group: Path, quota_us: int | None, period_us: int) -> None:
         (group / "cpu.max").write_text(f"{'max' if quota_us is None else quota_us} {period_us}")
+        (group / "cpu.weight").write_text("100" if quota_us is None else "10000")
 
 
 class Affinity:
