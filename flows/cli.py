@@ -45,9 +45,13 @@ def refresh(
             _print_json(launches_as_rows(launches)) if as_json else print_launches(launches)
             return
         from flows.refresh import refresh as flow
+        from tasks.installation import open_installation
+        from tasks.own_server import start_own_server
         from tasks.printing import live_reporter
         from tasks.report import reporting_to
 
+        open_installation(provider)  # refused before anything starts
+        start_own_server()
         with reporting_to(live_reporter()):
             outcome = flow(provider, max_usd)
         _print_json(outcome) if as_json else _print_table(False)
@@ -138,6 +142,8 @@ def _explained() -> Iterator[None]:
         _with_quiet_prefect()  # before anything imports it
     except SettingsError as error:
         _fail(str(error), 2)
+    except OSError as error:
+        _fail(f"SRIFT_HOME cannot be used: {error}. Nothing was started", 1)
     from tasks.measurements import ImportRefused
     from tasks.providers.base import ProviderError
     from tasks.turn import Busy
@@ -150,7 +156,7 @@ def _explained() -> Iterator[None]:
     except (ProviderError, WarehouseError, Busy, ImportRefused, OSError) as error:
         _fail(str(error), 1)
     except KeyboardInterrupt:
-        _fail("interrupted; the machines were released. `srift reap` loads what was measured, nothing is left", 1)
+        _fail("interrupted: machines released, measurements loaded, the table as it was; `srift refresh` goes on", 1)
 
 
 def _fail(message: str, code: int) -> None:
@@ -159,7 +165,7 @@ def _fail(message: str, code: int) -> None:
 
 
 def _with_quiet_prefect() -> None:
-    """Prefect in this process: its state under SRIFT_HOME, its log at warnings, and no services that a lone run needs.
+    """Prefect in this process: its state under SRIFT_HOME, its log silent, and no services that a lone run needs.
 
     The task-run recorder and the event services fight over SQLite's lock and cost seconds; flow runs and artifacts
     are stored without them. With PREFECT_API_URL set, the server there decides.
@@ -167,7 +173,7 @@ def _with_quiet_prefect() -> None:
     home = load_settings().home
     home.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("PREFECT_HOME", str(home / "prefect"))
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")  # it would print the traceback of every error first
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     if "PREFECT_API_URL" not in os.environ:
         for service in _IDLE_SERVICES:

@@ -8,7 +8,7 @@ from typing import Any
 
 from prefect import flow
 
-from tasks.collect import collect, store_refusal
+from tasks.collect import collect, store_rows
 from tasks.installation import open_installation
 from tasks.prices import current_offers
 from tasks.registry import load_champion
@@ -36,7 +36,7 @@ def measure(refresh_id: str, provider: str = "local", max_usd: float | None = No
             break
         served = serve_launch(here, launch, f"{refresh_id}-{number:02d}", tally)
         if served.mailbox is None:
-            store_refusal(here, served, refresh_id, datetime.now(UTC))
+            store_rows(here, served, refresh_id, datetime.now(UTC))
         started = time.monotonic()
         collected = collect(here, refresh_id, datetime.now(UTC))
         tally.add(served, collected, load_s=time.monotonic() - started)

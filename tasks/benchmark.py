@@ -1,4 +1,4 @@
-"""Serve one launch: acquire a cluster, hand its nodes a plan, watch until every run has a record, release it.
+"""A job on acquired machines: hand the nodes a plan, watch until every run has a record, try again without a culprit.
 
 What comes back lies in the mailbox; loading it is `tasks.load`'s. Nothing here knows where machines come from.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from models.cloud import Cluster
 
 from .mailbox import Mailbox, benchmark_seconds, silent_nodes
 from .node.record import Item, Plan, WorkloadFile, write_json
-from .providers.base import NoCapacity, Provider, RunningCluster
+from .outcomes import Ended, blame, full_mailbox, item_row, launch_row
+from .providers.base import RunningCluster
 
 POLL_S = 0.1
 MOST_ATTEMPTS = 3
 READY_WITHIN_S = 60.0
 ARMED_WITHIN_S = 90.0
+HEARD_WITHIN_S = 5.0  # of the first node that failed, so that the one that was hit is heard and not only its peers
 
 Files = Sequence[tuple[WorkloadFile, Path]]
 
@@ -52,217 +55,217 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ended:
-    """How one attempt ended: "finished", "failed" (try again without `culprit`), "lost" (machines), or "time"."""
+class Clock:
+    """Where the seconds come from, so that a test need not wait for them."""
 
-    how: str
-    culprit: str = ""
-    reason: str = ""
-    interrupted: bool = False
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
 
 
 Watch = Callable[[str, int, float | None], None]
 """Called with the run under way, how many runs have a record, and the dollars of this launch so far."""
 
 
-def serve(provider: Provider, job: Job, *, stop_at: float, watch: Watch) -> Served:
-    """Run `job` until all is recorded or `stop_at` (on `time.monotonic`). Refusals and losses come back as rows.
-
-    Raises ProviderError where the request can never be served. Machines are released however this ends; the mailbox
-    stays on disk until it has been loaded.
-    """
-    served = Served(lease_id=job.lease_id)
-    clock = _Stopwatch(served.seconds)
-    try:
-        with provider.acquire(job.cluster, lease_id=job.lease_id, deadline_s=job.deadline_s, seed=job.seed) as running:
-            served.mailbox = running.mailbox
-            mailbox = Mailbox(path=running.mailbox, nodes=len(job.cluster.members))
-            write_json(running.mailbox / "controller" / "envelopes.json", dict(job.envelopes))
-            mailbox.put_workloads(job.files)
-            clock.lap("start hosts")
-            try:
-                _attempts(running, mailbox, job, served, stop_at, watch, clock)
-            finally:
-                mailbox.done()
-                served.usd = running.usd_so_far()
-                served.recorded = mailbox.recorded()
-                _split_measuring(served, benchmark_seconds(running.mailbox))
-                for row in served.rows:
-                    write_json(running.mailbox / "controller" / "rows" / f"{row['run_id']}.json", row)
-    except NoCapacity as refusal:
-        served.outcome = f"refused: {refusal}"
-        served.rows.append(refused_row(job, str(refusal)))
-    clock.lap("release hosts")
-    return served
-
-
-def _split_measuring(served: Served, steps_s: float) -> None:
-    """Tell the seconds of steps, profiles and probes from what lies between them: building, warming up, agreeing."""
-    measuring_s = served.seconds.pop("measure", 0.0)
-    served.seconds["benchmark"] = min(steps_s, measuring_s)
-    served.seconds["between runs"] = max(0.0, measuring_s - steps_s)
-
-
-def refused_row(job: Job, reason: str) -> dict[str, Any]:
-    """The row of a launch that got no machines: one a refusal, whatever it was to measure."""
-    setup = dict(next(iter(job.envelopes.values()))) | {"workload": None, "cluster": job.cluster.name}
-    setup |= {"layout": None, "batch_per_device": None, "workload_digest": None}
-    return {
-        "run_id": f"{job.lease_id}-refused",
-        "lease_id": job.lease_id,
-        "kind": "launch",
-        "status": "refused",
-        "reason": reason,
-        "setup": setup,
-    }
-
-
-def _attempts(
-    running: RunningCluster,
-    mailbox: Mailbox,
-    job: Job,
-    served: Served,
-    stop_at: float,
-    watch: Watch,
-    clock: _Stopwatch,
-) -> None:
-    ended = _wait(running, mailbox, READY_WITHIN_S, stop_at, lambda: mailbox.ready() == mailbox.nodes, "report itself")
-    clock.lap("start hosts")
-    remaining = list(job.items)
-    for attempt in range(1, MOST_ATTEMPTS + 1):
-        if ended is None:
-            ended = _attempt(running, mailbox, job, remaining, attempt, stop_at, watch, clock)
-        recorded = mailbox.recorded()
-        if ended.culprit and ended.culprit not in recorded:
-            status = "interrupted" if ended.interrupted else "failed"
-            served.rows.append(_row(job, ended.culprit, status, ended.reason))
-        remaining = [item for item in remaining if item.run_id not in recorded | {ended.culprit}]
-        served.outcome = f"{ended.how}: {ended.reason}" if ended.reason else ended.how
-        if ended.how != "failed" or not remaining:
-            return
-        ended = None
-        running.unsettle()
-
-
-def _attempt(
-    running: RunningCluster,
-    mailbox: Mailbox,
-    job: Job,
-    items: Sequence[Item],
-    attempt: int,
-    stop_at: float,
-    watch: Watch,
-    clock: _Stopwatch,
-) -> _Ended:
-    """One torchrun over the whole cluster, from plan to the last record."""
-    mailbox.put_plan(
-        Plan(
-            lease_id=job.lease_id,
-            attempt=attempt,
-            addresses=list(running.addresses),
-            workloads=[spec for spec, _ in job.files],
-            items=list(items),
-        )
-    )
-    ended = _wait(
-        running,
-        mailbox,
-        ARMED_WITHIN_S,
-        stop_at,
-        lambda: mailbox.armed(attempt) == mailbox.nodes or bool(mailbox.finished(attempt)),
-        "start torchrun",
-    )
-    clock.lap("launch torchrun")
-    if ended is not None:
-        return ended
-    running.settle()
-    mailbox.go(attempt)
-    ended = _until_finished(running, mailbox, items, attempt, stop_at, watch)
-    clock.lap("measure")
-    return ended
-
-
-def _until_finished(
-    running: RunningCluster, mailbox: Mailbox, items: Sequence[Item], attempt: int, stop_at: float, watch: Watch
-) -> _Ended:
-    under_way = items[0].run_id
-    while True:
-        recorded = mailbox.recorded()
-        under_way = next((item.run_id for item in items if item.run_id not in recorded), under_way)
-        watch(under_way, len(recorded), running.usd_so_far())
-        finished = mailbox.finished(attempt)
-        wrong = [node for node in finished if node["exit_code"] != 0]
-        lost = _lost(running, mailbox, under_way)
-        if lost is not None:
-            return lost
-        if wrong:
-            tail = str(wrong[0].get("log_tail", "")).strip().splitlines()
-            reason = f"torchrun ended with {wrong[0]['exit_code']} on node {wrong[0]['node']}"
-            return _Ended(how="failed", culprit=under_way, reason=": ".join([reason, *tail[-1:]]))
-        if len(finished) == mailbox.nodes:
-            missing = [item.run_id for item in items if item.run_id not in mailbox.recorded()]
-            if missing:
-                return _Ended(how="failed", culprit=missing[0], reason="the nodes finished without a record of it")
-            return _Ended(how="finished")
-        if time.monotonic() > stop_at:
-            return _Ended(how="time", reason="the campaign's time is up")
-        time.sleep(POLL_S)
-
-
-def _wait(
-    running: RunningCluster,
-    mailbox: Mailbox,
-    within_s: float,
-    stop_at: float,
-    until: Callable[[], bool],
-    what: str,
-) -> _Ended | None:
-    """None once `until` holds, else how it ended."""
-    give_up = time.monotonic() + within_s
-    while not until():
-        lost = _lost(running, mailbox, "")
-        if lost is not None:
-            return lost
-        if time.monotonic() > stop_at:
-            return _Ended(how="time", reason="the campaign's time is up")
-        if time.monotonic() > give_up:
-            return _Ended(how="lost", reason=f"a node did not {what} within {within_s:.0f} s")
-        time.sleep(POLL_S)
-    return None
-
-
-def _lost(running: RunningCluster, mailbox: Mailbox, under_way: str) -> _Ended | None:
-    """Whether a machine is gone or has fallen silent. A run under way then was interrupted, not slow."""
-    for node, state in enumerate(running.nodes()):
-        if not state.alive:
-            reason = f"node {node}: {state.reason}"
-            return _Ended(how="lost", culprit=under_way, reason=reason, interrupted=state.interrupted)
-    silent = silent_nodes(mailbox, running.now_unix())
-    if silent:
-        return _Ended(how="lost", culprit=under_way, reason=f"node {silent[0]} fell silent")
-    return None
-
-
-def _row(job: Job, run_id: str, status: str, reason: str) -> dict[str, Any]:
-    kind = next(item.kind for item in job.items if item.run_id == run_id)
-    return {
-        "run_id": run_id,
-        "lease_id": job.lease_id,
-        "kind": kind,
-        "status": status,
-        "reason": reason,
-        "setup": dict(job.envelopes[run_id]),
-    }
-
-
-class _Stopwatch:
+class Stopwatch:
     """Adds the seconds since the last lap to a named phase."""
 
-    def __init__(self, seconds: dict[str, float]) -> None:
+    def __init__(self, seconds: dict[str, float], clock: Clock) -> None:
         self._seconds = seconds
-        self._last = time.monotonic()
+        self._clock = clock
+        self._last = clock.monotonic()
 
     def lap(self, phase: str) -> None:
-        now = time.monotonic()
+        """The time since the last one went to `phase`."""
+        now = self._clock.monotonic()
         self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
         self._last = now
+
+
+class Service:
+    """One acquired cluster at work on one job."""
+
+    def __init__(
+        self,
+        running: RunningCluster,
+        job: Job,
+        served: Served,
+        *,
+        stop_at: float,
+        watch: Watch,
+        clock: Clock,
+        laps: Stopwatch,
+    ) -> None:
+        self.running, self.job, self.served = running, job, served
+        self.stop_at, self.watch, self.clock, self.laps = stop_at, watch, clock, laps
+        self.mailbox = Mailbox(path=running.mailbox, nodes=len(job.cluster.members))
+        self.remaining = list(job.items)
+        self.attempt = 0
+
+    def prepare(self) -> None:
+        """Write down what a collector needs to know, should this process die; hand out the workloads."""
+        write_json(self.mailbox.path / "controller" / "envelopes.json", dict(self.job.envelopes))
+        self.mailbox.put_workloads(self.job.files)
+        self.laps.lap("start hosts")
+
+    def serve(self) -> None:
+        """Attempt after attempt, each without the run that ended the last, until nothing is left to gain."""
+        ready = self._wait(READY_WITHIN_S, lambda: self.mailbox.ready() == self.mailbox.nodes, "report itself")
+        self.laps.lap("start hosts")
+        if ready is not None:
+            return self.lose(ready)
+        while True:
+            self.attempt += 1
+            ended = self._try()
+            recorded = self.mailbox.recorded()
+            self.served.outcome = str(ended)
+            if ended.how == "finished":
+                return None
+            out_of_tries = self.attempt == MOST_ATTEMPTS
+            if ended.how in ("lost", "time") or (out_of_tries and not ended.culprit):
+                return self.lose(ended)
+            if ended.culprit and ended.culprit not in recorded:
+                self._note(ended.culprit, ended)
+            self.remaining = [item for item in self.remaining if item.run_id not in recorded | {ended.culprit}]
+            if out_of_tries or not self.remaining:
+                return None
+            self.running.unsettle()
+
+    def lose(self, ended: Ended) -> None:
+        """It is over: the run under way gets a row with the reason, or the launch where none was."""
+        self.served.outcome = str(ended)
+        if ended.how == "time":
+            return
+        culprit = ended.culprit or self._under_way()
+        if culprit and culprit not in self.mailbox.recorded():
+            self._note(culprit, ended)
+        else:
+            name, envelopes = self.job.cluster.name, self.job.envelopes
+            self._keep(launch_row(self.job.lease_id, name, envelopes, ended.status, ended.reason))
+
+    def finish(self) -> None:
+        """Let the agents leave, and sum up what there is."""
+        with suppress(OSError):  # a full disk: they are ended with their machines
+            self.mailbox.done()
+        self.served.usd = self.running.usd_so_far()
+        self.served.recorded = self.mailbox.recorded()
+        self._split_measuring(benchmark_seconds(self.mailbox.path))
+
+    def _try(self) -> Ended:
+        """One torchrun over the whole cluster, from plan to the last record."""
+        mailbox, attempt = self.mailbox, self.attempt
+        mailbox.put_plan(
+            Plan(
+                lease_id=self.job.lease_id,
+                attempt=attempt,
+                addresses=list(self.running.addresses),
+                workloads=[spec for spec, _ in self.job.files],
+                items=list(self.remaining),
+            )
+        )
+
+        def armed() -> bool:
+            return mailbox.armed(attempt) == mailbox.nodes
+
+        ended = self._wait(ARMED_WITHIN_S, lambda: armed() or bool(mailbox.finished(attempt)), "start torchrun")
+        self.laps.lap("launch torchrun")
+        if ended is not None:
+            return ended
+        if armed():
+            self.running.settle()
+            mailbox.go(attempt)
+            ended = self._until_finished()
+            self.laps.lap("measure")
+            return ended
+        self._wait(HEARD_WITHIN_S, lambda: len(mailbox.finished(attempt)) == mailbox.nodes, "speak")
+        return blame(mailbox.finished(attempt), "", set())  # before any run began, none is to blame
+
+    def _until_finished(self) -> Ended:
+        planned = {item.run_id for item in self.remaining}
+        heard_at = float("inf")
+        while True:
+            under_way = (self._missing() or [self.remaining[-1].run_id])[0]
+            self.watch(under_way, len(self.mailbox.recorded()), self.running.usd_so_far())
+            finished = self.mailbox.finished(self.attempt)
+            lost = self._lost()
+            if lost is not None:
+                return lost
+            if any(node.get("exit_code") != 0 for node in finished):
+                heard_at = min(heard_at, self.clock.monotonic())
+                if len(finished) == self.mailbox.nodes or self.clock.monotonic() > heard_at + HEARD_WITHIN_S:
+                    return blame(finished, under_way, planned)
+            elif len(finished) == self.mailbox.nodes:
+                left = self._missing()
+                if left:
+                    return Ended(how="failed", culprit=left[0], reason="the nodes finished without a record of it")
+                return Ended(how="finished")
+            if self.clock.monotonic() > self.stop_at:
+                return Ended(how="time", reason="the campaign's time is up")
+            self.clock.sleep(POLL_S)
+
+    def _wait(self, within_s: float, until: Callable[[], bool], what: str) -> Ended | None:
+        """None once `until` holds, else how it ended."""
+        give_up = self.clock.monotonic() + within_s
+        while not until():
+            lost = self._lost()
+            if lost is not None:
+                return lost
+            if self.clock.monotonic() > self.stop_at:
+                return Ended(how="time", reason="the campaign's time is up")
+            if self.clock.monotonic() > give_up:
+                return Ended(how="lost", reason=f"a node did not {what} within {within_s:.0f} s")
+            self.clock.sleep(POLL_S)
+        return None
+
+    def _lost(self) -> Ended | None:
+        """Whether a machine is gone or has fallen silent. A run under way then was interrupted, not slow."""
+        for node, state in enumerate(self.running.nodes()):
+            if not state.alive:
+                why = state.reason if state.interrupted else self._with_disk(state.reason)
+                return Ended(how="lost", reason=f"node {node}: {why}", interrupted=state.interrupted)
+        silent = silent_nodes(self.mailbox, self.running.now_unix())
+        if silent:
+            return Ended(how="lost", reason=self._with_disk(f"node {silent[0]} fell silent"))
+        return None
+
+    def _with_disk(self, reason: str) -> str:
+        """An agent that cannot write falls silent or dies of it: say so, for it is what can be put right."""
+        full = self.mailbox.refuses()
+        return f"{reason}: {full_mailbox(full, self.mailbox.path)}" if full else reason
+
+    def _under_way(self) -> str:
+        """What the nodes say they are at, else the first run of this attempt without a record; "" before any began."""
+        if not self.mailbox.gone(self.attempt):
+            return ""
+        return self.mailbox.under_way(self.attempt) or (self._missing() or [""])[0]
+
+    def _missing(self) -> list[str]:
+        """Runs of this attempt that have no record yet, in order."""
+        recorded = self.mailbox.recorded()
+        return [item.run_id for item in self.remaining if item.run_id not in recorded]
+
+    def _note(self, run_id: str, ended: Ended) -> None:
+        item = next(item for item in self.job.items if item.run_id == run_id)
+        self._keep(item_row(self.job.lease_id, item, self.job.envelopes, ended))
+
+    def _keep(self, row: dict[str, Any]) -> None:
+        """On disk at once: a controller that is killed later has told it."""
+        self.served.rows.append(row)
+        write_rows(self.served)
+
+    def _split_measuring(self, steps_s: float) -> None:
+        """Tell the seconds of steps, profiles and probes from what lies between: building, warming up, agreeing."""
+        seconds = self.served.seconds
+        measuring_s = seconds.pop("measure", 0.0)
+        seconds["benchmark"] = min(steps_s, measuring_s)
+        seconds["between runs"] = max(0.0, measuring_s - steps_s)
+
+
+def write_rows(served: Served) -> None:
+    """Put the rows that are not there yet into the mailbox. One that a full disk refuses stays in `served`."""
+    if served.mailbox is None or not served.mailbox.is_dir():
+        return
+    for row in served.rows:
+        file = served.mailbox / "controller" / "rows" / f"{row['run_id']}.json"
+        if not file.exists():
+            with suppress(OSError):
+                write_json(file, row)

@@ -22,7 +22,10 @@ from warehouse import append
 from .benchmark import Served
 from .installation import Installation
 from .load import load_mailbox
+from .node.record import Item
+from .outcomes import Ended, item_row
 from .providers.base import EndedLease
+from .turn import alone, at_work_elsewhere
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,18 +40,25 @@ class Collected:
 
 @task(cache_policy=NO_CACHE)
 def collect(here: Installation, refresh_id: str, now: datetime) -> Collected:
-    """Load every lease that is over, then forget it; one still held is left alone. Loading twice adds nothing."""
+    """Load every lease that is over, then forget it; one still held is left alone. Loading twice adds nothing.
+
+    Leases of a refresh that is at work in another process are left to it: it counts what they cost.
+    """
     collected = Collected()
-    for lease in here.provider.ended():
-        _collect_one(here, lease, refresh_id, now, collected)
-        _keep_rejected(lease, here.home / "rejected" / lease.lease_id)
-        here.provider.forget(lease.lease_id)
+    with alone(here.home, "collect"):
+        other = at_work_elsewhere(here.home)
+        for lease in here.provider.ended():
+            if other is not None and lease.lease_id.startswith(str(other.get("refresh_id", ""))):
+                continue
+            _collect_one(here, lease, refresh_id, now, collected)
+            _keep_rejected(lease, here.home / "rejected" / lease.lease_id)
+            here.provider.forget(lease.lease_id)
     return collected
 
 
 @task(cache_policy=NO_CACHE)
-def store_refusal(here: Installation, served: Served, refresh_id: str, now: datetime) -> None:
-    """A launch that got no machines left no mailbox: its row goes straight into the warehouse."""
+def store_rows(here: Installation, served: Served, refresh_id: str, now: datetime) -> None:
+    """A launch that got no machines left no mailbox: its rows go straight into the warehouse."""
     with here.warehouse.transact() as connection:
         rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
         append.append_records(connection, rows, refresh_id=refresh_id, loaded_at=now)
@@ -56,9 +66,10 @@ def store_refusal(here: Installation, served: Served, refresh_id: str, now: date
 
 def _collect_one(here: Installation, lease: EndedLease, refresh_id: str, now: datetime, into: Collected) -> None:
     envelopes = _read(lease.mailbox / "controller" / "envelopes.json")
-    rows = [_read(file) for file in sorted(lease.mailbox.glob("controller/rows/*.json"))]
+    found = {file: _read(file) for file in sorted(lease.mailbox.glob("controller/rows/*.json"))}
+    rows = [row for row in found.values() if row]
     if lease.outcome == "reaped":
-        rows += _cut_short(lease, envelopes)
+        rows += _cut_short(lease, envelopes)  # where the controller told of that run itself, its row comes first
     row = asdict(lease) | {"provider": here.provider.name}
     del row["mailbox"]
     loaded = load_mailbox(
@@ -68,26 +79,18 @@ def _collect_one(here: Installation, lease: EndedLease, refresh_id: str, now: da
     into.by_status.update(loaded.by_status)
     into.usd += lease.usd or 0.0
     into.notes += loaded.rejected
+    into.notes += [f"{file} could not be read, and its row is lost" for file, row in found.items() if not row]
 
 
 def _cut_short(lease: EndedLease, envelopes: dict[str, Any]) -> list[dict[str, Any]]:
-    """The row of the run that was under way when a lease had to be reaped: the first one without a record."""
+    """The row of the run that was under way when a lease had to be reaped: the first of its plan without a record."""
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
-    under_way = next((run_id for run_id in envelopes if run_id not in recorded), None)
-    plan = _read(lease.mailbox / "plan.json")
-    kind = next((item["kind"] for item in plan.get("items", ()) if item["run_id"] == under_way), None)
-    if under_way is None or kind is None:
+    planned = (Item(**item) for item in _read(lease.mailbox / "plan.json").get("items", ()))
+    under_way = next((item for item in planned if item.run_id not in recorded and item.run_id in envelopes), None)
+    if under_way is None:
         return []
-    return [
-        {
-            "run_id": under_way,
-            "lease_id": lease.lease_id,
-            "kind": kind,
-            "status": "interrupted",
-            "reason": "its controller was killed or its deadline passed, and the machines were reaped",
-            "setup": envelopes[under_way],
-        }
-    ]
+    reason = "its controller was killed or its deadline passed, and the machines were reaped"
+    return [item_row(lease.lease_id, under_way, envelopes, Ended(how="lost", reason=reason, interrupted=True))]
 
 
 def _keep_rejected(lease: EndedLease, folder: Path) -> None:
@@ -98,8 +101,9 @@ def _keep_rejected(lease: EndedLease, folder: Path) -> None:
 
 
 def _read(file: Path) -> dict[str, Any]:
+    """A JSON object of the controller's; empty where it is not there, or is torn as after a power cut."""
     try:
-        body: dict[str, Any] = json.loads(file.read_text())
-    except FileNotFoundError:
+        body = json.loads(file.read_text())
+    except (FileNotFoundError, ValueError):
         return {}
-    return body
+    return body if isinstance(body, dict) else {}

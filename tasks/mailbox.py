@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from .node.record import Plan, WorkloadFile, write_json
+from .settings import digest_of
 
 SILENT_AFTER_S = 30.0  # a node at a fifth of a core can be late by seconds, never by this much
+
+
+class WorkloadChanged(Exception):
+    """A workload's file is no longer the one that the launch was made for; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +36,13 @@ class Mailbox:
     nodes: int
 
     def put_workloads(self, files: Iterable[tuple[WorkloadFile, Path]]) -> None:
-        """Copy each workload's file to where its `WorkloadFile` says."""
+        """Copy each workload's file to where its `WorkloadFile` says. Raises WorkloadChanged."""
         for spec, source in files:
             target = self.path / spec.file
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
+            if digest_of(target.read_bytes(), spec.function, spec.arguments) != spec.digest:
+                raise WorkloadChanged(f"{source} of workload {spec.name} was just changed: refresh again to measure it")
 
     def put_plan(self, plan: Plan) -> None:
         """Ask the nodes for another attempt."""
@@ -43,7 +50,11 @@ class Mailbox:
 
     def go(self, attempt: int) -> None:
         """Let the armed workers of `attempt` start."""
-        write_json(self.path / f"go-{attempt}.json", {"attempt": attempt})
+        write_json(self._go(attempt), {"attempt": attempt})
+
+    def gone(self, attempt: int) -> bool:
+        """Whether `attempt` was let go: from then on a run is under way."""
+        return self._go(attempt).is_file()
 
     def done(self) -> None:
         """Let the agents leave."""
@@ -58,7 +69,7 @@ class Mailbox:
         return self._count(f"armed-{attempt}.json")
 
     def finished(self, attempt: int) -> list[dict[str, Any]]:
-        """`{node, exit_code, log_tail}` of every node whose torchrun of `attempt` has ended."""
+        """Of every node whose torchrun of `attempt` has ended, what `finished-<a>.json` holds, and `node`."""
         found = []
         for node in range(self.nodes):
             body = _read(self._node(node) / f"finished-{attempt}.json")
@@ -78,17 +89,28 @@ class Mailbox:
             run_id=str(body.get("run_id") or ""),
         )
 
+    def under_way(self, attempt: int) -> str:
+        """The run that the nodes say they have come to; "" where none says so."""
+        said = (_read(self._node(node) / "progress.json") or {} for node in range(self.nodes))
+        at = [(_number(body, "index"), str(body.get("run_id", ""))) for body in said if body.get("attempt") == attempt]
+        return max(at, default=(0.0, ""))[1]
+
+    def refuses(self) -> OSError | None:
+        """What the store answers to a small file; None where it takes it."""
+        probe = self.path / "controller" / "space.json"
+        try:
+            write_json(probe, {"space": "x" * 4096})
+        except OSError as error:
+            return error
+        probe.unlink(missing_ok=True)
+        return None
+
     def recorded(self) -> set[str]:
         """Ids of the runs that have a record, whole or not: loading decides which are sound."""
         return {file.stem for file in self.path.glob("node-*/records/*.json")}
 
-    def log_tail(self, attempt: int, lines: int = 8) -> str:
-        """The last lines that the first node with a log wrote."""
-        for node in range(self.nodes):
-            file = self._node(node) / f"log-{attempt}.txt"
-            if file.is_file():
-                return "\n".join(file.read_text(errors="replace").splitlines()[-lines:])
-        return ""
+    def _go(self, attempt: int) -> Path:
+        return self.path / f"go-{attempt}.json"
 
     def _node(self, node: int) -> Path:
         return self.path / f"node-{node}"
@@ -107,7 +129,7 @@ def _read(file: Path) -> dict[str, Any] | None:
     """A JSON object, or None where it is not there yet. Nodes write beside and rename, so it is never half there."""
     try:
         body = json.loads(file.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
+    except (FileNotFoundError, ValueError):
         return None
     return body if isinstance(body, dict) else None
 
@@ -117,9 +139,15 @@ def benchmark_seconds(path: Path) -> float:
     total = 0.0
     for file in path.glob("node-*/records/*.json"):
         body = _read(file) or {}
-        values = body.get("values") or {}
+        values = body.get("values")
         if body.get("kind") == "train":
-            total += values.get("warmup_s", 0.0) + values.get("steps_s", 0.0)
+            total += _number(values, "warmup_s") + _number(values, "steps_s")
         else:
-            total += body.get("ended_unix", 0.0) - body.get("started_unix", 0.0)
+            total += _number(body, "ended_unix") - _number(body, "started_unix")
     return total
+
+
+def _number(body: Any, key: str) -> float:
+    """A number that a node wrote, or 0: what it wrote is not judged here, `tasks.load` does that."""
+    value = body.get(key) if isinstance(body, dict) else None
+    return float(value) if isinstance(value, int | float) else 0.0

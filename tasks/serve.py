@@ -1,15 +1,22 @@
-"""The Prefect task around one launch: turns a line of the shopping list into a job, shows it, serves it."""
+"""Serve one launch of the shopping list: acquire a cluster, have its job done, release it, whatever happens."""
 
 from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from models.campaign import Launch, Wanted
 
-from .benchmark import Served, serve
+from .benchmark import Clock, Job, Served, Service, Stopwatch, Watch, write_rows
+from .collect import collect
 from .installation import Installation
 from .jobs import job_of
+from .mailbox import WorkloadChanged
+from .outcomes import Ended, full_mailbox, launch_row
+from .providers.base import NoCapacity, Provider, ProviderError
 from .report import reporter
 from .shopping import launch_seed
 from .tally import Tally
@@ -17,7 +24,10 @@ from .tally import Tally
 
 @task(cache_policy=NO_CACHE)
 def serve_launch(here: Installation, launch: Launch, lease_id: str, tally: Tally) -> Served:
-    """Acquire, measure and release one cluster within the caps of `tally`; its mailbox waits to be loaded."""
+    """Acquire, measure and release one cluster within the caps of `tally`; its mailbox waits to be loaded.
+
+    Where this is cut short (Ctrl-C), what was recorded until then is loaded before the error goes on its way.
+    """
     seed = launch_seed(here.settings.campaign.seed, lease_id)
     job = job_of(launch, here.settings, lease_id=lease_id, seed=seed, deadline_s=2 * launch.est_s)
     names = {item.run_id: _label(launch, wanted) for item, wanted in zip(job.items, launch.items, strict=True)}
@@ -26,7 +36,53 @@ def serve_launch(here: Installation, launch: Launch, lease_id: str, tally: Tally
         spent = None if usd is None else tally.usd + usd
         reporter().watch(f"{launch.cluster.name}: {names[run_id]}", tally.runs + done, spent)
 
-    return serve(here.provider, job, stop_at=tally.stop_of(launch), watch=watch)
+    try:
+        return serve(here.provider, job, stop_at=tally.stop_of(launch), watch=watch)
+    except BaseException:
+        with suppress(Exception):  # the first error is the story; `srift reap` loads what this could not
+            collect.fn(here, lease_id.rpartition("-")[0], datetime.now(UTC))
+        raise
+
+
+def serve(provider: Provider, job: Job, *, stop_at: float, watch: Watch, clock: Clock | None = None) -> Served:
+    """Run `job` until all is recorded or `stop_at` (on `clock`). Refusals, losses and a full disk come back as rows.
+
+    So does whatever the provider could not do. However this ends, Ctrl-C included, the run under way gets its row, the
+    machines are released, and the mailbox stays on disk until it has been loaded.
+    """
+    served = Served(lease_id=job.lease_id)
+    clock = clock or Clock()
+    laps = Stopwatch(served.seconds, clock)
+    try:
+        with provider.acquire(job.cluster, lease_id=job.lease_id, deadline_s=job.deadline_s, seed=job.seed) as running:
+            served.mailbox = running.mailbox
+            service = Service(running, job, served, stop_at=stop_at, watch=watch, clock=clock, laps=laps)
+            try:
+                service.prepare()
+                service.serve()
+            except OSError as error:
+                service.lose(Ended(how="lost", reason=full_mailbox(error, running.mailbox)))
+            except WorkloadChanged as error:
+                service.lose(Ended(how="lost", reason=str(error)))
+            except Exception as error:
+                service.lose(Ended(how="lost", reason=str(error) or type(error).__name__))
+                raise
+            except BaseException as error:
+                why = "by hand (Ctrl-C)" if isinstance(error, KeyboardInterrupt) else f"({type(error).__name__})"
+                service.lose(Ended(how="lost", reason=f"the controller was stopped {why}", interrupted=True))
+                raise
+            finally:
+                service.finish()
+    except NoCapacity as refusal:
+        served.outcome = f"refused: {refusal}"
+        served.rows.append(launch_row(job.lease_id, job.cluster.name, job.envelopes, "refused", str(refusal)))
+    except ProviderError as error:  # of this launch: the others, the model and the table do not wait for it
+        served.outcome = f"failed: {error}"
+        served.rows.append(launch_row(job.lease_id, job.cluster.name, job.envelopes, "failed", str(error)))
+    finally:
+        write_rows(served)  # what a full disk refused before: the machines' scratch is gone now
+    laps.lap("release hosts")
+    return served
 
 
 def _label(launch: Launch, wanted: Wanted) -> str:

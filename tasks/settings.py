@@ -6,16 +6,20 @@ import difflib
 import hashlib
 import json
 import os
+import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import SettingsError as MalformedVariable
 
 from models.workload import GOALS, Goal, Workload
 
 FILE = "srift.toml"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # what fits into `2xNAME+1xNAME`, a run's label and a path
 
 
 class SettingsError(Exception):
@@ -51,6 +55,11 @@ class Local(_Section):
     """The local provider's instance types, by name."""
 
     instance_types: dict[str, LocalInstanceType] = {}
+
+    @field_validator("instance_types")
+    @classmethod
+    def _plain(cls, types: dict[str, LocalInstanceType]) -> dict[str, LocalInstanceType]:
+        return _plainly_named(types)
 
 
 class GoalSettings(_Section):
@@ -98,7 +107,9 @@ class WorkloadSettings(_Section):
 class Settings(BaseSettings):
     """Everything that an installation decides. `root` is the folder of its srift.toml, `home` where state lives."""
 
-    model_config = SettingsConfigDict(env_prefix="SRIFT_", env_nested_delimiter="__", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="SRIFT_", env_nested_delimiter="__", extra="forbid", frozen=True, env_ignore_empty=True
+    )
 
     root: Path = Path()
     home: Path = Path()
@@ -117,6 +128,11 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Variables win over the file, whose content arrives as init arguments."""
         return env_settings, init_settings
+
+    @field_validator("workloads")
+    @classmethod
+    def _plain(cls, workloads: dict[str, WorkloadSettings]) -> dict[str, WorkloadSettings]:
+        return _plainly_named(workloads)
 
     @field_validator("root", "home")
     @classmethod
@@ -153,8 +169,13 @@ class Settings(BaseSettings):
     def workload_digest(self, name: str) -> str:
         """Twelve hex digits of the workload's file, function and arguments: another digest is another workload."""
         path, function = self.entrypoint(name)
-        rest = json.dumps([function, self.workloads[name].arguments], sort_keys=True).encode()
-        return hashlib.sha256(path.read_bytes() + b"\0" + rest).hexdigest()[:12]
+        return digest_of(path.read_bytes(), function, self.workloads[name].arguments)
+
+
+def digest_of(content: bytes, function: str, arguments: Mapping[str, Any]) -> str:
+    """Digest of a workload whose file holds `content`."""
+    rest = json.dumps([function, dict(arguments)], sort_keys=True).encode()
+    return hashlib.sha256(content + b"\0" + rest).hexdigest()[:12]
 
 
 def nearest(name: str, known: Any) -> str:
@@ -180,27 +201,45 @@ def load_settings(file: Path | None = None) -> Settings:
 
     Raises SettingsError naming every wrong key, its reason, and the nearest right names.
     """
-    path = file or find_file(Path(os.environ["SRIFT_ROOT"]) if "SRIFT_ROOT" in os.environ else None)
+    path = (file or find_file(Path(os.environ["SRIFT_ROOT"]) if os.environ.get("SRIFT_ROOT") else None)).resolve()
     try:
         body = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from None
-    _refuse_unknown_variables()
+    _refuse_unknown_variables(body)
     try:
         settings = Settings(**{"home": path.parent / ".srift", **body, "root": path.parent})
     except ValidationError as error:
         raise SettingsError(f"{path}:\n" + "\n".join(_explain(one) for one in error.errors())) from None
+    except MalformedVariable as error:
+        raise SettingsError(f"a SRIFT_ variable of a whole section must be JSON: {error}") from None
+    settings = settings.model_copy(update={"root": path.parent})  # SRIFT_ROOT says where to look for the file only
     for name in settings.workloads:
         settings.entrypoint(name)
     return settings
 
 
-def _refuse_unknown_variables() -> None:
+def _refuse_unknown_variables(body: Mapping[str, Any]) -> None:
+    """A variable overrides what `body` names. Keys inside a section are judged with those of the file."""
     for variable in os.environ:
-        section = variable.removeprefix("SRIFT_").split("__")[0].lower()
-        if variable.startswith("SRIFT_") and section not in Settings.model_fields:
+        if not variable.startswith("SRIFT_") or not os.environ[variable]:
+            continue
+        section, *rest = variable.removeprefix("SRIFT_").lower().split("__")
+        if section not in Settings.model_fields:
             known = [f"SRIFT_{name.upper()}" for name in Settings.model_fields]
             raise SettingsError(f"unknown variable {variable}; {nearest(variable, known)}")
+        named, what = body.get(section), "workload" if section == "workloads" else ""
+        if section == "local" and rest[:1] == ["instance_types"] and isinstance(named, dict):
+            named, rest, what = named.get("instance_types"), rest[1:], "instance type"
+        if what and rest and rest[0] not in (named or ()):
+            raise SettingsError(f"{variable}: unknown {what} {rest[0]!r}; {nearest(rest[0], named or ())}")
+
+
+def _plainly_named(named: dict[str, Any]) -> dict[str, Any]:
+    for name in named:
+        if _NAME.fullmatch(name) is None:
+            raise ValueError(f"the name {name!r} must be of letters, digits, '.', '_' and '-', a letter or digit first")
+    return named
 
 
 def _explain(error: Any) -> str:

@@ -45,7 +45,7 @@ class Tally:
         self.runs += len(served.recorded)
         self.by_status.update(collected.by_status)
         if served.mailbox is None:
-            self.by_status["refused"] += 1
+            self.by_status.update(row["status"] for row in served.rows)
         self.spend(served.seconds | {"load records": load_s})
         self.notes += collected.notes
 

@@ -28,10 +28,15 @@ def taking_turn(home: Path, refresh_id: str) -> Iterator[None]:
     """Raises Busy while another refresh of this home runs. Nothing has to be cleaned up after one that was killed."""
     home.mkdir(parents=True, exist_ok=True)
     with (home / "refresh.json").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Busy(_busy(at_work(home))) from None
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                other = at_work(home)
+                if other is not None:
+                    raise Busy(_busy(other)) from None
+                # somebody only looked, as `at_work` does: that takes a moment, and is over
         file.truncate(0)
         started = datetime.now(UTC).isoformat(timespec="seconds")
         json.dump({"refresh_id": refresh_id, "pid": os.getpid(), "started_at": started}, file)
@@ -54,6 +59,21 @@ def at_work(home: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         pass
     return None
+
+
+def at_work_elsewhere(home: Path) -> dict[str, Any] | None:
+    """As `at_work`, for another process than this one."""
+    other = at_work(home)
+    return None if other is None or other.get("pid") == os.getpid() else other
+
+
+@contextmanager
+def alone(home: Path, what: str) -> Iterator[None]:
+    """Wait until nobody else in this home is at `what`, a matter of seconds; the kernel lets go of who dies."""
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / f".{what}.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @task(cache_policy=NO_CACHE)

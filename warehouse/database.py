@@ -112,6 +112,10 @@ class Warehouse:
         try:
             with self._connect(read_only=read_only) as connection:
                 yield connection
+        except duckdb.IOException as error:  # a full disk, an unreadable file
+            raise WarehouseError(
+                f"{self.path}: {error}. Nothing of this transaction was kept; put that right and try again."
+            ) from error
         finally:
             _IN_THIS_PROCESS.release()
 

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -186,7 +187,8 @@ class Agent:
 
     def complain(self, message: str) -> None:
         """Say it where the provider keeps the agent's output."""
-        print(f"srift: node {self.node}: {message}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # a full disk, and the log may lie on it
+            print(f"srift: node {self.node}: {message}", file=sys.stderr, flush=True)
 
     def leave(self, code: int) -> NoReturn:
         """End with everything below this process."""

@@ -1,0 +1,181 @@
+"""A provider without machines: a script says, poll by poll, what its nodes do and what becomes of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from models.cloud import Cluster, InstanceType, Offer
+from tasks.benchmark import Clock
+from tasks.node.record import write_json
+from tasks.providers.base import EndedLease, Lease, NoCapacity, NodeState, ProviderError
+from tests.warehouse.builders import NOON, record
+
+SMALL = InstanceType(
+    name="small",
+    provider="local",
+    devices=1,
+    device="cpu",
+    cores=0.2,
+    memory_gib=2.0,
+    device_memory_gib=2.0,
+    bandwidth_gbps=0.2,
+)
+
+
+def offer(usd_per_hour: float | None = 3.6) -> Offer:
+    return Offer(
+        instance_type=SMALL,
+        market="spot",
+        zone="here",
+        region="here",
+        usd_per_hour=usd_per_hour,
+        interruptions_per_hour=0.1,
+        price_as_of=NOON,
+    )
+
+
+class FakeCluster:
+    """Two or so machines. `script` is called once a poll, with this; it ends with a cluster that does nothing more."""
+
+    def __init__(self, lease_id: str, cluster: Cluster, mailbox: Path, script: Sequence[Step]) -> None:
+        self.lease_id, self.cluster, self.mailbox = lease_id, cluster, mailbox
+        self.addresses = [f"10.0.0.{n + 1}" for n in range(len(cluster.members))]
+        self.states = [NodeState(alive=True)] * len(cluster.members)
+        self.script = iter(script)
+        self.settled: list[bool] = []
+
+    def settle(self) -> None:
+        self.settled.append(True)
+
+    def unsettle(self) -> None:
+        self.settled.append(False)
+
+    def nodes(self) -> Sequence[NodeState]:
+        next(self.script, lambda _: None)(self)
+        return self.states
+
+    def now_unix(self) -> float:
+        return 0.0
+
+    def usd_so_far(self) -> float | None:
+        return 0.5
+
+    def say(self, name: str, node: int, **body: Any) -> None:
+        write_json(self.mailbox / f"node-{node}" / name, body)
+
+    def everyone(self, name: str, **body: Any) -> None:
+        for node in range(len(self.states)):
+            self.say(name, node, **body)
+
+    def report(self, run_id: str, **changes: Any) -> None:
+        write_json(self.mailbox / "node-0" / "records" / f"{run_id}.json", record(run_id, **changes))
+
+
+Step = Callable[[FakeCluster], object]
+
+
+def ready(cluster: FakeCluster) -> None:
+    cluster.everyone("ready.json")
+
+
+def armed(attempt: int) -> Step:
+    return lambda cluster: cluster.everyone(f"armed-{attempt}.json")
+
+
+def reported(*run_ids: str) -> Step:
+    return lambda cluster: [cluster.report(run_id) for run_id in run_ids]
+
+
+def finished(attempt: int, node: int | None = None, **body: Any) -> Step:
+    whole = {"exit_code": 0, "worker_exit_code": 0, "reason": "", "run_id": "", "log_tail": ""} | body
+    name = f"finished-{attempt}.json"
+    return lambda cluster: cluster.everyone(name, **whole) if node is None else cluster.say(name, node, **whole)
+
+
+def fails(error: BaseException) -> Step:
+    def step(_: FakeCluster) -> None:
+        raise error
+
+    return step
+
+
+class FakeProvider:
+    """Leases in memory, their mailboxes under `home`; each acquisition plays the next of `scripts`."""
+
+    name = "local"
+
+    def __init__(self, home: Path, *scripts: Sequence[Step], refusal: str = "") -> None:
+        self.home, self.scripts, self.refusal = home, iter(scripts), refusal
+        self.over: list[EndedLease] = []
+        self.held: list[str] = []
+        self.clusters: list[FakeCluster] = []
+
+    @contextmanager
+    def acquire(self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int) -> Iterator[FakeCluster]:
+        if self.refusal:
+            raise NoCapacity(self.refusal)
+        mailbox = self.home / "leases" / lease_id / "mailbox"
+        mailbox.mkdir(parents=True)
+        self.clusters.append(FakeCluster(lease_id, cluster, mailbox, next(self.scripts)))
+        self.held.append(lease_id)
+        try:
+            yield self.clusters[-1]
+        finally:
+            self.held.remove(lease_id)
+            self.end(lease_id, mailbox, "released")
+
+    def end(self, lease_id: str, mailbox: Path, outcome: str) -> None:
+        self.over.append(
+            EndedLease(
+                lease_id=lease_id,
+                cluster="2xsmall",
+                market="spot",
+                started_at=NOON,
+                ended_at=NOON + timedelta(minutes=1),
+                usd=0.5,
+                outcome=outcome,
+                mailbox=mailbox,
+            )
+        )
+
+    def ended(self) -> list[EndedLease]:
+        return list(self.over)
+
+    def forget(self, lease_id: str) -> None:
+        if lease_id in self.held:
+            raise ProviderError(f"{lease_id} is held")
+        shutil.rmtree(self.home / "leases" / lease_id)
+        self.over = [lease for lease in self.over if lease.lease_id != lease_id]
+
+    def reap(self, now: Any, *, all_of_them: bool = False) -> list[str]:
+        return []
+
+    def leases(self) -> list[Lease]:
+        return []
+
+    def instance_types(self) -> list[InstanceType]:
+        return [SMALL]
+
+    def offers(self, now: Any) -> list[Offer]:
+        return [offer()]
+
+    def limits(self) -> list[str]:
+        return []
+
+    def fits(self, cluster: Cluster) -> str:
+        return ""
+
+
+def fast() -> Clock:
+    """A clock that runs by being slept on."""
+    passed = [0.0]
+
+    def sleep(seconds: float) -> None:
+        passed[0] += seconds
+
+    return Clock(monotonic=lambda: passed[0], sleep=sleep)

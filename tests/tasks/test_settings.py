@@ -1,0 +1,140 @@
+"""A wrong name is refused before anything starts, with the nearest right ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli import app
+from tasks.settings import SettingsError, load_settings
+
+FILE = """
+[campaign]
+max_usd = 2.0
+[local.instance_types."lc.small"]
+cores = 0.2
+memory_gib = 2.0
+bandwidth_gbps = 0.2
+[workloads.tiny]
+entrypoint = "tiny.py:build"
+samples = 1000
+global_batch = 16
+goals = [{ goal = "cheapest" }]
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A project of one workload; no variable of the session reaches it, and none that a command sets outlives it."""
+    before = dict(os.environ)
+    for name in [name for name in os.environ if name.startswith("SRIFT_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "srift.toml").write_text(FILE)
+    (tmp_path / "tiny.py").write_text("def build(): ...\n")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    monkeypatch.undo()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def rewritten(project: Path, old: str, new: str) -> None:
+    assert old in FILE
+    (project / "srift.toml").write_text(FILE.replace(old, new))
+
+
+WRONG_FILES = [
+    ("[campaign]", "[campain]", "campain: unknown key; did you mean 'campaign'?"),
+    ("max_usd", "max_usdd", "campaign.max_usdd: unknown key; did you mean 'max_usd'"),
+    ("cores", "core", "local.instance_types.lc.small.core: unknown key; did you mean 'cores'"),
+    ("samples", "sample", "workloads.tiny.sample: unknown key; did you mean 'samples'?"),
+    ('"cheapest" }', '"cheepest" }', "unknown goal 'cheepest'; did you mean 'cheapest'"),
+    ('"cheapest" }', '"cheapest", hour = 2 }', "workloads.tiny.goals.0.hour: unknown key; did you mean 'hours'"),
+    ('"cheapest" }', '"cheapest_within_deadline" }', "takes hours"),
+    ("tiny.py:build", "tinny.py:build", "did you mean 'tiny.py'?"),
+    ("tiny.py:build", "tiny.py", "not of the form path/to/file.py:function"),
+    ('"lc.small"', '"lc small"', "the name 'lc small' must be of letters"),
+    ("[workloads.tiny]", '[workloads.""]', "the name '' must be of letters"),
+    ("global_batch = 16", "global_batch = [16, 8]", "global_batch must be"),
+    ("[campaign]", "[campaign", "not valid TOML"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "sentence"), WRONG_FILES)
+def test_a_wrong_file_is_refused_with_the_nearest_right_name(project: Path, old: str, new: str, sentence: str) -> None:
+    rewritten(project, old, new)
+    with pytest.raises(SettingsError) as refused:
+        load_settings()
+    assert sentence in str(refused.value)
+
+
+WRONG_VARIABLES = [
+    ("SRIFT_HOM", "x", "unknown variable SRIFT_HOM; did you mean 'SRIFT_HOME'"),
+    ("SRIFT_CAMPAIGN__MAX_USDD", "1", "campaign.max_usdd: unknown key; did you mean 'max_usd'"),
+    ("SRIFT_CAMPAIGN__MAX_USD", "cheap", "campaign.max_usd: "),
+    ("SRIFT_CAMPAIGN", "cheap", "must be JSON"),
+    (
+        "SRIFT_LOCAL__INSTANCE_TYPES__LC.SMALLL__CORES",
+        "1",
+        "unknown instance type 'lc.smalll'; did you mean 'lc.small'",
+    ),
+    ("SRIFT_LOCAL__INSTANCE_TYPS__LC.SMALL__CORES", "1", "did you mean 'instance_types'?"),
+    ("SRIFT_WORKLOADS__TINNY__SAMPLES", "1", "unknown workload 'tinny'; did you mean 'tiny'?"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "sentence"), WRONG_VARIABLES)
+def test_a_wrong_variable_is_refused_with_the_nearest_right_name(
+    project: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, sentence: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as refused:
+        load_settings()
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "old", "new", "sentence"),
+    [
+        (("refresh",), "max_usd", "max_usdd", "did you mean 'max_usd'"),
+        (("refresh", "--dry-run", "--provider", "loca"), "tiny", "tiny", "did you mean 'local'?"),
+        (("reap", "--provider", "loca"), "tiny", "tiny", "did you mean 'local'?"),
+        (("recommend", "tinny", "--deadline", "2h"), "tiny", "tiny", "unknown workload 'tinny'; did you mean 'tiny'?"),
+    ],
+)
+def test_the_command_says_so_in_a_sentence_ends_with_2_and_starts_nothing(
+    project: Path, arguments: tuple[str, ...], old: str, new: str, sentence: str
+) -> None:
+    rewritten(project, old, new)
+    ended = CliRunner().invoke(app, arguments)
+    assert ended.exit_code == 2, ended.output
+    assert sentence in ended.stderr and "Traceback" not in ended.output
+    assert not (project / ".srift" / "leases").exists() and not (project / ".srift" / "warehouse.duckdb").exists()
+
+
+def test_variables_win_over_the_file_and_an_empty_one_is_as_good_as_none(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SRIFT_CAMPAIGN__MAX_USD", "0.5")
+    monkeypatch.setenv("SRIFT_LOCAL__INSTANCE_TYPES__LC.SMALL__CORES", "0.3")
+    for empty in ("SRIFT_HOME", "SRIFT_ROOT", "SRIFT_CAMPAIGN__MAX_MINUTES", "SRIFT_SOMETHING"):
+        monkeypatch.setenv(empty, "")
+    settings = load_settings()
+    assert settings.campaign.max_usd == 0.5 and settings.local.instance_types["lc.small"].cores == 0.3
+    assert settings.home == project / ".srift" and settings.root == project
+
+
+def test_the_root_is_the_folder_of_the_file_wherever_one_starts_to_look(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = project / "deep" / "below"
+    below.mkdir(parents=True)
+    monkeypatch.setenv("SRIFT_ROOT", str(below))
+    monkeypatch.chdir("/")
+    assert load_settings().root == project
+    monkeypatch.setenv("SRIFT_HOME", str(below / "state"))
+    assert load_settings().home == below / "state"

@@ -1,0 +1,170 @@
+"""The published copies: the contract's columns with their units, replaced whole, readable while others write."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pandas as pd
+import pytest
+
+from tests.warehouse.builders import recommendation, stamp
+from warehouse.database import Warehouse, WarehouseMissing
+from warehouse.export import export, read_published
+from warehouse.publication import publish
+
+# the published contract: changing it takes a migration and a CHANGELOG entry
+CONTRACT = [
+    "publication_id",
+    "published_at",
+    "provider",
+    "workload",
+    "samples",
+    "global_batch",
+    "goal",
+    "constraint_hours",
+    "constraint_usd",
+    "p_required",
+    "rank",
+    "status",
+    "cluster",
+    "cluster_offers",
+    "layout",
+    "batch_per_device",
+    "accumulation_steps",
+    "strategy",
+    "precision",
+    "region",
+    "step_s",
+    "step_low_s",
+    "step_high_s",
+    "samples_per_s",
+    "hours",
+    "hours_p90",
+    "usd",
+    "usd_p90",
+    "usd_per_million_samples",
+    "p_meets_constraint",
+    "p_best",
+    "bottleneck",
+    "measured_runs",
+    "reason",
+    "price_as_of",
+    "newest_measurement_at",
+    "model_version",
+]
+PUBLISHED = ("recommendations", "recommendation_history", "recommendation_changes", "pareto")
+INFEASIBLE = dict.fromkeys(
+    [
+        "cluster",
+        "layout",
+        "batch_per_device",
+        "accumulation_steps",
+        "step_s",
+        "step_low_s",
+        "step_high_s",
+        "samples_per_s",
+        "hours",
+        "hours_p90",
+        "usd",
+        "usd_p90",
+        "usd_per_million_samples",
+        "p_best",
+    ]
+) | {"cluster_offers": [], "status": "infeasible"}
+
+
+def test_every_published_column_is_commented_with_its_unit(warehouse: Warehouse, tmp_path: Path) -> None:
+    publish(warehouse, [recommendation()], **stamp(1))
+    export(warehouse, tmp_path / "published")
+    query = "select table_name, column_name, comment from duckdb_columns() where table_name in ? order by column_index"
+    with duckdb.connect(str(tmp_path / "published" / "recommendations.duckdb"), read_only=True) as connection:
+        outside = connection.execute(query, [list(PUBLISHED)]).fetchall()
+        tables = {name for (name,) in connection.execute("select table_name from duckdb_tables()").fetchall()}
+        whole = connection.execute("select comment from duckdb_tables()").fetchall()
+    with warehouse.read() as connection:
+        inside = connection.execute(query, [list(PUBLISHED)]).fetchall()
+    assert tables == {"recommendations", "recommendation_history"}
+    assert all(comment for (comment,) in whole)
+    for name in ("recommendations", "recommendation_history"):
+        assert [column for table, column, _ in outside if table == name] == CONTRACT
+    assert {table for table, _, _ in outside} == set(PUBLISHED)
+    assert [row for row in outside if not row[2]] == []
+    assert sorted(outside) == sorted(inside)
+    for table, column, comment in outside:
+        unit = {"_s": "second", "hours": "hours", "usd": "US dollars", "_at": "UTC", "p_": "0 to 1"}
+        for part, word in unit.items():
+            if (column.startswith(part) if part == "p_" else column.endswith(part)) and "changed" not in comment:
+                assert word in comment, (table, column)
+    twins = {(table, column): comment for table, column, comment in outside}
+    assert all(twins["recommendations", column] == twins["recommendation_history", column] for column in CONTRACT)
+
+
+def test_the_copies_agree_and_parquet_and_csv_have_the_contracts_columns(warehouse: Warehouse, tmp_path: Path) -> None:
+    publish(warehouse, [recommendation(), recommendation(goal="fastest", bottleneck=None)], **stamp(1))
+    folder = tmp_path / "published"
+    paths = export(warehouse, folder)
+    assert [path.name for path in paths] == [f"recommendations.{kind}" for kind in ("duckdb", "parquet", "csv")]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in paths)  # nothing left beside
+    frames = [read_published(folder), pd.read_parquet(paths[1]), pd.read_csv(paths[2])]
+    for frame in frames:
+        assert list(frame.columns) == CONTRACT
+        assert frame.goal.tolist() == ["cheapest", "fastest"]
+        assert frame.usd.tolist() == [0.02, 0.02]
+    assert '"usd_per_hour":0.01' in frames[2].cluster_offers[0]
+
+
+def test_nothing_published_yet_says_what_to_run(tmp_path: Path) -> None:
+    with pytest.raises(WarehouseMissing, match="srift refresh"):
+        read_published(tmp_path)
+
+
+def test_a_reader_of_the_old_file_keeps_it_while_the_next_one_replaces_it(warehouse: Warehouse, tmp_path: Path) -> None:
+    folder = tmp_path / "published"
+    publish(warehouse, [recommendation()], **stamp(1))
+    export(warehouse, folder)
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READ, str(folder / "recommendations.duckdb")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with reader:
+        assert reader.stdout is not None and reader.stdout.readline() == "local-1\n"
+        publish(warehouse, [recommendation()], **stamp(2))
+        old = (folder / "recommendations.duckdb").read_bytes()
+        with (folder / "recommendations.duckdb").open("rb") as held:
+            export(warehouse, folder)
+            assert held.read() == old  # a page that the reader has not read yet is still the old one's
+        assert reader.communicate("\n")[0] == "local-1\n"
+    assert read_published(folder).publication_id.tolist() == ["local-2"]
+
+
+def test_a_reader_process_reads_the_copy_while_this_one_holds_the_working_file(
+    warehouse: Warehouse, tmp_path: Path
+) -> None:
+    publish(warehouse, [recommendation()], **stamp(1))
+    export(warehouse, tmp_path)
+    with warehouse.transact():
+        found = subprocess.run(
+            [sys.executable, "-c", READ, str(tmp_path / "recommendations.duckdb")],
+            input="\n",
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert found.stdout == "local-1\nlocal-1\n"
+
+
+def test_an_export_that_fails_leaves_the_old_copy_and_no_litter(
+    warehouse: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(warehouse, [recommendation()], **stamp(1))
+    export(warehouse, tmp_path / "published")
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "published").iterdir())
+    monkeypatch.setattr("warehouse.export.VIEWS", frozenset({"runs"}))  # a view that cannot exist there
+    with pytest.raises(duckdb.Error):
+        export(warehouse, tmp_path / "published")
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "published").iterdir()) == before
