@@ -75,6 +75,14 @@ INFEASIBLE = dict.fromkeys(
     ]
 ) | {"cluster_offers": [], "status": "infeasible"}
 
+READ = """
+import duckdb, sys
+with duckdb.connect(sys.argv[1], read_only=True) as connection:
+    print(connection.execute("select publication_id from recommendations").fetchone()[0], flush=True)
+    sys.stdin.readline()
+    print(connection.execute("select any_value(publication_id) from recommendation_history").fetchone()[0])
+"""
+
 
 def test_every_published_column_is_commented_with_its_unit(warehouse: Warehouse, tmp_path: Path) -> None:
     publish(warehouse, [recommendation()], **stamp(1))
