@@ -14,7 +14,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools refresh test check up clean
+.PHONY: help setup tools refresh test check up bench clean
 
 help: ## the targets below
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -35,6 +35,11 @@ check: setup ## ruff, mypy and import-linter
 
 up: setup ## the schedule, with the Prefect and MLflow pages; Ctrl-C ends it
 	@$(BIN)/python deployments/up.py $(ARGS)
+
+bench: setup ## judge it: setups never measured, the noise floor, ten pieces of advice (about 35 minutes, after `make refresh`)
+	@$(BIN)/python -m flows.holdout
+	@$(BIN)/python -m flows.noise
+	@$(BIN)/python -m flows.advice
 
 clean: ## remove the environment and the caches; the measurements in SRIFT_HOME stay
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

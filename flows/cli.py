@@ -54,7 +54,7 @@ def refresh(
         start_own_server()
         with reporting_to(live_reporter()):
             outcome = flow(provider, max_usd)
-        _print_json(outcome) if as_json else _print_table(False)
+        _print_json(outcome) if as_json else _print_table(False, top=1)
 
 
 @app.command()
@@ -83,10 +83,13 @@ def recommend(
 
 
 @app.command()
-def table(as_json: Json = False) -> None:
-    """The published table: the first choice for every workload and goal, and its close rivals."""
+def table(
+    top: Annotated[int, typer.Option(min=1, help="How many clusters a goal to show; --json has all.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """The published table: the first choice for every workload and goal, and with --top its close rivals."""
     with _explained():
-        _print_table(as_json)
+        _print_table(as_json, top)
 
 
 @app.command("import")
@@ -196,12 +199,12 @@ def _hours(text: str | None) -> float | None:
     return float(match[1]) * {"m": 1 / 60, "h": 1.0, "": 1.0, "d": 24.0}[match[2]]
 
 
-def _print_table(as_json: bool) -> None:
+def _print_table(as_json: bool, top: int) -> None:
     from tasks.answer import published_rows
     from tasks.printing import print_recommendations
 
     rows = published_rows(load_settings().home / "published")
-    _print_json(rows) if as_json else print_recommendations(rows)
+    _print_json(rows) if as_json else print_recommendations([row for row in rows if row["rank"] <= top])
 
 
 def _print_json(body: Any) -> None:

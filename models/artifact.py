@@ -49,6 +49,8 @@ def dump(model: StepTimeModel) -> str:
             "scale": correction.scale,
         },
         "trained_on": model.trained_on,
+        "workload_digests": model.workload_digests,
+        "type_digests": model.type_digests,
     }
     return json.dumps(body, allow_nan=False)
 
@@ -78,6 +80,9 @@ def load(text: str) -> StepTimeModel:
         parameters=StepParameters(**body["parameters"]),
         correction=_correction(body["correction"]),
         trained_on=tuple(body["trained_on"]),
+        # an artifact from before these were stored has met no definition of today
+        workload_digests=body.get("workload_digests", {}),
+        type_digests=body.get("type_digests", {}),
     )
 
 

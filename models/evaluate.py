@@ -6,14 +6,15 @@ workload on a cluster. Errors are |predicted - measured| / measured; coverage is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
 from .cloud import cluster_name, parse_cluster
-from .learning import TrainingData, valid_runs
+from .learning import TrainingData, definition_digests, valid_runs
+from .setups import column
 from .step_time import StepTimeModel, fit
 
 SPLITS = ("workload", "cluster_size", "setup")
@@ -22,6 +23,8 @@ COLUMNS = ("split", "group", "rows", "mean_error", "median_error", "p90_error", 
 _FOLDS, _ENOUGH_ROWS, _LEAST_COVERAGE = 5, 20, 0.8
 # Fewest rows that a champion has not seen to be judged on them.
 _FRESH_ROWS = 8
+# Fewest setups whose differences tell better from noise.
+_FEWEST_SETUPS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,42 +62,48 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[tuple[str, str, Train
         yield "setup", f"fold {at}", replace(data, runs=runs[fold != at]), runs[fold == at]
 
 
-def predictions(data: TrainingData, *, seed: int, only: Collection[str] | None = None) -> pd.DataFrame:
+def predictions(data: TrainingData, *, seed: int) -> pd.DataFrame:
     """Each held-out row with its split, group, measured step_s and what a model that never saw it predicts.
 
-    `only` keeps the rows of these run ids. Columns: split, group, run_id, measured_s, step_s, step_low_s, step_high_s.
+    Columns: split, group, row (place among the valid runs: the same in every split), run_id, setup (workload on
+    sorted cluster), measured_s, step_s, step_low_s, step_high_s.
     """
     found: list[pd.DataFrame] = []
     for split, group, training, rows in held_out(data, seed=seed):
-        chosen = rows if only is None else rows[[str(one) in only for one in rows["run_id"]]]
-        if not len(chosen):
-            continue
         try:
-            model = fit(training, seed=seed)
-            predicted = model.predict(chosen.drop(columns=["step_s", "sync_s"], errors="ignore"))
+            predicted = fit(training, seed=seed).predict(_unanswered(rows))
         except ValueError:  # a group whose workload nothing else tells about cannot be held out
             continue
-        found.append(_scored(split, group, chosen, predicted))
+        found.append(_scored(split, group, rows, predicted))
     return pd.concat(found, ignore_index=True) if found else _nothing()
 
 
+def _unanswered(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.drop(columns=["step_s", "sync_s"], errors="ignore")
+
+
 def _scored(split: str, group: str, rows: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
+    clusters = [cluster_name(sorted(parse_cluster(str(one)))) for one in rows["cluster"]]
     return pd.DataFrame(
         {
             "split": split,
             "group": group,
+            "row": rows.index,
             "run_id": rows["run_id"].astype(str) if "run_id" in rows else "",
+            "setup": [f"{one} on {two}" for one, two in zip(rows["workload"], clusters, strict=True)],
             "measured_s": rows["step_s"].astype(float),
             "step_s": predicted["step_s"],
             "step_low_s": predicted["step_low_s"],
             "step_high_s": predicted["step_high_s"],
-        }
+        },
+        index=rows.index,
     )
 
 
 def _nothing() -> pd.DataFrame:
-    names = ["split", "group", "run_id", "measured_s", "step_s", "step_low_s", "step_high_s"]
-    return pd.DataFrame({name: pd.Series(dtype=object if at < 3 else float) for at, name in enumerate(names)})
+    texts, numbers = ("split", "group", "row", "run_id", "setup"), ("measured_s", "step_s", "step_low_s", "step_high_s")
+    columns = {name: pd.Series(dtype=object) for name in texts} | {name: pd.Series(dtype=float) for name in numbers}
+    return pd.DataFrame(columns)
 
 
 def summarise(scored: pd.DataFrame) -> pd.DataFrame:
@@ -123,39 +132,61 @@ def _numbers(part: pd.DataFrame) -> dict[str, float | int]:
     }
 
 
-def scoreboard(data: TrainingData, *, seed: int, only: Collection[str] | None = None) -> pd.DataFrame:
+def scoreboard(data: TrainingData, *, seed: int) -> pd.DataFrame:
     """Errors on setups never seen: one row a split and group, fitted again without the group. Errors as parts of one.
 
-    Columns as in COLUMNS; `median_width` is (high - low) / predicted. `only` scores the rows of these run ids alone.
+    Columns as in COLUMNS; `median_width` is (high - low) / predicted.
     """
-    return summarise(predictions(data, seed=seed, only=only))
+    return summarise(predictions(data, seed=seed))
 
 
-def scoreboard_of(
-    model: StepTimeModel, data: TrainingData, *, seed: int, only: Collection[str] | None = None
-) -> pd.DataFrame:
-    """The same groups and rows, as the fixed `model` predicts them (rows it was trained on flatter it)."""
-    found: list[pd.DataFrame] = []
-    for split, group, _, rows in held_out(data, seed=seed):
-        chosen = rows if only is None else rows[[str(one) in only for one in rows["run_id"]]]
-        chosen = chosen[[str(one) in model.workloads for one in chosen["workload"]]]
-        known = set(model.instance_types)
-        chosen = chosen[[known.issuperset(parse_cluster(str(one))) for one in chosen["cluster"]]]
-        if len(chosen):
-            features = chosen.drop(columns=["step_s", "sync_s"], errors="ignore")
-            found.append(_scored(split, group, chosen, model.predict(features)))
-    return summarise(pd.concat(found, ignore_index=True) if found else _nothing())
+def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
+    """What the fixed `model` predicts for those runs whose workload and instance types it has met as they are now.
 
-
-def contest(data: TrainingData, champion: StepTimeModel, *, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(challenger's, champion's) scoreboards on the same rows: those that the champion has not seen, if 8 or more.
-
-    With fewer, all rows are compared: the champion then has the advantage of having seen them, and usually stays.
+    Columns as in `predictions`, with empty split and group (rows that it was trained on flatter it).
     """
-    known = set(champion.trained_on)
-    fresh = {str(one) for one in valid_runs(data.runs).get("run_id", pd.Series(dtype=object))} - known
-    only = fresh if len(fresh) >= _FRESH_ROWS else None
-    return scoreboard(data, seed=seed, only=only), scoreboard_of(champion, data, seed=seed, only=only)
+    known = known_of(model, data)
+    runs = valid_runs(data.runs).reset_index(drop=True)
+    mask = [
+        known.issuperset({("workload", str(work)), *(("instance type", one) for one in parse_cluster(str(cluster)))})
+        for work, cluster in zip(column(runs, "workload", ""), column(runs, "cluster", ""), strict=True)
+    ]
+    rows = runs.loc[np.array(mask, dtype=bool)]
+    return _scored("", "", rows, model.predict(_unanswered(rows))) if len(rows) else _nothing()
+
+
+def known_of(model: StepTimeModel, data: TrainingData) -> set[tuple[str, str]]:
+    """("workload", name) and ("instance type", name) that the model has met with the definitions of `data`."""
+    told = (
+        ("workload", model.workloads, model.workload_digests, definition_digests(data.workloads, "workload")),
+        ("instance type", model.instance_types, model.type_digests, definition_digests(data.instance_types, "name")),
+    )
+    return {(what, one) for what, names, own, today in told for one in names if own.get(one) == today.get(one)}
+
+
+def contest(
+    data: TrainingData, challenger: StepTimeModel, champion: StepTimeModel | None, *, seed: int
+) -> tuple[pd.DataFrame, Decision]:
+    """The challenger's scoreboard, and whether it may replace the champion.
+
+    They are compared on the runs that both can predict: those that the champion has not seen, if 8 or more. With fewer,
+    all of them: the champion then has the advantage of having seen them, and stays, unless the challenger has met more
+    workloads or instance types, which such a comparison may not outweigh. A champion that has met no workload as it is
+    defined now counts as absent.
+    """
+    scored = predictions(data, seed=seed)
+    board = summarise(scored)
+    if champion is None:
+        return board, decide(scored, None)
+    before, now = known_of(champion, data), known_of(challenger, data)
+    news = ", ".join(f"{what} {name}" for what, name in sorted(now - before, reverse=True)) if now > before else ""
+    if not any(what == "workload" for what, _ in before):
+        return board, decide(scored, None, news=news)
+    rival = predictions_of(champion, data)
+    fresh = rival[~rival["run_id"].isin(champion.trained_on) & rival["row"].isin(scored["row"])]
+    if len(fresh) >= _FRESH_ROWS or news:
+        rival = fresh if len(fresh) >= _FRESH_ROWS else rival.iloc[:0]
+    return board, decide(scored, rival, news=news)
 
 
 def _coverage_short(own: pd.DataFrame) -> str:
@@ -167,46 +198,59 @@ def _coverage_short(own: pd.DataFrame) -> str:
     return ""
 
 
-def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None) -> Decision:
-    """The promotion rule. Both scoreboards must be of the same rows of today; None where there is no champion.
+def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str = "") -> Decision:
+    """The promotion rule, on `predictions` of the challenger and `predictions_of` the champion (None: none).
 
     Refused where the challenger's 90 % intervals cover less than 80 % of enough rows; else promoted if no champion
-    exists, or if its mean error over held-out groups is lower by more than noise: the paired differences, weighted by
-    rows, have a bootstrap 5 % quantile above zero.
+    exists, or if its mean error on the runs that both predict is lower by more than noise: a bootstrap over setups
+    (workload on cluster), with each run counted once however many splits hold it out, has its 5 % quantile above zero.
+    With `news`, the workloads and instance types that only the challenger has met, it must only not be worse by more
+    than noise.
     """
-    own = challenger[challenger["group"] == "all"].set_index("split")
+    pooled = summarise(challenger)
+    own = pooled[pooled["group"] == "all"].set_index("split")
+    more = f"it has met {news}, which the champion has not" if news else ""
     if not len(own):
         if champion is None:
-            return Decision(promote=True, reason="Promoted: there is no champion, and no held-out row to judge by yet.")
+            because = more or "there is no champion"
+            return Decision(promote=True, reason=f"Promoted: {because}, and no held-out row to judge by yet.")
         return Decision(promote=False, reason="Refused: no held-out row to judge the challenger by.")
     short = _coverage_short(own)
-    rows = own["rows"].to_numpy(float)
-    error = float(np.average(own["mean_error"].to_numpy(float), weights=rows))
     if champion is None:
+        error = float(np.average(own["mean_error"].to_numpy(float), weights=own["rows"].to_numpy(float)))
         caveat = f", although {short}" if short else ""
-        reason = f"Promoted: there is no champion; mean error {error:.1%} on setups held out{caveat}."
-        return Decision(promote=True, reason=reason)
+        because = more or "there is no champion"
+        return Decision(promote=True, reason=f"Promoted: {because}; mean error {error:.1%} on setups held out{caveat}.")
     if short:
         return Decision(promote=False, reason=f"Refused: {short}; at least {_LEAST_COVERAGE:.0%} is asked.")
-    keys = ["split", "group"]
-    pairs = challenger.merge(champion, on=keys, suffixes=("", "_champion"))
-    pairs = pairs[(pairs["group"] != "all") & (pairs["rows"] == pairs["rows_champion"])]
+    pairs = pd.DataFrame({"now": _errors(challenger), "before": _errors(champion)}).dropna()
     if not len(pairs):
-        return Decision(promote=False, reason="Refused: challenger and champion share no held-out group of equal rows.")
-    gain = (pairs["mean_error_champion"] - pairs["mean_error"]).to_numpy(float)
-    weights = pairs["rows"].to_numpy(float)
-    mean = float(np.average(gain, weights=weights))
-    # a fixed seed: the decision is a function of the two scoreboards
-    picked = np.random.default_rng(0).integers(0, len(gain), (2000, len(gain)))
-    resampled = (gain[picked] * weights[picked]).sum(axis=1) / weights[picked].sum(axis=1)
-    low = float(np.quantile(resampled, 0.05))
-    before = float(np.average(pairs["mean_error_champion"].to_numpy(float), weights=weights))
-    now = float(np.average(pairs["mean_error"].to_numpy(float), weights=weights))
+        if more:
+            return Decision(promote=True, reason=f"Promoted: {more}; too few runs are new to both to compare them on.")
+        return Decision(promote=False, reason="Refused: challenger and champion share no run to be compared on.")
+    low, high, setups = _noise(pairs["before"] - pairs["now"], challenger.groupby("row")["setup"].first())
     numbers = (
-        f"mean error {now:.1%} against the champion's {before:.1%} over {len(pairs)} held-out groups "
-        f"({int(weights.sum())} predictions)"
+        f"mean error {pairs['now'].mean():.1%} against the champion's {pairs['before'].mean():.1%} on {len(pairs)} "
+        f"runs of {setups} workloads on clusters"
     )
-    if len(gain) >= 3 and low > 0:
+    if setups >= _FEWEST_SETUPS and low > 0:
         return Decision(promote=True, reason=f"Promoted: {numbers}; better by more than noise.")
-    why = "not better" if mean <= 0 else "better by less than noise"
+    if more and high >= 0:
+        return Decision(promote=True, reason=f"Promoted: {more}; {numbers}, not worse by more than noise.")
+    why = "not better" if pairs["now"].mean() >= pairs["before"].mean() else "better by less than noise"
     return Decision(promote=False, reason=f"Refused: {numbers}; {why}.")
+
+
+def _errors(scored: pd.DataFrame) -> pd.Series[float]:
+    """Relative error of each run, the mean over the splits that hold it out."""
+    return (scored["step_s"] / scored["measured_s"] - 1).abs().groupby(scored["row"]).mean()
+
+
+def _noise(gain: pd.Series[float], setup: pd.Series[str]) -> tuple[float, float, int]:
+    """5 % and 95 % quantiles of the mean gain when whole setups are drawn again, and how many setups there are."""
+    grouped = gain.groupby(setup.loc[gain.index])
+    total, count = grouped.sum().to_numpy(float), grouped.size().to_numpy(float)
+    # a fixed seed: the decision is a function of the predictions
+    picked = np.random.default_rng(0).integers(0, len(total), (2000, len(total)))
+    low, high = np.quantile(total[picked].sum(axis=1) / count[picked].sum(axis=1), [0.05, 0.95])
+    return float(low), float(high), len(total)

@@ -64,9 +64,9 @@ class Knowledge:
         for row in rows_of(runs):
             key = row_key(row, devices)
             times[key] += 1
-            members = parse_cluster(key[1])
-            batch = key[4] * sum(count * share for count, share in zip(key[2], key[3], strict=True))
-            seen.update(_features(key[0], members, batch, key[4]))
+            workload, machines, steps, *_ = key
+            batch = steps * sum(count * share for _, count, share in machines)
+            seen.update(_features(workload, tuple(name for name, _, _ in machines), batch, steps))
             unsteady = float(row.get("step_spread") or 0.0) > _STEADY  # NaN: unknown, taken for steady
             stale = stale_before is not None and _older(row.get("measured_at"), stale_before)
             if not stale and (not unsteady or times[key] >= _ENOUGH_RUNS):
@@ -85,13 +85,17 @@ class Knowledge:
         """Settle what has failed `_ENOUGH_FAILURES` times: it would again, and its time is another run's."""
         runs: Counter[Key] = Counter()
         profiles: Counter[tuple[str, str]] = Counter()
+        probes: Counter[tuple[str, ...]] = Counter()
         for row in rows_of(failures):
             if row["kind"] == "train":
                 runs[row_key(row, devices)] += 1
             elif row["kind"] == "profile":
                 profiles[str(row["workload"]), parse_cluster(str(row["cluster"]))[0]] += 1
+            elif row["kind"] == "probe":
+                probes[parse_cluster(str(row["cluster"]))] += 1
         self.settled |= {key for key, times in runs.items() if times >= _ENOUGH_FAILURES}
         self.profiled |= {pair for pair, times in profiles.items() if times >= _ENOUGH_FAILURES}
+        self.probed |= {members for members, times in probes.items() if times >= _ENOUGH_FAILURES}
 
     def unprofiled(self, instance_types: set[str]) -> list[tuple[str, str]]:
         """(workload, instance type) without a profile, in an order in which each step brings another of both."""
@@ -229,7 +233,7 @@ def _alternating(trains: Sequence[Want], workloads: Sequence[str]) -> list[Want]
 
 
 def _features(workload: str, members: tuple[str, ...], batch: int, steps: int) -> list[tuple[str, ...]]:
-    cluster = "+".join(members)
+    cluster = "+".join(sorted(members))
     return [
         ("cluster", cluster),
         ("workload and cluster", workload, cluster),

@@ -8,19 +8,19 @@ from typing import Any
 
 import pandas as pd
 
-from .cloud import cluster_name, parse_cluster, parse_numbers
+from .cloud import parse_cluster, parse_numbers
 from .workload import Setup
 
-Key = tuple[str, str, tuple[int, ...], tuple[int, ...], int, str, str]
+# Workload, (instance type, layout, batch) of each machine in one order, accumulation steps, strategy, precision.
+Key = tuple[str, tuple[tuple[str, int, int], ...], int, str, str]
 
 
 def setup_key(setup: Setup) -> Key:
-    """What decides a step time: all of the setup but its market."""
+    """What decides a step time: all of the setup but its market and the order of its machines."""
+    types = [offer.instance_type.name for offer in setup.cluster.members]
     return (
         setup.workload,
-        setup.cluster.name,
-        setup.layout,
-        setup.batch_per_device,
+        tuple(sorted(zip(types, setup.layout, setup.batch_per_device, strict=True))),
         setup.accumulation_steps,
         setup.strategy,
         setup.precision,
@@ -40,9 +40,7 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
     steps, strategy, precision = (row.get(name) for name in ("accumulation_steps", "strategy", "precision"))
     return (
         str(row["workload"]),
-        cluster_name(names),
-        layout,
-        batches,
+        tuple(sorted(zip(names, layout, batches, strict=True))),
         1 if _absent(steps) else int(str(steps).split(".")[0]),
         "ddp" if _absent(strategy) else str(strategy),
         "fp32" if _absent(precision) else str(precision),

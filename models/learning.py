@@ -9,7 +9,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from .overlap import PARAMETER_NAMES, PARAMETER_SD, Buckets, StepParameters, Timeline, default_buckets, step_times
-from .setups import FloatArray, SetupArrays, column, read_setups
+from .setups import FloatArray, SetupArrays, column, in_one_order, read_setups
 
 # More setups than this are thinned by chance: the correction's cost grows with their cube.
 _MOST_SETUPS = 800
@@ -42,6 +42,14 @@ class TrainingRows:
     provider: str
 
 
+def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
+    """Digests in the frame `workloads` or `instance_types` by the column `name`; unknown ones are left out."""
+    if "digest" not in frame or not len(frame):
+        return {}
+    told = frame[frame["digest"].notna()]
+    return {str(one): str(digest) for one, digest in zip(told[name], told["digest"], strict=True)}
+
+
 def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
     """Runs of plain ddp in fp32 with a positive finite step time; the others cannot be learned from."""
     if "step_s" not in runs.columns or not len(runs):
@@ -65,9 +73,7 @@ def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
     keys = pd.DataFrame(
         {
             "workload": column(runs, "workload", "").astype(str),
-            "cluster": column(runs, "cluster", "").astype(str),
-            "layout": column(runs, "layout", "").astype(str),
-            "batch_per_device": column(runs, "batch_per_device", "").astype(str),
+            **in_one_order(runs, devices),
             "accumulation_steps": column(runs, "accumulation_steps", 1).astype(float),
         }
     )

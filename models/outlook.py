@@ -54,6 +54,11 @@ class Outlook:
         return self.mean_hours if what == "hours" else self.price[:, None] * self.mean_hours
 
 
+def state_bytes(workload: Workload) -> float:
+    """Size of a checkpoint; 0 where nobody has measured the workload's gradient."""
+    return _STATE_PER_WEIGHT * float(workload.gradient_bytes or 0)
+
+
 def outlook(
     workload: Workload,
     setups: Sequence[Setup],
@@ -67,8 +72,7 @@ def outlook(
     seed: int,
 ) -> Outlook:
     """Hours and dollars of `workload` on each of `setups`; the other arguments are those of `ranking.recommend`."""
-    state_bytes = _STATE_PER_WEIGHT * float(workload.gradient_bytes or 0)
-    write_s = spot.checkpoint_seconds(state_bytes) if checkpoint_s is None else checkpoint_s
+    write_s = spot.checkpoint_seconds(state_bytes(workload)) if checkpoint_s is None else checkpoint_s
     steps = np.array([-(-workload.samples // setup.global_batch) for setup in setups], dtype=float)
     step_s = predictions["step_s"].to_numpy(dtype=float) if len(setups) else np.zeros(0)
     prices = [setup.cluster.usd_per_hour for setup in setups]

@@ -95,6 +95,23 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
     return SetupArrays(workloads=workloads, types=types, batch=batch, layout=layout, accumulation=accumulation)
 
 
+def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list[str]]:
+    """Columns cluster, layout, batch_per_device with each row's machines sorted: `1xb+1xa`, `4+8` to `1xa+1xb`, `8+4`.
+
+    Raises ValueError on text that is not of the contract's form.
+    """
+    known = tuple(sorted(devices.items()))
+    columns = (column(frame, name, "") for name in ("cluster", "layout", "batch_per_device"))
+    texts: dict[str, list[str]] = {"cluster": [], "layout": [], "batch_per_device": []}
+    for cluster, layout, batch in zip(*columns, strict=True):
+        used, share = _parse(str(cluster), str(layout).strip(), str(batch), known)
+        triples = sorted(zip(parse_cluster(str(cluster)), used, share, strict=True))
+        texts["cluster"].append(cluster_name(name for name, _, _ in triples))
+        texts["layout"].append("+".join(str(one) for _, one, _ in triples))
+        texts["batch_per_device"].append("+".join(str(one) for _, _, one in triples))
+    return texts
+
+
 def require_known(names: Iterable[str], known: Sequence[str], what: str) -> None:
     """Raises ValueError at the first of `names` that is not in `known`, naming the nearest that are."""
     for name in sorted(set(names) - set(known)):

@@ -7,24 +7,34 @@ One model serves one provider. It never reads a clock, a disk or a random global
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
 
+from .cloud import InstanceType
 from .communication import CollectiveModel, fit_collectives
 from .compute import ComputeModel, fit_compute
 from .correction import Correction, Features
 from .intervals import Z_90, calibrated
-from .learning import TrainingData, TrainingRows, fit_parameters, one_device_rows, training_rows, workload_buckets
+from .learning import (
+    TrainingData,
+    TrainingRows,
+    definition_digests,
+    fit_parameters,
+    one_device_rows,
+    training_rows,
+    workload_buckets,
+)
 from .machines import Machine, read_machines
 from .overlap import Buckets, StepParameters, StepTimes, lay_out, step_times
 from .setups import BoolArray, FloatArray, SetupArrays, column, read_setups, require_known
+from .workload import Workload
 
 __all__ = ["StepTimeModel", "TrainingData", "fit"]
 
 # Beyond this many setups their joint covariance no longer fits a small machine's memory: draw for the survivors.
-_MOST_JOINT = 4000
+MOST_JOINT = 4000
 # Floor of an exposed part above which communication, and of an imbalance above which stragglers, limit a step.
 _LIMITS = 0.2
 
@@ -41,6 +51,8 @@ class StepTimeModel:
     parameters: StepParameters
     correction: Correction
     trained_on: tuple[str, ...] = ()  # run ids
+    workload_digests: dict[str, str] = field(default_factory=dict)  # of the definitions that were measured, by name
+    type_digests: dict[str, str] = field(default_factory=dict)
 
     @property
     def workloads(self) -> tuple[str, ...]:
@@ -51,6 +63,15 @@ class StepTimeModel:
     def instance_types(self) -> tuple[str, ...]:
         """Instance types that can be predicted."""
         return tuple(sorted(self.machines))
+
+    def met_workload(self, workload: Workload) -> bool:
+        """Was this workload learned as it is defined today? One of the same name and another digest is another."""
+        return workload.name in self.workloads and self.workload_digests.get(workload.name) == workload.digest
+
+    def met_type(self, instance_type: InstanceType) -> bool:
+        """The same of an instance type."""
+        name = instance_type.name
+        return name in self.machines and self.type_digests.get(name) == instance_type.digest
 
     def predict(self, setups: pd.DataFrame) -> pd.DataFrame:
         """Predict each setup (measurement columns; workload, cluster, batch_per_device required), on the same index.
@@ -86,8 +107,8 @@ class StepTimeModel:
 
         Raises ValueError as `predict` does, and above 4,000 setups at once.
         """
-        if len(setups) > _MOST_JOINT:
-            raise ValueError(f"{len(setups)} setups at once: draw for at most {_MOST_JOINT}")
+        if len(setups) > MOST_JOINT:
+            raise ValueError(f"{len(setups)} setups at once: draw for at most {MOST_JOINT}")
         arrays = self._read(setups)
         physics, features = self._physics(arrays)
         mean, spread = self.correction.moments(features)
@@ -202,6 +223,8 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
         parameters=StepParameters(),
         correction=calibrated(*_empty()),
         trained_on=rows.run_ids,
+        workload_digests=definition_digests(data.workloads, "workload"),
+        type_digests=definition_digests(data.instance_types, "name"),
     )
     if not len(rows.step_s):
         return model
@@ -220,16 +243,7 @@ def _learn(model: StepTimeModel, rows: TrainingRows) -> StepTimeModel:
     physics = step_times(line, parameters)
     features = features_of(rows.setups, physics, model.compute, model.machines, line.distance)
     correction = calibrated(features, np.log(rows.step_s / physics.step_s), rows.repeats, rows.setups.ranks > 1)
-    return StepTimeModel(
-        provider=model.provider,
-        compute=model.compute,
-        collectives=model.collectives,
-        buckets=model.buckets,
-        machines=model.machines,
-        parameters=parameters,
-        correction=correction,
-        trained_on=model.trained_on,
-    )
+    return replace(model, parameters=parameters, correction=correction)
 
 
 def _empty() -> tuple[Features, FloatArray, FloatArray, BoolArray]:

@@ -13,9 +13,11 @@ from models import spot
 from models.campaign import Launch
 from models.cloud import Cluster, Offer, parse_numbers
 from models.holdout import Unseen, key, split_by_cores
+from models.outlook import state_bytes
 from models.workload import Goal, Setup, Workload
 from warehouse.reads import mart
 
+from .facts import told
 from .installation import Installation
 from .prices import current_offers
 from .recommend import recommend_one
@@ -44,11 +46,12 @@ def ask(here: Installation, count: int) -> list[Question]:
     if champion is None:
         raise ValueError("no champion is in force yet: run `srift refresh` first")
     offers, runs = current_offers(here), mart(here.warehouse, "runs", provider=here.provider.name)
+    workloads = [told(here, workload) for workload in here.workloads]
     questions = []
     for number in range(count):
-        workload = here.workloads[number % len(here.workloads)]
+        workload = workloads[number % len(workloads)]
         extremes = {row["goal"]: row for row in recommend_one(here, champion, workload, offers, runs, top=1)}
-        slack = TIGHTNESS[(number // len(here.workloads)) % len(TIGHTNESS)]
+        slack = TIGHTNESS[(number // len(workloads)) % len(TIGHTNESS)]
         goal = Goal(goal="cheapest_within_deadline", hours=round(extremes["fastest"]["hours_p90"] * slack, 3))
         if number % 2:
             goal = Goal(goal="fastest_within_budget", usd=round(extremes["cheapest"]["usd_p90"] * slack, 4))
@@ -145,7 +148,7 @@ def _true_cost(workload: Workload, setup: Setup, step_s: float) -> tuple[float, 
         np.array([steps * step_s / 3600.0]),
         np.array([spot.gang_hazard(setup.cluster)]),
         startup_s=spot.STARTUP_S,
-        checkpoint_s=spot.checkpoint_seconds(0.0),
+        checkpoint_s=spot.checkpoint_seconds(state_bytes(workload)),
         replacement_s=spot.REPLACEMENT_S,
     )
     return float(hours[0]), float(hours[0]) * (setup.cluster.usd_per_hour or np.nan)

@@ -17,6 +17,8 @@ from .prices import current_offers
 from .recommend import recommend_one
 from .registry import load_champion
 
+_NULLABLE_WHOLE = ("global_batch", "accumulation_steps", "measured_runs")
+
 
 def answer(
     provider: str, workload: str, *, hours: float | None, usd: float | None, samples: int | None, market: str, top: int
@@ -41,4 +43,5 @@ def answer(
 def published_rows(folder: Path) -> list[dict[str, Any]]:
     """The current publication, None where a value is missing. Raises WarehouseMissing before the first one."""
     frame = read_published(folder)
+    frame = frame.astype(dict.fromkeys(_NULLABLE_WHOLE, "Int64"))  # floats to pandas, where a row lacks them
     return rows_of(frame.astype(object).where(frame.notna(), None))

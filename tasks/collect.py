@@ -72,9 +72,8 @@ def _collect_one(here: Installation, lease: EndedLease, refresh_id: str, now: da
         rows += _cut_short(lease, envelopes)  # where the controller told of that run itself, its row comes first
     row = asdict(lease) | {"provider": here.provider.name}
     del row["mailbox"]
-    loaded = load_mailbox(
-        here.warehouse, lease.mailbox, envelopes, rows=rows, lease=row, refresh_id=refresh_id, now=now
-    )
+    bought_by = lease.lease_id.rpartition("-")[0] or refresh_id  # whoever brings it home
+    loaded = load_mailbox(here.warehouse, lease.mailbox, envelopes, rows=rows, lease=row, refresh_id=bought_by, now=now)
     into.new += loaded.new
     into.by_status.update(loaded.by_status)
     into.usd += lease.usd or 0.0

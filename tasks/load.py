@@ -13,12 +13,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from warehouse.append import append_leases, append_records
 from warehouse.database import Warehouse
+
+Unix = Annotated[float, Field(gt=0, lt=4e9)]  # seconds that a timestamp can hold
+Whole = Annotated[int, Field(gt=0, lt=2**63)]  # what a bigint can hold
 
 
 class _Wire(BaseModel):
@@ -32,14 +35,14 @@ class WireRecord(_Wire):
 
     run_id: str = Field(min_length=1)
     lease_id: str
-    attempt: int = Field(ge=1)
+    attempt: Whole
     kind: Literal["train", "profile", "probe"]
     status: Literal["measured", "failed"]
     reason: str
     item: dict[str, Any]
     workload_digest: str
-    started_unix: float = Field(gt=0)
-    ended_unix: float = Field(gt=0)
+    started_unix: Unix
+    ended_unix: Unix
     fingerprint: str
     torch_version: str
     values: dict[str, Any]
@@ -50,12 +53,12 @@ class _Train(_Wire):
     step_s: float = Field(gt=0)
     step_spread: float | None = Field(default=None, ge=0)
     sync_s: float | None = Field(default=None, ge=0)
-    parameters: int | None = Field(default=None, gt=0)
-    gradient_bytes: int | None = Field(default=None, gt=0)
+    parameters: Whole | None = None
+    gradient_bytes: Whole | None = None
 
 
 class _ProfileLine(_Wire):
-    batch: int = Field(ge=1)
+    batch: int = Field(ge=1, lt=2**31)
     forward_s: float = Field(gt=0)
     backward_s: float = Field(gt=0)
     optimizer_s: float = Field(ge=0)
@@ -63,19 +66,19 @@ class _ProfileLine(_Wire):
 
 
 class _Bucket(_Wire):
-    bytes: int = Field(gt=0)
+    bytes: Whole
     ready_fraction: float = Field(ge=0)
 
 
 class _Profile(_Wire):
-    parameters: int = Field(gt=0)
-    gradient_bytes: int = Field(gt=0)
+    parameters: Whole
+    gradient_bytes: Whole
     rows: list[_ProfileLine] = Field(min_length=1)
     buckets: list[_Bucket]
 
 
 class _ProbeLine(_Wire):
-    bytes: int = Field(gt=0)
+    bytes: Whole
     seconds: float = Field(gt=0)
 
 
@@ -149,8 +152,12 @@ def _record(file: Path, envelopes: Mapping[str, Mapping[str, Any]]) -> dict[str,
     try:
         # a loss may be NaN, which JSON lacks: unknown; a NaN time is then missing and refused below
         body = json.loads(file.read_text(), parse_constant=lambda _: None)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"it is truncated or not JSON ({error})") from None
+    try:
+        json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError as error:
+        raise ValueError(f"it cannot be stored ({error})") from None
     try:
         record = WireRecord.model_validate(body)
         if record.status == "measured":

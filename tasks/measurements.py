@@ -23,6 +23,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from models.cloud import parse_cluster, parse_numbers
 
+from .installation import PROVIDERS
+from .settings import nearest
+
 _SHOWN = 20
 _Row = TypeVar("_Row", bound=BaseModel)
 
@@ -79,6 +82,13 @@ class Measurement(BaseModel):
     def _a_cluster(cls, text: str) -> str:
         parse_cluster(text)
         return text
+
+    @field_validator("provider")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in PROVIDERS:
+            raise ValueError(f"unknown provider {name!r}; {nearest(name, PROVIDERS)}")
+        return name
 
     @field_validator("batch_per_device", "layout")
     @classmethod
@@ -221,6 +231,8 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _columns(path: Path) -> list[str]:
+    if path.exists() and not path.is_file():  # a pipe is empty once it was read, and the file is read more than once
+        raise ImportRefused(path, ["it is not a regular file"])
     try:
         if _is_parquet(path):
             return list(pq.read_schema(path).names)

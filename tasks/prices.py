@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -56,7 +57,19 @@ def snapshot_offers(here: Installation, refresh_id: str, now: datetime) -> str:
         append.append_offers(connection, rows, snapshot_id=refresh_id, as_of=now)
     unpriced = sum(offer.usd_per_hour is None for offer in offers)
     types = len({offer.instance_type.name for offer in offers})
-    return f"prices: {len(offers)} offers of {types} instance types" + (f", {unpriced} unpriced" if unpriced else "")
+    said = f"prices: {len(offers)} offers of {types} instance types" + (f", {unpriced} unpriced" if unpriced else "")
+    return "; ".join(filter(None, [said, nothing_to_buy(offers, here.settings.campaign.market)]))
+
+
+def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
+    """Why a campaign can measure nothing, where no offer of its market has a price; else empty."""
+    if any(offer.market == market and offer.usd_per_hour is not None for offer in offers):
+        return ""
+    key, other = ("spot_usd_per_hour", "on-demand") if market == "spot" else ("usd_per_hour", "spot")
+    return (
+        f"no instance type has a price on the {market} market, so nothing can be measured:"
+        f' give one a {key}, or set market = "{other}" under [campaign]'
+    )
 
 
 def current_offers(here: Installation) -> list[Offer]:

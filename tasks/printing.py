@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 from rich.console import Console
@@ -25,20 +25,28 @@ def live_reporter() -> Reporter:
 
 
 def print_recommendations(rows: Sequence[Row]) -> None:
-    """Workload by workload and goal by goal: the first choice, then its rivals with what they lost by."""
+    """Workload by workload, a line for each goal's first choice and its rivals; below, why each stands there."""
     console = _console()
     if any(row["provider"] == "local" for row in rows):
         console.print("provider local: prices are illustrative", style="italic")
     for provider, workload in dict.fromkeys((row["provider"], row["workload"]) for row in rows):
-        table = Table(title=f"{workload} ({provider})", title_justify="left", box=None, pad_edge=False)
-        for name in ("goal", "#", "cluster", "market", "batch", "step s (90 %)", "hours", "usd", "p ok", "p best"):
-            table.add_column(name, justify="left" if name in ("goal", "cluster", "market", "batch") else "right")
-        table.add_column("why", overflow="fold")
-        for row in rows:
-            if (row["provider"], row["workload"]) == (provider, workload):
-                table.add_row(*_cells(row))
+        mine = [row for row in rows if (row["provider"], row["workload"]) == (provider, workload)]
+        table = Table(box=None, pad_edge=False)
+        for name, justify in _COLUMNS.items():
+            table.add_column(name, justify=justify, no_wrap=name not in ("cluster", "batch"))
+        for row in mine:
+            table.add_row(*_cells(row))
+        console.print(f"\n{workload} ({provider})", style="bold")
         console.print(table)
-        console.print()
+        for row in mine:
+            console.print(f"  {row['cluster'] or row['status']}: {row['reason']}", style="dim")
+
+
+_COLUMNS: dict[str, Literal["left", "right"]] = {
+    **dict.fromkeys(("goal", "#", "cluster", "market", "batch"), "left"),
+    **dict.fromkeys(("step s (90 %)", "hours", "usd", "p ok", "p best"), "right"),
+    "limited by": "left",
+}
 
 
 def print_launches(launches: Sequence[Launch]) -> None:
@@ -103,13 +111,13 @@ def _cells(row: Row) -> list[str]:
         goal += f" {row['constraint_hours']:g} h"
     if row["constraint_usd"] is not None:
         goal += f" ${row['constraint_usd']:g}"
-    first = row["rank"] == 1
+    named = goal if row["rank"] == 1 else ""
     if row["cluster"] is None:
-        return [goal, str(row["rank"]), str(row["status"]), *[""] * 7, str(row["reason"])]
+        return [named, str(row["rank"]), str(row["status"])]
     markets = "+".join(dict.fromkeys(str(offer["market"]) for offer in row["cluster_offers"]))
     batch = str(row["batch_per_device"]) + (f" x{row['accumulation_steps']}" if row["accumulation_steps"] > 1 else "")
     return [
-        goal if first else "",
+        named,
         str(row["rank"]),
         str(row["cluster"]),
         markets,
@@ -117,9 +125,9 @@ def _cells(row: Row) -> list[str]:
         f"{row['step_s']:.3f} ({row['step_low_s']:.3f}-{row['step_high_s']:.3f})",
         _number(row["hours"]),
         _number(row["usd"]),
-        _number(row["p_meets_constraint"], "{:.0%}"),
+        "" if row["p_meets_constraint"] is None else f"{row['p_meets_constraint']:.0%}",
         _number(row["p_best"], "{:.0%}"),
-        str(row["reason"]),
+        str(row["bottleneck"]),
     ]
 
 
@@ -128,7 +136,9 @@ def _number(value: float | None, form: str = "{:.3g}") -> str:
 
 
 def _console() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=_WIDTH, no_color=True, highlight=False)
+    if sys.stdout.isatty():
+        return Console(markup=False)  # a reason may hold square brackets
+    return Console(width=_WIDTH, no_color=True, highlight=False, markup=False)
 
 
 def print_frame(frame: pd.DataFrame, title: str) -> None:

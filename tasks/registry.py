@@ -22,13 +22,20 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.types import ColSpec, Schema, TensorSpec
+from mlflow.types.schema import AnyType
 
 import models
 from models.step_time import StepTimeModel
 
 ALIAS = "champion"
+_CHOSEN = "MLFLOW_TRACKING_URI"
 REQUIREMENTS = ("numpy", "scipy", "pandas")
 _OPTIONAL_TEXT = ("layout", "strategy", "precision", "provider")
+# Of any type: a whole number that is missing somewhere is a float to pandas, and MLflow takes no long for a double.
+_OPTIONAL = (
+    *("accumulation_steps", "parameters", "gradient_bytes", "flops_per_sample"),
+    *("market", "zone", "run_id", "source", "measured_at"),
+)
 _OUTPUTS = (
     "step_s",
     "step_low_s",
@@ -41,13 +48,17 @@ _OUTPUTS = (
 _INPUTS: list[ColSpec | TensorSpec] = [
     *(ColSpec("string", name) for name in ("workload", "cluster", "batch_per_device")),
     *(ColSpec("string", name, required=False) for name in _OPTIONAL_TEXT),
-    ColSpec("long", "accumulation_steps", required=False),
+    *(ColSpec(AnyType(), name, required=False) for name in _OPTIONAL),  # type: ignore[no-untyped-call]
 ]
 _ANSWERS: list[ColSpec | TensorSpec] = [
     *(ColSpec("double", name) for name in _OUTPUTS),
     ColSpec("string", "bottleneck"),
 ]
 SIGNATURE = ModelSignature(inputs=Schema(_INPUTS), outputs=Schema(_ANSWERS))
+
+
+class RegistryError(OSError):
+    """The model registry could not be read: whether there is a champion is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +95,19 @@ def name_of(provider: str) -> str:
     return f"srift-step-time-{provider}"
 
 
+def _own_store(home: Path) -> str:
+    return f"sqlite:///{home / 'mlflow.db'}"
+
+
 @contextmanager
 def _client(home: Path) -> Iterator[MlflowClient]:
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home / 'mlflow.db'}"
+    chosen = os.environ.get(_CHOSEN)
+    uri = chosen or _own_store(home)
     home.mkdir(parents=True, exist_ok=True)
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
+    if chosen is None:  # MLflow has just set it, and the next call would take it for an operator's choice
+        os.environ.pop(_CHOSEN, None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield MlflowClient(uri, uri)
@@ -144,24 +162,37 @@ def refuse(home: Path, provider: str, number: int, reason: str) -> None:
 
 
 def load_champion(home: Path, provider: str) -> Champion | None:
-    """The model in force, or None before the first."""
-    if not (home / "mlflow.db").exists() and "MLFLOW_TRACKING_URI" not in os.environ:
+    """The model in force, or None before the first. Raises RegistryError where the registry does not say."""
+    if not (home / "mlflow.db").exists() and _CHOSEN not in os.environ:
         return None
-    with _client(home) as client:
-        try:
-            found = client.get_model_version_by_alias(name_of(provider), ALIAS)
-        except MlflowException:
+    try:
+        with _client(home) as client:
+            number = _number_in_force(client, name_of(provider))
+            if number is None:
+                return None
+            folder = mlflow.artifacts.download_artifacts(artifact_uri=f"models:/{name_of(provider)}/{number}")
+    except MlflowException as error:
+        raise RegistryError(f"the model registry could not be read, and nothing was decided: {error}") from error
+    text = next((Path(folder) / "artifacts").glob("*.json")).read_text()
+    return Champion(version=number, model=StepTimeModel.from_json(text))
+
+
+def _number_in_force(client: MlflowClient, name: str) -> int | None:
+    try:
+        return int(client.get_model_version_by_alias(name, ALIAS).version)
+    except MlflowException as error:
+        no_alias = error.error_code == "INVALID_PARAMETER_VALUE" and f"alias {ALIAS} not found" in str(error)
+        if no_alias or error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
-        folder = mlflow.artifacts.download_artifacts(artifact_uri=f"models:/{name_of(provider)}/{found.version}")
-        text = next((Path(folder) / "artifacts").glob("*.json")).read_text()
-        return Champion(version=int(found.version), model=StepTimeModel.from_json(text))
+        raise
 
 
 def _experiment(client: MlflowClient, name: str, home: Path) -> str:
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
-    location = None if "MLFLOW_TRACKING_URI" in os.environ else (home / "mlartifacts" / name).as_uri()
+    # A server decides itself; our own store would put artifacts in whatever folder the command was typed in.
+    location = (home / "mlartifacts" / name).as_uri() if client.tracking_uri == _own_store(home) else None
     return str(client.create_experiment(name, artifact_location=location))
 
 

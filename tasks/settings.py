@@ -95,6 +95,15 @@ class WorkloadSettings(_Section):
     arguments: dict[str, bool | int | float | str] = {}
     goals: tuple[GoalSettings, ...] = ()
 
+    @field_validator("goals")
+    @classmethod
+    def _told_apart(cls, goals: tuple[GoalSettings, ...]) -> tuple[GoalSettings, ...]:
+        asked = [(goal.goal, goal.hours, goal.usd) for goal in goals]
+        twice = [one.goal for place, one in enumerate(goals) if asked[place] in asked[:place]]
+        if twice:
+            raise ValueError(f"goal {twice[0]!r} stands twice with the same constraint")
+        return goals
+
     @field_validator("global_batch")
     @classmethod
     def _range(cls, value: int | tuple[int, int]) -> int | tuple[int, int]:
@@ -206,9 +215,13 @@ def load_settings(file: Path | None = None) -> Settings:
         body = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from None
+    if "root" in body:
+        raise SettingsError(f"{path}:\n  root: unknown key; the root is the folder of {FILE}")
     _refuse_unknown_variables(body)
+    stated = body.pop("home", ".srift")
+    home = path.parent / Path(stated).expanduser() if isinstance(stated, str) else stated
     try:
-        settings = Settings(**{"home": path.parent / ".srift", **body, "root": path.parent})
+        settings = Settings(**body, home=home, root=path.parent)
     except ValidationError as error:
         raise SettingsError(f"{path}:\n" + "\n".join(_explain(one) for one in error.errors())) from None
     except MalformedVariable as error:
@@ -260,4 +273,4 @@ def _known_keys(location: tuple[Any, ...]) -> list[str]:
     }
     choices = sections.get(len(location), {})
     model = choices.get(str(location[0]) if location else "")
-    return [] if model is None else [name for name in model.model_fields if name not in ("root", "home")]
+    return [] if model is None else [name for name in model.model_fields if name != "root"]

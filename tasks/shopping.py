@@ -6,18 +6,23 @@ import zlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
+import numpy as np
 import pandas as pd
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from models.campaign import Launch, shopping_list
-from models.cloud import Offer
+from models.cloud import InstanceType, Offer, parse_cluster
 from models.step_time import StepTimeModel
+from models.workload import Workload
 from warehouse import reads
 from warehouse.database import WarehouseMissing
 
+from .facts import with_facts
 from .installation import Installation, open_installation
+from .prices import nothing_to_buy
 from .registry import Champion, load_champion
+from .report import reporter
 
 
 @task(cache_policy=NO_CACHE)
@@ -30,8 +35,10 @@ def shop(
 ) -> list[Launch]:
     """Launches to make within the caps of srift.toml, or within `max_usd` where it is given."""
     campaign = here.settings.campaign
+    workloads = with_facts(here.workloads, frames["workloads"])
+    types = [offer.instance_type for offer in offers]
     return shopping_list(
-        here.workloads,
+        workloads,
         offers,
         frames["runs"],
         frames["profiles"],
@@ -42,24 +49,31 @@ def shop(
         fits=here.fits,
         seed=campaign.seed,
         market=campaign.market,
-        expected_step=None if champion is None else lambda setups: _expected(champion.model, setups),
+        expected_step=None if champion is None else lambda setups: _expected(champion.model, workloads, types, setups),
         failures=_failures(here),
     )
 
 
 def _failures(here: Installation) -> pd.DataFrame:
-    """Failed runs of the workloads as their files are now: a mended file is tried again."""
+    """What nodes told of as failed, of the workloads as their files are now: a mended file is tried again.
+
+    What the controller had to tell (a full mailbox, a silent node) is no fault of what was to be measured.
+    """
     try:
-        failed = reads.mart(here.warehouse, "failed_runs", provider=here.provider.name, status="failed")
+        failed = reads.mart(here.warehouse, "failed_runs", provider=here.provider.name, status="failed", told_by="node")
     except WarehouseMissing:
         return pd.DataFrame()
     digests = {workload.digest for workload in here.workloads}
-    return failed[failed["workload_digest"].isin(digests)]
+    return failed[(failed["kind"] == "probe") | failed["workload_digest"].isin(digests)]
 
 
-def _expected(model: StepTimeModel, setups: pd.DataFrame) -> pd.DataFrame:
-    """Predictions, and NaN for workloads that the champion has not met."""
-    known = setups["workload"].isin(model.workloads)
+def _expected(
+    model: StepTimeModel, workloads: Sequence[Workload], types: Sequence[InstanceType], setups: pd.DataFrame
+) -> pd.DataFrame:
+    """Predictions, and NaN where the champion has not met the workload or an instance type as it is defined now."""
+    met = {one.name for one in types if model.met_type(one)}
+    known = setups["workload"].isin([one.name for one in workloads if model.met_workload(one)])
+    known &= np.array([met.issuperset(parse_cluster(str(one))) for one in setups["cluster"]], dtype=bool)
     columns = ["step_s", "step_low_s", "step_high_s"]
     predicted = model.predict(setups[known])[columns] if known.any() else pd.DataFrame(columns=columns, dtype=float)
     return predicted.reindex(setups.index)
@@ -79,4 +93,19 @@ def dry_run(provider: str, max_usd: float | None) -> list[Launch]:
     except WarehouseMissing:
         frames = {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
     champion = load_champion(here.home, provider)
-    return shop.fn(here, here.provider.offers(now), frames, champion, max_usd)
+    offers = here.provider.offers(now)
+    for sentence in filter(None, [nothing_to_buy(offers, here.settings.campaign.market)]):
+        reporter().say(sentence)
+    return shop.fn(here, offers, _of_today(frames, here.workloads), champion, max_usd)
+
+
+def _of_today(frames: Mapping[str, pd.DataFrame], workloads: Sequence[Workload]) -> dict[str, pd.DataFrame]:
+    """Without what was measured here under a definition that has changed: until a refresh notes it, marts hold it."""
+    current, noted = dict(frames), frames["workloads"]
+    if len(noted):
+        digests = dict(zip(noted["workload"], noted["digest"], strict=True))
+        changed = [one.name for one in workloads if digests.get(one.name) != one.digest]
+        runs, profiles = frames["runs"], frames["profiles"]
+        current["runs"] = runs[~runs["workload"].isin(changed) | (runs["source"] != "srift")]
+        current["profiles"] = profiles[~profiles["workload"].isin(changed)]
+    return current

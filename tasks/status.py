@@ -24,7 +24,7 @@ def status_of(provider: str) -> dict[str, Any]:
         {
             "lease_id": lease.lease_id,
             "cluster": lease.cluster,
-            "usd_so_far": _usd(lease.usd_per_hour, lease.started_at, now),
+            "usd_so_far": lease.usd_until(now),
             "started_at": lease.started_at,
             "deadline_at": lease.deadline_at,
             "controller_alive": lease.controller_alive,
@@ -69,7 +69,3 @@ def _hours_since(at: Any, now: datetime) -> float:
     moment = pd.Timestamp(at)
     moment = moment.tz_localize(UTC) if moment.tzinfo is None else moment
     return (now - moment.to_pydatetime()).total_seconds() / 3600.0
-
-
-def _usd(price: float | None, since: datetime, now: datetime) -> float | None:
-    return None if price is None else price * (now - since).total_seconds() / 3600.0

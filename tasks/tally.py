@@ -13,6 +13,8 @@ from models.campaign import Launch
 from .benchmark import Served
 from .collect import Collected
 
+RELEASE_S = 2.0  # machines are paid for until they are gone, which is a little after they were told to stop
+
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
@@ -36,7 +38,8 @@ class Tally:
         price = launch.cluster.usd_per_hour
         if not price:
             return self.stop_at
-        return min(self.stop_at, time.monotonic() + (self.cap_usd - self.usd) / price * 3600.0)
+        left_s = (self.cap_usd - self.usd) / price * 3600.0 - RELEASE_S
+        return min(self.stop_at, time.monotonic() + max(left_s, 0.0))
 
     def add(self, served: Served, collected: Collected, *, load_s: float) -> None:
         """Count what one launch brought home."""

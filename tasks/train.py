@@ -35,16 +35,13 @@ class Challenger:
 
 @task(cache_policy=NO_CACHE)
 def challenge(frames: Mapping[str, pd.DataFrame], champion: Champion | None) -> Challenger | None:
-    """Fit on all rows, score on held-out groups, compare with the champion on the same rows. None: nothing to fit."""
+    """Fit on all rows, score on held-out groups, compare with the champion on the same runs. None: nothing to fit."""
     data = TrainingData(**frames)
     if not len(data.runs):
         return None
     model = fit(data, seed=SEED)
-    if champion is None:
-        scores = evaluate.scoreboard(data, seed=SEED)
-        return Challenger(model=model, scoreboard=scores, decision=evaluate.decide(scores, None))
-    scores, rival = evaluate.contest(data, champion.model, seed=SEED)
-    return Challenger(model=model, scoreboard=scores, decision=evaluate.decide(scores, rival))
+    scores, decision = evaluate.contest(data, model, None if champion is None else champion.model, seed=SEED)
+    return Challenger(model=model, scoreboard=scores, decision=decision)
 
 
 @task(cache_policy=NO_CACHE)

@@ -22,7 +22,7 @@ os.environ |= {
     "SRIFT_HOME": str(SESSION / "srift"),
     "PREFECT_HOME": str(SESSION / "prefect"),
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_LOGGING_LEVEL": "ERROR",
+    "PREFECT_LOGGING_LEVEL": "CRITICAL",
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }

@@ -37,6 +37,7 @@ def _parts(built: Built, batch: int) -> dict[str, Any]:
     """Forward, backward and optimizer seconds and peak memory of one batch.
 
     The parts are means over the repeats whose sum lies in the middle half, so that they add up to a typical step.
+    Making the batch and clearing the gradients count as forward: a measured step (steps.py) pays for them too.
     """
     memory.reset_peak()
     seconds: list[tuple[float, float, float]] = []
@@ -44,9 +45,9 @@ def _parts(built: Built, batch: int) -> dict[str, Any]:
     for repeat in range(_BURN_IN + _REPEATS_MOST):
         if repeat >= _BURN_IN + _REPEATS_LEAST and time.perf_counter() - started > _BATCH_S:
             break
-        inputs, target = built.make_batch(batch)
-        built.optimizer.zero_grad(set_to_none=True)
         at = [time.perf_counter()]
+        built.optimizer.zero_grad(set_to_none=True)
+        inputs, target = built.make_batch(batch)
         loss = built.loss(built.model(inputs), target)
         at.append(time.perf_counter())
         loss.backward()  # type: ignore[no-untyped-call]

@@ -42,6 +42,11 @@ class Lease:
     controller_pid: int
     controller_alive: bool
 
+    def usd_until(self, now: datetime) -> float | None:
+        """Dollars from the start to `now`; None where the price is unknown. Machines do not outlive the deadline."""
+        hours = max(0.0, (min(now, self.deadline_at) - self.started_at).total_seconds()) / 3600
+        return None if self.usd_per_hour is None else self.usd_per_hour * hours
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedLease:

@@ -129,16 +129,16 @@ class LocalProvider:
                     continue
                 try:
                     ended = self._store.end(lease_id, self._catalogue.shares)
+                    kept = self._store.set_aside(lease_id) if lease is None else None
                 except ProviderError as error:
                     sentences.append(str(error))
                     continue
-                if lease is None:
-                    self._store.forget(lease_id)
-                elif lease.ended_at is None:
+                if lease is not None and lease.ended_at is None:
                     self._store.close(lease_id, now, "reaped")
-                elif not ended.processes and not ended.groups:
+                elif lease is not None and not ended.processes and not ended.groups:
                     continue
                 what = f"{ended.processes} processes and {ended.groups} CPU groups were ended"
+                what += f"; its records were moved to {kept}" if kept is not None else ""
                 cluster = f" ({lease.cluster})" if lease is not None else ""
                 sentences.append(f"lease {lease_id}{cluster}: {why}; {what}")
         return sentences

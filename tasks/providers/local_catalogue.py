@@ -119,7 +119,7 @@ class LocalCatalogue:
             return f"{count} hosts are more than the {_MOST_HOSTS} addresses of one link."
         if cores > most_cores() + 1e-9:
             return (
-                f"{cluster.name} takes {cores:g} cores, and {most_cores():g} of {_machine_cores()} may be shared out."
+                f"{cluster.name} takes {cores:g} cores, and {most_cores():g} of {_usable_cores():g} may be shared out."
             )
         return ""
 
@@ -158,7 +158,10 @@ class LocalCatalogue:
                 "the cpu controller is delegated to you (systemd-run --user --scope -p Delegate=yes)."
             )
         if cores > most_cores() + 1e-9:
-            return f"This machine shares out {most_cores():g} of its {_machine_cores()} cores. Use a machine with more."
+            return (
+                f"This machine shares out {most_cores():g} of the {_usable_cores():g} cores we may use. "
+                "Use a machine with more."
+            )
         return ""
 
 
@@ -167,10 +170,11 @@ def cores_of(cluster: Cluster) -> float:
     return sum(offer.instance_type.cores for offer in cluster.members)
 
 
-def _machine_cores() -> int:
-    return os.cpu_count() or 1
+def _usable_cores() -> float:
+    """Not the machine's: an affinity (taskset, a container's cpuset) or a quota on ourselves may leave us fewer."""
+    return min(len(os.sched_getaffinity(0)), local_cpu.quota_cores())
 
 
 def most_cores() -> float:
     """Cores that hosts may share out on this machine."""
-    return _machine_cores() - SPARE_CORES
+    return _usable_cores() - SPARE_CORES

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -172,19 +173,43 @@ def detect(mounts: Path = Path("/proc/mounts"), own: Path = Path("/proc/self/cgr
     return Affinity("; ".join(dict.fromkeys(reasons)) or "no cgroup hierarchy with a cpu controller is mounted")
 
 
+@cache
+def quota_cores(mounts: Path = Path("/proc/mounts"), own: Path = Path("/proc/self/cgroup")) -> float:
+    """Cores that the quotas on our own group and those above it leave us (a container's, say); infinity without one."""
+    least = math.inf
+    for kind, top, home in _hierarchies(mounts.read_text(), own.read_text()):
+        for group in (home, *home.parents):
+            if not group.is_relative_to(top):
+                break
+            if kind == "cgroup":
+                words = _words(group / "cpu.cfs_quota_us") + _words(group / "cpu.cfs_period_us")
+            else:
+                words = _words(group / "cpu.max")
+            if len(words) == 2 and words[0] not in ("max", "-1"):
+                least = min(least, int(words[0]) / int(words[1]))
+    return least
+
+
 def _candidates(mounts: str, own: str) -> Iterator[Cgroups]:
     """Below our own group, so that limits set on us hold; else below the root; else (delegated slices) beside us."""
+    for kind, top, home in _hierarchies(mounts, own):
+        if kind == "cgroup":
+            yield from (CgroupsV1(base) for base in dict.fromkeys([home, top]) if base.is_dir())
+        elif "cpu" in _words(top / "cgroup.controllers"):
+            bases = [home, top, home.parent if home != top else top]
+            yield from (CgroupsV2(base) for base in dict.fromkeys(bases) if base.is_dir())
+
+
+def _hierarchies(mounts: str, own: str) -> Iterator[tuple[str, Path, Path]]:
+    """Each mounted hierarchy that may hold the cpu controller: its kind, its top, and our own group in it."""
     paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in own.splitlines())}
     for fields in (line.split() for line in mounts.splitlines()):
         top, kind, options = Path(fields[1]), fields[2], fields[3].split(",")
         if kind == "cgroup" and "cpu" in options:
             below = next((path for controllers, path in paths.items() if "cpu" in controllers.split(",")), "/")
-            bases = [top / below.lstrip("/"), top]
-            yield from (CgroupsV1(base) for base in dict.fromkeys(bases) if base.is_dir())
-        elif kind == "cgroup2" and "cpu" in _words(top / "cgroup.controllers"):
-            home = top / paths.get("", "/").lstrip("/")
-            bases = [home, top, home.parent if home != top else top]
-            yield from (CgroupsV2(base) for base in dict.fromkeys(bases) if base.is_dir())
+            yield kind, top, top / below.lstrip("/")
+        elif kind == "cgroup2":
+            yield kind, top, top / paths.get("", "/").lstrip("/")
 
 
 def _words(path: Path) -> list[str]:

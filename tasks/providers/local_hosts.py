@@ -25,6 +25,8 @@ _SWITCH = ("unshare", "--net")
 _USER = ("unshare", "-Urnm")
 _INSIDE_USER = ("nsenter", "-U", "--preserve-credentials", "-t")
 _TRY = "ip link add br0 type bridge && ip link add h0 type veth peer name eth0 && tc qdisc add dev h0 root {tbf}"
+# No IPv6 address of the link's own; a kernel without IPv6 refuses the words, and gives it none anyway.
+_QUIET = "{{ ip link set {link} addrgenmode none 2>/dev/null || true; }}"
 _TICKS_PER_S = 250  # CONFIG_HZ of Debian's kernels
 _LEAST_BURST_BYTES = 65_536  # one segment as the kernel hands it over before splitting
 _START_S = 10.0
@@ -123,7 +125,7 @@ def start_host(
         process = _start(("sh", "-c", script, plan.mark, *plan.command), environment, plan.log)
         return Host(process, process.pid)
     script = (
-        "read -r go || exit 70; ip link set lo up && ip link set eth0 addrgenmode none && "
+        f"read -r go || exit 70; ip link set lo up && {_QUIET.format(link='eth0')} && "
         f"ip addr add {plan.address}/24 dev eth0 && ip link set eth0 up && "
         f"tc qdisc add dev eth0 root {_tbf(plan.bandwidth_gbps)} || exit 71; "
         '"$@" </dev/null; exit $?'  # the shell stays the namespace's first process and collects orphans
@@ -154,7 +156,8 @@ def join(isolation: Isolation, switch: subprocess.Popen[bytes], hosts: Sequence[
     for index, (host, plan) in enumerate(hosts):
         lines += [
             f"ip link add h{index} type veth peer name eth0 netns {host.inner_pid}",
-            f"ip link set h{index} addrgenmode none master br0 up",
+            _QUIET.format(link=f"h{index}"),
+            f"ip link set h{index} master br0 up",
             f"tc qdisc add dev h{index} root {_tbf(plan.bandwidth_gbps)}",
         ]
     into_user = ("-U", "--preserve-credentials") if isolation.kind == "user" else ()

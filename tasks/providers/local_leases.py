@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,6 @@ class LocalLease:
     def controller_alive(self) -> bool:
         """Whether the very process that acquired it still runs."""
         return self.boot_id == boot_id() and is_running(self.controller)
-
-    def usd_until(self, now: datetime) -> float | None:
-        """Dollars from the start to `now`; None where the price is unknown."""
-        hours = max(0.0, (now - self.started_at).total_seconds()) / 3600
-        return None if self.usd_per_hour is None else self.usd_per_hour * hours
 
     def public(self) -> Lease:
         """As every provider states it."""
@@ -119,11 +115,14 @@ class LeaseStore:
         return directory
 
     def write(self, lease: LocalLease) -> None:
-        """Written beside and renamed: a reader sees all of it or the old one. Raises OSError."""
+        """Written beside, to the disk, and renamed: a reader sees all of it or the old one. Raises OSError."""
         path = self.directory(lease.lease_id) / "lease.json"
         beside = path.with_suffix(f".{os.getpid()}")
         try:
-            beside.write_text(json.dumps(asdict(lease), default=datetime.isoformat, indent=1))
+            with beside.open("w") as file:
+                json.dump(asdict(lease), file, default=datetime.isoformat, indent=1)
+                file.flush()
+                os.fsync(file.fileno())  # else a machine that loses power keeps the name of a file without its content
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
@@ -168,7 +167,9 @@ class LeaseStore:
         lease = self.read(lease_id)
         if lease is None or lease.ended_at is not None:
             return lease
-        lease = replace(lease, ended_at=now, usd=lease.usd_until(now), outcome=outcome, processes=(), groups=())
+        lease = replace(
+            lease, ended_at=now, usd=lease.public().usd_until(now), outcome=outcome, processes=(), groups=()
+        )
         directory = self.directory(lease_id)
         shutil.rmtree(directory / "code", ignore_errors=True)
         shutil.rmtree(directory / "scratch", ignore_errors=True)
@@ -179,6 +180,24 @@ class LeaseStore:
     def forget(self, lease_id: str) -> None:
         """Delete a lease's directory, mailbox included. Nothing happens where it is gone already."""
         shutil.rmtree(self.directory(lease_id), ignore_errors=True)
+
+    def set_aside(self, lease_id: str) -> Path | None:
+        """Move the mailbox of a lease that nothing tells of to home/rejected, and forget the lease.
+
+        Returns where it lies now, or None where the nodes had recorded nothing. Raises ProviderError; then all stays.
+        """
+        mailbox, target = self.directory(lease_id) / "mailbox", None
+        if any(mailbox.glob("node-*/records/*.json")):
+            rejected = self.root.parent / "rejected"
+            names = (f"{lease_id}.{number}" if number else lease_id for number in count())
+            target = next(rejected / name for name in names if not (rejected / name).exists())
+            try:
+                rejected.mkdir(exist_ok=True)
+                mailbox.rename(target)
+            except OSError as error:
+                raise ProviderError(f"lease {lease_id}: {mailbox} cannot be moved to {target}: {error}") from error
+        self.forget(lease_id)
+        return target
 
     def stray_ids(self, shares: CpuShares) -> set[str]:
         """Lease ids of this home's processes and CPU groups, whether or not a directory tells of them."""

@@ -18,7 +18,8 @@ from tasks.providers.local_processes import Process, hosts
 def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[int]]:
     """Cores for each share, aligned with `shares`; `promised` has every usable core with what others hold of it.
 
-    A share of more than one core gets as many whole ones. Packing is not always possible: then the excess is spread.
+    A share of more than one core gets as many whole ones. Packing is not always possible: those that would share a core
+    promised more than once over get every core, and the scheduler spreads them.
     """
     loads = dict(promised)
     placed: dict[int, set[int]] = {}
@@ -28,7 +29,8 @@ def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[in
         for core in cores:
             loads[core] += shares[index] / count
         placed[index] = set(cores)
-    return [placed[index] for index in range(len(shares))]
+    overfull = {core for core, load in loads.items() if load > 1 + 1e-9}
+    return [set(loads) if placed[index] & overfull else placed[index] for index in range(len(shares))]
 
 
 def promised_to_others(lease_id: str) -> dict[int, float]:

@@ -279,3 +279,10 @@ def test_what_failed_twice_is_not_bought_a_third_time() -> None:
     assert gone <= named(first) and not gone & named(shop(failures=failed))
     assert len(list(lines(shop(failures=failed), "profile"))) == len(list(lines(first, "profile"))) - 1
     assert named(shop(failures=failed.iloc[:2])) == named(first)  # failed once: tried again
+
+
+def test_a_probe_that_failed_twice_is_not_bought_a_third_time() -> None:
+    (_, members), *_ = lines(shop(), "probe")
+    failed = pd.DataFrame([{"kind": "probe", "workload": "", "cluster": cluster_name(members)}] * 2)
+    assert members not in {where for _, where in lines(shop(failures=failed), "probe")}
+    assert members in {where for _, where in lines(shop(failures=failed.iloc[:1]), "probe")}

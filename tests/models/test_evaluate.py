@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 
 import pandas as pd
 import pytest
 
-from models.evaluate import COLUMNS, SPLITS, contest, decide, held_out, scoreboard, scoreboard_of
+from models.evaluate import (
+    COLUMNS,
+    SPLITS,
+    contest,
+    decide,
+    held_out,
+    predictions,
+    predictions_of,
+    summarise,
+)
 from models.step_time import TrainingData, fit
 from tests.models.synthetic import World
 
@@ -19,8 +28,39 @@ def data() -> TrainingData:
 
 
 @cache
+def held() -> pd.DataFrame:
+    return predictions(data(), seed=0)
+
+
 def board() -> pd.DataFrame:
-    return scoreboard(data(), seed=0)
+    return summarise(held())
+
+
+def once(scored: pd.DataFrame) -> pd.DataFrame:
+    """A prediction a run, as a fixed model makes them."""
+    return scored.drop_duplicates("row")
+
+
+def off(factor: float) -> pd.DataFrame:
+    """Every run predicted `factor` times too long, with intervals that cover."""
+    rows = once(held())
+    return rows.assign(step_s=rows["measured_s"] * factor, step_low_s=0.0, step_high_s=99.0)
+
+
+NEW = {"workload": "lm", "instance type": "s.whole"}
+
+
+def without(whole: TrainingData, what: str) -> TrainingData:
+    """The data from before the newcomer of NEW was there."""
+    name, columns = NEW[what], ("workload", "instance_type", "cluster", "name")
+    frames = {}
+    for field in fields(whole):
+        frame = getattr(whole, field.name)
+        for column in columns:
+            if column in frame:
+                frame = frame[~frame[column].str.contains(name, regex=False)]
+        frames[field.name] = frame
+    return TrainingData(**frames)
 
 
 def test_every_split_is_scored_by_group_and_pooled() -> None:
@@ -44,57 +84,86 @@ def test_the_rows_that_are_scored_are_not_in_the_data_that_is_fitted() -> None:
 
 
 def test_no_rows_give_an_empty_scoreboard() -> None:
-    empty = scoreboard(replace(data(), runs=data().runs.iloc[:0]), seed=0)
-    assert len(empty) == 0 and tuple(empty.columns) == COLUMNS
-    assert decide(empty, None).promote and not decide(empty, board()).promote
+    empty = predictions(replace(data(), runs=data().runs.iloc[:0]), seed=0)
+    assert len(summarise(empty)) == 0 and tuple(summarise(empty).columns) == COLUMNS
+    assert decide(empty, None).promote and not decide(empty, held()).promote
 
 
 def test_the_first_model_is_promoted_and_an_equal_one_is_not() -> None:
-    first = decide(board(), None)
+    first = decide(held(), None)
     assert first.promote and "no champion" in first.reason
-    again = decide(board(), board())
-    assert not again.promote and "not better" in again.reason and "%" in again.reason
+    again = decide(held(), once(held()))
+    assert not again.promote and "%" in again.reason
 
 
 def test_a_clearly_better_challenger_is_promoted_and_a_slightly_better_one_is_not() -> None:
-    worse = board().assign(mean_error=board()["mean_error"] * 1.5)
-    assert decide(board(), worse).promote
-    assert not decide(worse, board()).promote
-    noisy = board().assign(rows=10, mean_error=0.05)
-    noisy["mean_error"] += [0.03 if at % 2 else -0.02 for at in range(len(noisy))]
-    refused = decide(board().assign(rows=10, mean_error=0.05), noisy)
+    assert decide(held(), off(1.5)).promote
+    refused = decide(off(1.5), off(1.0))
+    assert not refused.promote and "not better" in refused.reason
+    one_setup_only = off(1.05)
+    lucky = one_setup_only["setup"] == one_setup_only["setup"].iloc[0]
+    refused = decide(off(1.05), one_setup_only.assign(step_s=one_setup_only["step_s"].where(~lucky, 9.0)))
     assert not refused.promote and "less than noise" in refused.reason
 
 
+def test_a_run_counts_once_however_many_splits_hold_it_out() -> None:
+    thrice = pd.concat([off(1.05).assign(split=split) for split in SPLITS])
+    assert decide(thrice, off(1.2)) == decide(off(1.05).assign(split="setup"), off(1.2))
+    two_setups = thrice[thrice["setup"].isin(thrice["setup"].value_counts().index[:2])]
+    assert not decide(two_setups, off(1.2)).promote
+
+
 def test_intervals_that_do_not_cover_are_refused_where_a_champion_is_in_force() -> None:
-    narrow = board().assign(coverage_90=0.6)
-    refused = decide(narrow, board().assign(mean_error=0.5))
-    assert not refused.promote and "60%" in refused.reason and "80%" in refused.reason
-
-
-def test_the_first_model_is_put_in_force_with_what_is_amiss_in_the_reason() -> None:
-    first = decide(board().assign(coverage_90=0.6), None)
-    assert first.promote and "60%" in first.reason
+    narrow = held().assign(step_low_s=held()["step_s"] * 1.0001, step_high_s=held()["step_s"] * 1.0002)
+    refused = decide(narrow, off(1.5))
+    assert not refused.promote and "cover only" in refused.reason and "80%" in refused.reason
+    first = decide(narrow, None)
+    assert first.promote and "cover only" in first.reason
 
 
 def test_a_champion_of_little_data_loses_to_a_challenger_of_much() -> None:
-    world = World(8)
-    much = world.data(90)
-    little = replace(
-        much, runs=much.runs.iloc[:6], profiles=much.profiles[much.profiles["workload"] == "lm"], probes=pd.DataFrame()
-    )
-    champion = fit(replace(little, runs=much.runs.iloc[:12]), seed=0)
-    boards = contest(much, champion, seed=0)
-    assert set(boards[0]["rows"]) <= set(range(1, 79))
-    assert (boards[0].set_index(["split", "group"])["rows"] == boards[1].set_index(["split", "group"])["rows"]).all()
-    decision = decide(*boards)
+    much = World(8).data(90)
+    little = replace(much, runs=much.runs.iloc[:12], profiles=much.profiles[much.profiles["workload"] == "lm"])
+    champion = fit(replace(little, probes=pd.DataFrame()), seed=0)
+    scores, decision = contest(much, fit(much, seed=0), champion, seed=0)
     assert decision.promote, decision.reason
+    assert scores.set_index(["split", "group"]).loc[("setup", "all"), "rows"] == 90
 
 
-def test_a_champion_is_scored_on_the_same_groups() -> None:
-    fixed = scoreboard_of(fit(data(), seed=0), data(), seed=0)
-    keys = ["split", "group", "rows"]
-    pd.testing.assert_frame_equal(fixed[keys], board()[keys])
+def test_a_held_out_group_without_a_new_run_does_not_stop_the_contest() -> None:
+    size_one = [text.startswith("1x") and "+" not in text for text in data().runs["cluster"]]
+    old = replace(data(), runs=pd.concat([data().runs[size_one], data().runs[[not one for one in size_one]].iloc[:20]]))
+    _, decision = contest(data(), fit(data(), seed=0), fit(old, seed=0), seed=0)
+    assert f"{len(data().runs) - len(old.runs)} runs" in decision.reason
+
+
+@pytest.mark.parametrize("what", ["workload", "instance type"])
+def test_a_challenger_that_has_met_more_is_compared_where_both_can_predict(what: str) -> None:
+    champion = fit(without(data(), what), seed=0)
+    _, decision = contest(data(), fit(data(), seed=0), champion, seed=0)
+    assert decision.promote and f"{what} {NEW[what]}" in decision.reason
+    _, back = contest(data(), champion, fit(data(), seed=0), seed=0)
+    assert not back.promote
+
+
+def test_a_much_worse_challenger_is_refused_although_it_has_met_more() -> None:
+    refused = decide(off(1.5), off(1.05), news="workload lm")
+    assert not refused.promote and "not better" in refused.reason
+    close = decide(off(1.05), off(1.05), news="workload lm")
+    assert close.promote and "workload lm" in close.reason
+
+
+def test_a_workload_that_was_defined_anew_is_no_longer_one_the_champion_knows() -> None:
+    then = replace(data(), workloads=data().workloads.assign(digest="then"))
+    changed = data().workloads["workload"] == "lm"
+    now = replace(data(), workloads=then.workloads.assign(digest=then.workloads["digest"].mask(changed, "now")))
+    champion = fit(then, seed=0)
+    assert set(predictions_of(champion, then)["setup"].str.split(" ").str[0]) == {"conv", "embed", "lm", "mlp"}
+    assert set(predictions_of(champion, now)["setup"].str.split(" ").str[0]) == {"conv", "embed", "mlp"}
+    _, decision = contest(now, fit(now, seed=0), champion, seed=0)
+    assert decision.promote and "workload lm" in decision.reason
+    _, first = contest(now, fit(now, seed=0), replace(champion, workload_digests={}), seed=0)
+    assert first.promote and "workload conv" in first.reason
 
 
 @pytest.mark.parametrize("column", ["step_s", "sync_s"])

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models import identity
 from models.baselines import predict_compute_only
+from models.learning import training_rows
 from models.step_time import StepTimeModel, TrainingData, fit
 from tests.models.synthetic import TYPES, WORKLOADS, World
 
@@ -267,3 +269,28 @@ def test_compute_line_and_memory_serve_the_planner() -> None:
     forward, backward, _ = world.device("lm", "s.small", 12)
     assert intercept + 12 * slope == pytest.approx(forward + backward, rel=0.06)
     assert model.peak_bytes("lm", "s.small", 24) == pytest.approx(2e8 + 1.5e7 + 2.4e7, rel=1e-3)
+
+
+def test_machines_in_another_order_are_the_same_setup() -> None:
+    world = World(5)
+    ab = world.row(0, "lm", ["s.large", "s.small"], [8, 4])
+    ba = {**ab, "run_id": "run-1", "cluster": "1xs.small+1xs.large", "batch_per_device": "4+8", "layout": None}
+    rows = training_rows(replace(world.data(5), runs=pd.DataFrame([ab, ba])), seed=0)
+    assert list(rows.repeats) == [2]
+    assert rows.setups.types == (("s.large", "s.small"),) and rows.setups.batch.tolist() == [[8, 4]]
+    assert identity.row_key(ab, {}) == identity.row_key(ba, {})
+    other = {**ba, "batch_per_device": "8+4"}
+    assert identity.row_key(ab, {}) != identity.row_key(other, {})
+
+
+def test_the_artifact_keeps_the_definitions_that_were_measured() -> None:
+    data = World(5).data(20)
+    data = replace(
+        data,
+        workloads=data.workloads.assign(digest=["d-" + one for one in data.workloads["workload"]]),
+        instance_types=data.instance_types.assign(digest="t"),
+    )
+    text = fit(data, seed=0).to_json()
+    back = StepTimeModel.from_json(text)
+    assert back.workload_digests["lm"] == "d-lm" and set(back.type_digests.values()) == {"t"}
+    assert back.to_json() == text

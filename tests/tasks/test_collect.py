@@ -188,3 +188,12 @@ def test_a_workload_whose_file_changed_is_measured_anew_and_never_pooled_with_it
     (tmp_path / "tiny.py").write_text("def build(): ...\n")
     note_definitions.fn(here, NOON)
     assert training_frames(here.warehouse, "local")["runs"].run_id.tolist() == ["a"], "it is its old self again"
+
+
+def test_a_lease_that_another_refresh_brings_home_is_counted_to_the_one_that_bought_it(tmp_path: Path) -> None:
+    here = installation(tmp_path, (ready, armed(1), reported("a", "b", "c"), finished(1)))
+    run(here)
+    collect.fn(here, "later", NOON)
+    assert here.warehouse.select("raw_records")["refresh_id"].unique().tolist() == ["r"]
+    spent = mart(here.warehouse, "spend")
+    assert spent[["refresh_id", "measured_runs", "usd"]].values.tolist() == [["r", 3, 0.5]]

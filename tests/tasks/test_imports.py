@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -148,6 +149,22 @@ def test_a_missing_column_file_or_text_is_refused(warehouse: Warehouse, tmp_path
     (tmp_path / "not.parquet").write_bytes(b"hello")
     with pytest.raises(ImportRefused, match="it cannot be read"):
         load(warehouse, tmp_path / "not.parquet")
+
+
+def test_a_provider_that_there_is_not_is_refused_with_the_nearest(warehouse: Warehouse, tmp_path: Path) -> None:
+    with pytest.raises(ImportRefused, match="column provider: unknown provider 'locl'; did you mean 'local'"):
+        load(warehouse, written(tmp_path, FULL.replace(",local,", ",locl,")))
+
+
+def test_a_pipe_is_refused_and_not_taken_for_an_empty_file(warehouse: Warehouse) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, LEAST.encode())
+    os.close(writer)
+    try:
+        with pytest.raises(ImportRefused, match="it is not a regular file"):
+            load(warehouse, Path(f"/dev/fd/{reader}"))
+    finally:
+        os.close(reader)
 
 
 def test_one_run_id_with_two_contents_is_refused(tmp_path: Path) -> None:

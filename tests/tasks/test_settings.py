@@ -55,6 +55,9 @@ WRONG_FILES = [
     ('"cheapest" }', '"cheepest" }', "unknown goal 'cheepest'; did you mean 'cheapest'"),
     ('"cheapest" }', '"cheapest", hour = 2 }', "workloads.tiny.goals.0.hour: unknown key; did you mean 'hours'"),
     ('"cheapest" }', '"cheapest_within_deadline" }', "takes hours"),
+    ('"cheapest" }', '"cheapest" }, { goal = "cheapest", p_required = 0.5 }', "goal 'cheapest' stands twice"),
+    ("[campaign]", 'root = "/elsewhere"\n[campaign]', "root: unknown key"),
+    ("[campaign]", "home = 3\n[campaign]", "home: "),
     ("tiny.py:build", "tinny.py:build", "did you mean 'tiny.py'?"),
     ("tiny.py:build", "tiny.py", "not of the form path/to/file.py:function"),
     ('"lc.small"', '"lc small"', "the name 'lc small' must be of letters"),
@@ -138,3 +141,19 @@ def test_the_root_is_the_folder_of_the_file_wherever_one_starts_to_look(
     assert load_settings().root == project
     monkeypatch.setenv("SRIFT_HOME", str(below / "state"))
     assert load_settings().home == below / "state"
+
+
+@pytest.mark.parametrize(("stated", "home"), [("state", "{project}/state"), ("/srv/state", "/srv/state")])
+def test_a_home_in_the_file_is_beside_the_file(
+    project: Path, monkeypatch: pytest.MonkeyPatch, stated: str, home: str
+) -> None:
+    rewritten(project, "[campaign]", f'home = "{stated}"\n[campaign]')
+    monkeypatch.setenv("SRIFT_ROOT", str(project))
+    monkeypatch.chdir("/")
+    assert load_settings().home == Path(home.format(project=project))
+
+
+def test_the_same_goal_with_another_constraint_is_another_goal(project: Path) -> None:
+    both = [f'{{ goal = "cheapest_within_deadline", hours = {hours} }}' for hours in (1, 2)]
+    rewritten(project, '{ goal = "cheapest" }', ", ".join(both))
+    assert [goal.hours for goal in load_settings().workload("tiny").goals] == [1, 2]

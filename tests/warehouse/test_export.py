@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,8 @@ def test_every_published_column_is_commented_with_its_unit(warehouse: Warehouse,
             if (column.startswith(part) if part == "p_" else column.endswith(part)) and "changed" not in comment:
                 assert word in comment, (table, column)
     twins = {(table, column): comment for table, column, comment in outside}
+    said = set(re.findall(r"\w+", twins["recommendations", "status"]))
+    assert {"recommended", "alternative", "misses_constraint", "infeasible"} <= said and "feasible" not in said
     assert all(twins["recommendations", column] == twins["recommendation_history", column] for column in CONTRACT)
 
 

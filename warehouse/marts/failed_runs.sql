@@ -1,8 +1,8 @@
--- Grain: one row a run that gave no measurement, with the reason.
+-- Grain: one row a run that gave no measurement, with the reason and who told of it: node or controller.
 create or replace view failed_runs as
 select
     run_id, provider, lease_id, refresh_id, kind, status, workload, workload_digest, cluster, layout, batch_per_device,
-    accumulation_steps, strategy, precision, market, zone, reason, measured_at as ended_at
+    accumulation_steps, strategy, precision, market, zone, reason, told_by, measured_at as ended_at
 from stg_records
 where status <> 'measured'
 order by provider, ended_at, run_id;

@@ -8,6 +8,7 @@ select
     kind,
     status,
     coalesce(json_extract_string(body, '$.reason'), '') as reason,
+    case when json_extract(body, '$.attempt') is null then 'controller' else 'node' end as told_by,
     coalesce(json_extract_string(body, '$.setup.workload'), '') as workload,
     coalesce(
         nullif(json_extract_string(body, '$.workload_digest'), ''), json_extract_string(body, '$.setup.workload_digest'), ''

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
 
 from models.cloud import Cluster
-from tasks.providers import local_catalogue
+from tasks.providers import local_catalogue, local_cpu
 from tasks.providers.local_catalogue import LocalCatalogue
 from tasks.providers.local_cpu import Affinity, CgroupsV1, CpuShares
 from tasks.providers.local_hosts import Isolation
@@ -31,8 +32,10 @@ TYPES = {"part": Spec(cores=0.4), "whole": Spec(cores=1.0), "huge": Spec(cores=8
 
 @pytest.fixture
 def catalogue(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> LocalCatalogue:
-    """On a machine of two cores, as root."""
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    """As root, on the two cores of a large machine that we may use."""
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {3, 7})
+    monkeypatch.setattr(local_cpu, "quota_cores", lambda: math.inf)
     return limited(Isolation(kind="root"), CgroupsV1(tmp_path_factory.mktemp("groups")))
 
 
@@ -67,6 +70,15 @@ def test_a_type_larger_than_the_machine_is_left_out_with_the_reason(catalogue: L
 )
 def test_shares_add_up_to_the_cores_less_a_quarter(catalogue: LocalCatalogue, names: list[str], fits: bool) -> None:
     assert (catalogue.fits(of(catalogue, *names)) == "") is fits
+
+
+def test_a_quota_on_ourselves_is_shared_out_and_no_more(
+    catalogue: LocalCatalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = of(catalogue, "whole", "part")
+    assert catalogue.fits(both) == ""
+    monkeypatch.setattr(local_cpu, "quota_cores", lambda: 1.5)
+    assert "1.25 of 1.5" in catalogue.fits(both)
 
 
 def test_an_unknown_type_does_not_fit_and_the_known_ones_are_named(catalogue: LocalCatalogue) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
-from tasks.providers.local_cpu import Affinity, CgroupsV1, CgroupsV2, detect
+from tasks.providers.local_cpu import Affinity, CgroupsV1, CgroupsV2, detect, quota_cores
 
 
 def tree(tmp_path: Path, kind: str, options: str) -> Path:
@@ -49,6 +50,32 @@ def test_version_2_hands_the_controller_down_and_gives_the_share(tmp_path: Path)
     assert (shares.group("srift-a") / "cpu.weight").read_text() == "10000"
     shares.unsettle("srift-a")
     assert (shares.group("srift-a") / "cpu.max").read_text() == "max 10000"
+
+
+@pytest.mark.parametrize("kind", ["cgroup", "cgroup2"])
+def test_the_quotas_on_our_own_group_and_those_above_it_are_read(tmp_path: Path, kind: str) -> None:
+    top = tree(tmp_path, kind, "cpu")
+
+    def cores(own: str) -> float:
+        quota_cores.cache_clear()
+        (tmp_path / "own").write_text(f"{'1:cpu' if kind == 'cgroup' else '0:'}:{own}\n")
+        return quota_cores(tmp_path / "mounts", tmp_path / "own")
+
+    def limit(group: Path, quota_us: int) -> None:
+        if kind == "cgroup":
+            (group / "cpu.cfs_quota_us").write_text(f"{quota_us}\n")
+            (group / "cpu.cfs_period_us").write_text("100000\n")
+        else:
+            (group / "cpu.max").write_text(f"{'max' if quota_us < 0 else quota_us} 100000\n")
+
+    assert cores("/mine") == math.inf
+    limit(top / "mine", -1)
+    assert cores("/mine") == math.inf
+    limit(top, 200_000)
+    assert cores("/mine") == 2.0, "the quota of a group above is ours too"
+    limit(top / "mine", 150_000)
+    assert cores("/mine") == 1.5
+    assert cores("/as/the/host/calls/it") == 2.0, "a container sees its own group as the top"
 
 
 def test_a_share_too_small_for_a_short_period_gets_a_longer_one(tmp_path: Path) -> None:

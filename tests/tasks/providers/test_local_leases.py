@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -62,6 +63,44 @@ def test_a_lease_comes_back_as_it_was_written(tmp_path: Path, sleeper: Process) 
         store.create(written)
 
 
+def test_a_lease_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LeaseStore(tmp_path)
+    with store.locked():
+        store.create(lease())
+    path, seen = store.directory("one") / "lease.json", []
+    monkeypatch.setattr(
+        "os.fsync", lambda handle: seen.append((os.fstat(handle).st_size, "reaped" in path.read_text()))
+    )
+    store.write(lease(outcome="reaped"))
+    assert seen == [(path.stat().st_size, False)]
+
+
+def test_records_of_a_lease_that_cannot_be_read_are_kept(tmp_path: Path) -> None:
+    local = provider(tmp_path)
+    for text in ("first", "second"):
+        with local._store.locked():
+            records = local._store.create(lease()) / "mailbox" / "node-0" / "records"
+        records.mkdir(parents=True)
+        (records / "r.json").write_text(text)
+        (local._store.directory("one") / "lease.json").write_text("")  # as after a power cut
+        [sentence] = local.reap(NOW)
+        kept = tmp_path / "rejected" / ("one" if text == "first" else "one.1")
+        assert (kept / "node-0" / "records" / "r.json").read_text() == text
+        assert sentence.endswith(f"moved to {kept}") and local._store.ids() == []
+
+
+def test_a_mailbox_that_cannot_be_moved_stays(tmp_path: Path) -> None:
+    local = provider(tmp_path)
+    with local._store.locked():
+        records = local._store.create(lease()) / "mailbox" / "node-0" / "records"
+    records.mkdir(parents=True)
+    (records / "r.json").write_text("{}")
+    (local._store.directory("one") / "lease.json").write_text("")
+    (tmp_path / "rejected").write_text("a file in the way")
+    [sentence] = local.reap(NOW)
+    assert "cannot be moved" in sentence and (records / "r.json").exists()
+
+
 @pytest.mark.parametrize("name", ["", "../one", "a/b", "a:b", ".lock"])
 def test_a_lease_id_cannot_lead_elsewhere(tmp_path: Path, name: str) -> None:
     with pytest.raises(ProviderError, match="letters"):
@@ -76,6 +115,16 @@ def test_the_recorded_process_is_ended_and_the_dollars_are_counted(tmp_path: Pat
     assert "1 processes" in sentence and not is_running(sleeper)
     [ended] = local.ended()
     assert ended.usd == pytest.approx(0.06)
+
+
+def test_nothing_is_paid_beyond_the_deadline_however_late_the_reaper(tmp_path: Path) -> None:
+    local = provider(tmp_path)
+    with local._store.locked():
+        local._store.create(lease())
+    morning = NOW + timedelta(hours=9)
+    assert [one.usd_until(morning) for one in local.leases()] == [pytest.approx(0.36)]
+    local.reap(morning)
+    assert [one.usd for one in local.ended()] == [pytest.approx(0.36)]
 
 
 @pytest.mark.parametrize("case", ["other start", "other boot"])

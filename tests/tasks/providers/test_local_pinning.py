@@ -31,6 +31,17 @@ def test_hosts_of_other_leases_are_kept_clear_of() -> None:
     assert place([0.4], {0: 0.8, 1: 0.2}) == [{1}]
 
 
+def test_shares_that_do_not_pack_are_not_held_on_one_core() -> None:
+    assert place([0.55, 0.55, 0.55], TWO_CORES) == [{0, 1}, {1}, {0, 1}]
+
+
+@given(st.lists(st.floats(0.1, 1.0), min_size=1, max_size=12), st.integers(1, 8))
+def test_those_held_on_a_core_never_ask_for_more_than_it_has(shares: list[float], count: int) -> None:
+    free = dict.fromkeys(range(count), 0.0)
+    held = [(share, cores) for share, cores in zip(shares, place(shares, free), strict=True) if len(cores) < count]
+    assert max(loads([share for share, _ in held], [cores for _, cores in held], free).values()) <= 1.0 + 1e-9
+
+
 @given(st.lists(st.floats(0.1, 3.0), min_size=1, max_size=6), st.integers(1, 8))
 def test_every_share_gets_enough_cores_where_there_are_enough(shares: list[float], count: int) -> None:
     for share, cores in zip(shares, place(shares, dict.fromkeys(range(count), 0.0)), strict=True):

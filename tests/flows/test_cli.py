@@ -1,0 +1,236 @@
+"""The command `srift` as a person or a script meets it: exit codes, sentences, pure JSON, no escape codes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from click.testing import Result
+from typer.testing import CliRunner
+
+from flows.cli import app
+from tests.installed import DescribedMachines, furnished, write_project
+
+README = Path(__file__).parents[2] / "README.md"
+VERBS = ("refresh", "recommend", "table", "import", "status", "reap")
+ROWS = "workload,cluster,batch_per_device,step_s\nconv,2xs.small,16,0.5\nconv,1xs.large,16,0.25\n"
+
+
+@pytest.fixture(autouse=True)
+def a_shell_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Machines are described, not started; what the command sets for Prefect does not outlive it."""
+    before = dict(os.environ)
+    monkeypatch.setattr("tasks.installation.LocalProvider", lambda **_: DescribedMachines())
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project in which nothing has run yet."""
+    write_project(tmp_path)
+    return enter(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with a champion and a published table; read only."""
+    return enter(furnished(), monkeypatch)
+
+
+def enter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("SRIFT_HOME", str(folder / "state"))
+    return folder
+
+
+def without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`srift refresh` as a plain function: Prefect's server has tests with real processes."""
+    import flows.refresh
+
+    monkeypatch.setattr(flows.refresh, "refresh", flows.refresh.refresh.fn)
+    monkeypatch.setattr("tasks.own_server.start_own_server", lambda: None)
+
+
+def files(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
+def srift(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def told(*words: str) -> Any:
+    """The JSON that a verb prints, which must be all of standard output and hold nothing that JSON lacks."""
+    result = srift(*words, "--json")
+    assert result.exit_code == 0, result.stderr
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(result.stdout, parse_constant=refuse)
+
+
+def assert_fails(result: Result, code: int, *words: str) -> None:
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    assert isinstance(result.exception, SystemExit), "an exception reached the shell"
+    for word in words:
+        assert word in result.stderr
+    assert "Traceback" not in result.output and result.stdout == ""
+
+
+def test_every_verb_of_the_contract_is_there_has_help_and_stands_in_the_readme() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert set(VERBS) <= set(commands)
+    for verb, command in commands.items():
+        assert f"srift {verb}" in README.read_text()
+        assert command.help
+        assert srift(verb, "--help").exit_code == 0
+        assert "json" in {parameter.name.removeprefix("as_") for parameter in command.params}
+        undescribed = [p.name for p in command.params if p.name != "help" and not getattr(p, "help", None)]
+        assert not undescribed, f"srift {verb}: {undescribed} have no help"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["recommend", "convv", "--deadline", "2h"], "did you mean 'conv'"),
+        (["recommend", "conv"], "either --deadline or --budget"),
+        (["recommend", "conv", "--deadline", "2h", "--budget", "3"], "either --deadline or --budget"),
+        (["recommend", "conv", "--deadline", "soon"], "12h, 90m or 2d"),
+        (["recommend", "conv", "--deadline", "0h"], "12h, 90m or 2d"),
+        (["recommend", "conv", "--budget", "-1"], "--budget"),
+        (["recommend", "conv", "--deadline", "2h", "--market", "sport"], "known: any, on-demand, spot"),
+        (["recommend", "conv", "--deadline", "2h", "--provider", "loca"], "did you mean 'local'"),
+        (["recommend", "conv", "--deadline", "2h", "--top", "0"], "--top"),
+        (["recommend", "conv", "--deadline", "2h", "--samples", "0"], "--samples"),
+        (["recommend"], "workload"),
+        (["refresh", "--max-usd", "-1"], "--max-usd"),
+        (["refresh", "--provider", "ec2"], "ec2"),
+        (["refresh", "--dry-run", "--provider", "moon"], "known: ec2, local"),
+        (["status", "--provider", "moon"], "known: ec2, local"),
+        (["reap", "--provider", "moon"], "known: ec2, local"),
+        (["import"], "file"),
+        (["refesh"], "refesh"),
+        (["table", "--jso"], "--jso"),
+    ],
+)
+def test_misuse_exits_2_and_says_what_is_right(
+    used: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], says: str
+) -> None:
+    without_a_server(monkeypatch)
+    assert_fails(srift(*words), 2, says)
+
+
+def test_a_wrong_srift_toml_is_refused_by_every_verb(new: Path) -> None:
+    (new / "srift.toml").write_text("[campaign]\nmax_uds = 3\n")
+    for words in (
+        ["refresh"],
+        ["recommend", "conv", "--budget", "1"],
+        ["table"],
+        ["status"],
+        ["reap"],
+        ["import", "x"],
+    ):
+        assert_fails(srift(*words), 2, "campaign.max_uds", "did you mean 'max_usd'")
+
+
+def test_outside_a_project_it_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SRIFT_HOME")
+    assert_fails(srift("status"), 2, "no srift.toml in", str(tmp_path))
+
+
+def test_a_home_that_cannot_be_written_exits_1_and_says_which(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SRIFT_HOME", str(new / "work.py" / "state"))
+    for verb in ("refresh", "status", "table", "reap"):
+        assert_fails(srift(verb), 1, "SRIFT_HOME cannot be used", "work.py")
+
+
+def test_what_is_not_there_yet_exits_1_and_says_how_to_get_it(new: Path) -> None:
+    assert_fails(srift("table"), 1, "nothing has been published", "srift refresh")
+    assert_fails(srift("table", "--json"), 1, "nothing has been published")
+    assert_fails(srift("recommend", "conv", "--budget", "1"), 1, "no model of local machines", "srift refresh")
+
+
+def test_a_second_refresh_of_a_home_exits_1_and_names_the_first(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_a_server(monkeypatch)
+    (new / "state").mkdir()
+    with (new / "state" / "refresh.json").open("w") as file:
+        json.dump({"refresh_id": "r-1", "pid": 77, "started_at": "noon"}, file)
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert_fails(srift("refresh"), 1, "refresh r-1 (process 77, since noon) is at work", "nothing was started")
+
+
+def test_the_table_in_json_and_in_plain_text(used: Path) -> None:
+    rows = told("table")
+    assert {(row["workload"], row["goal"]) for row in rows if row["rank"] == 1} == {
+        (workload, goal)
+        for workload in ("conv", "lm")
+        for goal in ("cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest")
+    }
+    assert isinstance(rows[0]["cluster_offers"], list)
+    shown = srift("table")
+    assert shown.exit_code == 0 and "\x1b" not in shown.output and "cheapest_within_deadline" in shown.stdout
+
+
+def test_the_champion_is_asked(used: Path) -> None:
+    rows = told("recommend", "conv", "--deadline", "90m", "--top", "3")
+    assert [row["rank"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) <= 3
+    assert {(row["goal"], row["constraint_hours"]) for row in rows} == {("cheapest_within_deadline", 1.5)}
+    days = told("recommend", "conv", "--deadline", "2d")[0]
+    assert days["constraint_hours"] == 48.0 and days["usd"] <= rows[0]["usd"]
+    budget = told("recommend", "conv", "--budget", "0.5", "--market", "on-demand")
+    assert {row["goal"] for row in budget} == {"fastest_within_budget"}
+    assert {offer["market"] for row in budget for offer in row["cluster_offers"] or ()} == {"on-demand"}
+    more = told("recommend", "conv", "--deadline", "2d", "--samples", "400000")[0]
+    assert more["samples"] == 400_000 and more["hours"] > days["hours"]
+    shown = srift("recommend", "conv", "--deadline", "90m")
+    assert shown.exit_code == 0 and "\x1b" not in shown.output and rows[0]["cluster"] in shown.stdout
+
+
+def test_what_cannot_be_had_is_an_answer_and_no_failure(used: Path) -> None:
+    (row,) = told("recommend", "conv", "--budget", "0.000001")
+    assert row["status"] == "infeasible" and row["cluster"] is None and row["reason"]
+    shown = srift("recommend", "conv", "--budget", "0.000001")
+    assert shown.exit_code == 0 and "infeasible" in shown.stdout
+
+
+def test_status_and_reap(used: Path, new: Path) -> None:
+    assert told("status")["leases"] == []
+    assert "no refresh is at work" in srift("status").stdout
+    assert told("reap") == {"ended": []}
+    assert srift("reap").stdout == "nothing was left running\n"
+
+
+def test_a_dry_run_starts_nothing_and_writes_nothing(new: Path) -> None:
+    before = files(new)
+    launches = told("refresh", "--dry-run")
+    assert launches and all(launch["items"] and launch["reason"] for launch in launches)
+    shown = srift("refresh", "--dry-run")
+    assert shown.exit_code == 0 and "nothing was started" in shown.stdout and "\x1b" not in shown.output
+    assert told("refresh", "--dry-run", "--max-usd", "0") == []
+    assert files(new) == before
+
+
+def test_measurements_are_imported_once(new: Path) -> None:
+    (new / "rows.csv").write_text(ROWS)
+    assert told("import", "rows.csv") == {"rows": 2, "new": 2, "sentences": []}
+    again = srift("import", "rows.csv")
+    assert again.exit_code == 0 and "rows: 2" in again.stdout and "new: 0" in again.stdout
+
+
+def test_a_file_that_cannot_be_imported_exits_1_and_says_where_and_why(new: Path) -> None:
+    (new / "bad.csv").write_text(ROWS + "conv,2xs.small,16,-1\n")
+    assert_fails(srift("import", "bad.csv"), 1, "bad.csv was refused", "line 4, column step_s")
+    assert_fails(srift("import", "none.csv", "--json"), 1, "none.csv", "cannot be read")
+    (new / "bad.csv").write_text(ROWS)
+    assert told("import", "bad.csv")["new"] == 2, "the refused file had left rows behind"

@@ -1,0 +1,178 @@
+"""A small installation whose past is synthetic: a srift.toml, machines that are only described, a fitted champion.
+
+`furnished()` is a home with registry, prices and a published table, made once a session: copy nothing of it, only read.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+
+from models.cloud import Cluster, InstanceType, Offer
+from models.learning import TrainingData
+from models.step_time import StepTimeModel, fit
+from tasks import prices, publish, recommend, registry
+from tasks.installation import Installation
+from tasks.providers.base import EndedLease, Lease, ProviderError, RunningCluster
+from tasks.registry import Champion, Provenance
+from tasks.settings import digest_of, load_settings
+from tests.models.synthetic import TYPES, World
+from tests.warehouse.builders import fresh
+
+NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+USD = {"s.small": 0.030, "s.medium": 0.055, "n.medium": 0.078, "s.large": 0.125, "s.whole": 0.175}
+SAMPLES = {"conv": 200_000, "lm": 100_000}
+BATCH = {"conv": 48, "lm": 24}
+_BUILD = "def build():\n    raise AssertionError('runs on nodes only')\n"
+_WORKLOAD = """
+[workloads.{name}]
+entrypoint = "work.py:build"
+samples = {samples}
+global_batch = {batch}
+goals = [{{ goal = "cheapest_within_deadline", hours = 4.0 }}, {{ goal = "fastest_within_budget", usd = 0.3 }}]
+"""
+
+
+@dataclass
+class DescribedMachines:
+    """A provider of the synthetic world's types that starts nothing. `unpriced` types have no price."""
+
+    name: str = "local"
+    unpriced: frozenset[str] = frozenset()
+    down: str = ""
+    held: Sequence[Lease] = ()
+    over: Sequence[EndedLease] = ()
+    reaped: list[datetime] = field(default_factory=list)
+
+    def instance_types(self) -> list[InstanceType]:
+        return [
+            InstanceType(
+                name=name,
+                provider=self.name,
+                devices=1,
+                device="cpu",
+                cores=cores,
+                memory_gib=4.0,
+                device_memory_gib=4.0,
+                bandwidth_gbps=gbps,
+            )
+            for name, (cores, gbps) in TYPES.items()
+        ]
+
+    def offers(self, now: datetime) -> list[Offer]:
+        if self.down:
+            raise ProviderError(self.down)
+        return [
+            Offer(
+                instance_type=one,
+                market=market,
+                zone="a",
+                region="here",
+                usd_per_hour=None if one.name in self.unpriced else USD[one.name] * (0.4 if market == "spot" else 1.0),
+                interruptions_per_hour=0.2 if market == "spot" else 0.0,
+                price_as_of=now,
+            )
+            for one in self.instance_types()
+            for market in ("on-demand", "spot")
+        ]
+
+    def limits(self) -> list[str]:
+        return []
+
+    def fits(self, cluster: Cluster) -> str:
+        return "" if sum(one.instance_type.cores for one in cluster.members) <= 1.75 else "too many cores"
+
+    @contextmanager
+    def acquire(self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int) -> Iterator[RunningCluster]:
+        raise AssertionError("a test of words and tables wanted machines")
+        yield
+
+    def leases(self) -> list[Lease]:
+        return list(self.held)
+
+    def ended(self) -> list[EndedLease]:
+        return list(self.over)
+
+    def forget(self, lease_id: str) -> None:
+        """Nothing is held."""
+
+    def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
+        self.reaped.append(now)
+        return []
+
+
+def write_project(folder: Path, *workloads: str) -> Path:
+    """A srift.toml with `workloads` (conv and lm unless named) and the file that they name."""
+    (folder / "work.py").write_text(_BUILD)
+    named = workloads or tuple(SAMPLES)
+    blocks = [_WORKLOAD.format(name=name, samples=SAMPLES.get(name, 1000), batch=BATCH.get(name, 16)) for name in named]
+    (folder / "srift.toml").write_text("[campaign]\nmax_hosts = 2\nmax_minutes = 5.0\n" + "".join(blocks))
+    return folder / "srift.toml"
+
+
+def install(folder: Path, *workloads: str, provider: DescribedMachines | None = None) -> Installation:
+    """An installation in `folder` with an empty warehouse; nothing is registered or published."""
+    settings = load_settings(write_project(folder, *workloads)).model_copy(update={"home": folder / "state"})
+    settings.home.mkdir()
+    return Installation(settings=settings, warehouse=fresh(settings.home), provider=provider or DescribedMachines())
+
+
+@cache
+def measured() -> TrainingData:
+    """What the synthetic world's runs left behind, of the workloads conv and lm, all measured at noon."""
+    data = World(3).data(90)
+    frames = {name: getattr(data, name) for name in ("runs", "profiles", "buckets", "workloads")}
+    frames = {name: frame[frame["workload"].isin(SAMPLES)].reset_index(drop=True) for name, frame in frames.items()}
+    frames["runs"] = frames["runs"].assign(measured_at=pd.Timestamp(NOON).tz_localize(None))
+    digest = digest_of(_BUILD.encode(), "build", {})
+    frames["workloads"] = frames["workloads"].assign(digest=digest)
+    digests = {one.name: one.digest for one in DescribedMachines().instance_types()}
+    types = data.instance_types.assign(digest=data.instance_types["name"].map(digests))
+    return replace(data, **frames, instance_types=types)
+
+
+@cache
+def model() -> StepTimeModel:
+    """Fitted once a session."""
+    return fit(measured(), seed=1)
+
+
+def champion(version: int = 3) -> Champion:
+    return Champion(version=version, model=model())
+
+
+def provenance(refresh_id: str = "refresh-1") -> Provenance:
+    return Provenance(training_digest="d1", training_rows=90, code_commit="abc", seed=1, refresh_id=refresh_id)
+
+
+def scores(mean_error: float = 0.05) -> pd.DataFrame:
+    figures = {"median_error": 0.04, "p90_error": 0.1, "coverage_90": 0.9, "median_width": 0.2}
+    row = {"split": "workload", "rows": 20, "mean_error": mean_error, **figures}
+    return pd.DataFrame([row | {"group": group} for group in ("conv", "all")])
+
+
+@cache
+def furnished() -> Path:
+    """A project's folder whose state/ has the model registered as champion, prices of noon, and a published table."""
+    folder = Path(tempfile.mkdtemp(dir=Path(os.environ["SRIFT_HOME"]).parent, prefix="furnished-"))
+    here = install(folder)
+    version = registry.log_challenger(
+        here.home, "local", model(), scoreboard=scores(), card="# a card", provenance=provenance()
+    )
+    registry.promote(here.home, "local", version, "the first")
+    prices.note_definitions.fn(here, NOON)
+    prices.snapshot_offers.fn(here, "refresh-1", NOON)
+    rows = recommend.recommend_all.fn(
+        here, registry.load_champion(here.home, "local"), prices.current_offers(here), measured().runs
+    )
+    publish.store_publication.fn(here, rows, champion(version), "refresh-1", NOON)
+    publish.export_copies.fn(here)
+    return folder

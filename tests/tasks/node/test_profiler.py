@@ -1,0 +1,52 @@
+"""A profile's parts add up to what a measured step pays for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.node import profiler
+from tasks.node.built import Built
+
+
+class Clock:
+    """Seconds that pass only where a part of the workload says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+class Optimizer(torch.optim.SGD):
+    clock: Clock
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.clock.now_s += 0.25
+        super().zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.clock.now_s += 4.0
+
+
+def test_forward_counts_the_making_of_a_batch_as_a_step_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(profiler, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+    model = torch.nn.Linear(3, 1)
+    optimizer = Optimizer(model.parameters(), lr=0.1)
+    optimizer.clock = clock
+
+    def make_batch(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        clock.now_s += 1.0
+        return torch.ones(batch, 3), torch.ones(batch, 1)
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        clock.now_s += 2.0
+        return torch.nn.functional.mse_loss(output, target)
+
+    parts = profiler._parts(Built(model=model, loss=loss, make_batch=make_batch, optimizer=optimizer), 2)
+    assert (parts["forward_s"], parts["backward_s"], parts["optimizer_s"]) == (3.25, 0.0, 4.0)

@@ -1,0 +1,180 @@
+"""Rows for every goal of every workload, from the champion or saying why not; prices that nobody knows stay unknown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from models import planner
+from models.cloud import Offer
+from models.step_time import StepTimeModel
+from tasks import recommend
+from tasks.installation import Installation
+from tasks.recommend import recommend_all, recommend_one
+from tasks.registry import Champion
+from tests.installed import NOON, DescribedMachines, champion, install, measured
+from warehouse import append
+
+GOALS = ["cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest"]
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Installation:
+    return install(tmp_path)
+
+
+def rows_of(here: Installation, offers: list[Offer] | None = None, asked: Champion | None = None) -> list[Any]:
+    return recommend_all.fn(here, asked, here.provider.offers(NOON) if offers is None else offers, measured().runs)
+
+
+def firsts(rows: list[Any], workload: str) -> dict[str, Any]:
+    return {row["goal"]: row for row in rows if row["workload"] == workload and row["rank"] == 1}
+
+
+def test_every_goal_of_every_workload_has_a_row(here: Installation) -> None:
+    rows = rows_of(here, asked=champion(7))
+    for workload in ("conv", "lm"):
+        assert list(firsts(rows, workload)) == GOALS
+        assert firsts(rows, workload)["fastest"]["status"] == "recommended"
+    assert {row["model_version"] for row in rows} == {"7"}
+    assert {row["price_as_of"] for row in rows} == {NOON}
+    assert {row["newest_measurement_at"] for row in rows} == {pd.Timestamp(NOON).tz_localize(None)}
+    assert all(row["step_low_s"] < row["step_s"] < row["step_high_s"] for row in rows if row["cluster"])
+
+
+def test_without_a_champion_each_goal_says_that_it_cannot_be_met(here: Installation) -> None:
+    rows = rows_of(here, asked=None)
+    assert [(row["workload"], row["goal"]) for row in rows] == [(w, g) for w in ("conv", "lm") for g in GOALS]
+    for row in rows:
+        assert row["status"] == "infeasible" and row["reason"] and row["cluster"] is None
+        assert row["usd"] is None and row["model_version"] is None
+
+
+def test_a_workload_that_was_never_measured_leaves_the_others_alone(tmp_path: Path) -> None:
+    here = install(tmp_path, "conv", "newcomer")
+    rows = rows_of(here, asked=champion())
+    assert {row["status"] for row in rows if row["workload"] == "newcomer"} == {"infeasible"}
+    assert [row["goal"] for row in rows if row["workload"] == "newcomer"] == GOALS
+    assert all(row["reason"] for row in rows)
+    assert all(row["newest_measurement_at"] is None for row in rows if row["workload"] == "newcomer")
+    assert firsts(rows, "conv")["cheapest"]["status"] == "recommended"
+
+
+def test_machines_that_the_champion_has_not_met_are_not_guessed_at(here: Installation) -> None:
+    offers = here.provider.offers(NOON)
+    stranger = [replace(o, usd_per_hour=1e-6, instance_type=replace(o.instance_type, name="x.new")) for o in offers[:1]]
+    rows = rows_of(here, stranger + offers, asked=champion())
+    assert not any("x.new" in row["cluster"] for row in rows if row["cluster"])
+    assert {row["status"] for row in rows_of(here, stranger, asked=champion())} == {"infeasible"}
+
+
+def test_an_unknown_price_stays_unknown(tmp_path: Path) -> None:
+    here = install(tmp_path, provider=DescribedMachines(unpriced=frozenset({"s.whole", "s.large"})))
+    rows = rows_of(here, asked=champion())
+    unpriced = [row for row in rows if row["cluster"] and ("s.whole" in row["cluster"] or "s.large" in row["cluster"])]
+    assert unpriced, "the fastest machines have no price and are still named for the goal fastest"
+    assert {row["goal"] for row in unpriced} <= {"fastest", "cheapest_within_deadline"} - {"cheapest_within_deadline"}
+    assert {(row["usd"], row["usd_p90"], row["usd_per_million_samples"]) for row in unpriced} == {(None, None, None)}
+    assert all(row["usd"] > 0 for row in rows if row["cluster"] and row not in unpriced)
+
+
+def test_measured_runs_count_the_runs_of_that_very_setup(here: Installation) -> None:
+    before = firsts(rows_of(here, asked=champion()), "conv")["cheapest"]
+    run = {name: before[name] for name in ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps")}
+    run |= {"strategy": "ddp", "precision": "fp32", "provider": "local", "measured_at": pd.Timestamp("2026-11-20")}
+    runs = pd.DataFrame([run, run, run | {"accumulation_steps": 64}, run | {"workload": "lm"}])
+    (conv, _) = here.workloads
+    found = recommend_one(here, champion(), conv, here.provider.offers(NOON), runs)
+    assert firsts(found, "conv")["cheapest"]["measured_runs"] == 2
+    assert {row["cluster"] for row in found if row["measured_runs"]} == {before["cluster"]}
+
+
+def test_runs_of_an_unknown_day_leave_the_newest_measurement_unknown(here: Installation) -> None:
+    (conv, _) = here.workloads
+    runs = measured().runs.assign(measured_at=pd.NaT)
+    rows = recommend_one(here, champion(), conv, here.provider.offers(NOON), runs)
+    assert {row["newest_measurement_at"] for row in rows} == {None}
+
+
+def test_top_limits_the_rivals_and_the_same_question_has_the_same_answer(here: Installation) -> None:
+    (conv, _) = here.workloads
+    offers = here.provider.offers(NOON)
+    twice = [recommend_one(here, champion(), conv, offers, measured().runs, top=2) for _ in range(2)]
+    assert twice[0] == twice[1]
+    assert max(row["rank"] for row in twice[0]) == 2
+
+
+def test_the_date_of_a_price_is_that_of_the_oldest_among_the_rows_own_machines(here: Installation) -> None:
+    day = {o.instance_type.name: NOON - timedelta(days=n) for n, o in enumerate(here.provider.offers(NOON))}
+    offers = [replace(o, price_as_of=day[o.instance_type.name]) for o in here.provider.offers(NOON)]
+    rows = rows_of(here, offers, asked=champion())
+    assert len({row["price_as_of"] for row in rows}) > 1
+    for row in rows:
+        assert row["price_as_of"] == min(day[one["instance_type"]] for one in row["cluster_offers"])
+    assert {row["price_as_of"] for row in rows_of(here, offers, asked=None)} == {min(day.values())}
+
+
+def test_a_workload_whose_file_changed_is_not_answered_by_what_the_old_one_taught(here: Installation) -> None:
+    (conv, _) = here.workloads
+    offers = here.provider.offers(NOON)
+    rows = recommend_one(here, champion(), replace(conv, digest="edited"), offers, measured().runs)
+    assert {row["status"] for row in rows} == {"infeasible"}
+    assert all("srift refresh" in row["reason"] for row in rows)
+
+
+def test_a_type_that_was_defined_anew_is_not_offered_before_it_is_measured(here: Installation) -> None:
+    (conv, _) = here.workloads
+    offers = [
+        replace(one, instance_type=replace(one.instance_type, bandwidth_gbps=9.0), usd_per_hour=1e-6)
+        if one.instance_type.name == "s.small"
+        else one
+        for one in here.provider.offers(NOON)
+    ]
+    rows = recommend_one(here, champion(), conv, offers, measured().runs)
+    assert rows[0]["status"] == "recommended"
+    assert not any("s.small" in row["cluster"] for row in rows if row["cluster"])
+
+
+def test_a_model_from_before_definitions_were_stored_has_met_nothing(here: Installation) -> None:
+    body = json.loads(champion().model.to_json())
+    del body["workload_digests"], body["type_digests"]
+    old = Champion(version=1, model=StepTimeModel.from_json(json.dumps(body)))
+    assert {row["status"] for row in rows_of(here, asked=old)} == {"infeasible"}
+
+
+def test_more_setups_than_can_be_drawn_for_at_once_leave_the_best_splits_of_each_cluster(
+    here: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (conv, _) = here.workloads
+    wide = replace(conv, global_batch_least=32, global_batch_most=96)
+    offers = here.provider.offers(NOON)
+    whole = recommend_one(here, champion(), wide, offers, measured().runs)
+    most = 40
+    monkeypatch.setattr(recommend, "MOST_JOINT", most)
+    asked: list[int] = []
+    draws = StepTimeModel.draws
+    monkeypatch.setattr(StepTimeModel, "draws", lambda self, f, **rest: asked.append(len(f)) or draws(self, f, **rest))
+    cut = recommend_one(here, champion(), wide, offers, measured().runs)
+    assert asked == [most]
+    for before, after in zip(firsts(whole, "conv").values(), firsts(cut, "conv").values(), strict=True):
+        named = ("cluster", "batch_per_device", "accumulation_steps")
+        assert [before[name] for name in named] == [after[name] for name in named]
+
+
+def test_the_measured_size_of_a_gradient_counts_in_what_a_checkpoint_costs(
+    here: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(planner, "recommend", lambda workload, *rest, **named: seen.append(workload) or [])
+    (conv, _) = here.workloads
+    with here.warehouse.transact() as connection:
+        rows = [{"workload": "conv", "digest": conv.digest, "samples": 1, "gradient_bytes": 123, "parameters": 30}]
+        append.note_workloads(connection, rows, provider="local", noted_at=NOON)
+    rows_of(here, asked=champion())
+    assert [(one.name, one.gradient_bytes, one.parameters) for one in seen] == [("conv", 123, 30), ("lm", None, None)]

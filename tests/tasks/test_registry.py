@@ -1,0 +1,193 @@
+"""Versions, scoreboards, reasons, the alias; and a puller's program that has neither this project nor torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from packaging.requirements import Requirement
+
+from tasks import registry
+from tasks.measurements import Measurement
+from tests.installed import furnished, model, provenance, scores
+
+SETUPS = pd.DataFrame(
+    {
+        "workload": ["conv", "lm", "conv"],
+        "cluster": ["2xs.small", "1xs.large+2xs.small", "1xs.whole"],
+        "batch_per_device": ["16", "12+6+6", "48"],
+    }
+)
+PULLER = """
+import importlib.abc, json, sys
+forbidden = set(json.loads(sys.argv[1])) - {name.partition(".")[0] for name in sys.modules}  # pip's own hooks
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in forbidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import mlflow, pandas as pd
+model = mlflow.pyfunc.load_model("models:/srift-step-time-local@champion")
+answers = []
+for rows in json.loads(sys.argv[2]):
+    try:
+        answers.append(model.predict(pd.DataFrame(rows)).to_dict("list"))
+    except Exception as error:
+        answers.append(f"{type(error).__name__}: {error}")
+assert not forbidden & {name.partition(".")[0] for name in sys.modules}
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def home() -> Path:
+    return furnished() / "state"
+
+
+@cache
+def client(home: Path) -> MlflowClient:
+    uri = f"sqlite:///{home / 'mlflow.db'}"
+    return MlflowClient(uri, uri)
+
+
+def requirements(home: Path) -> list[str]:
+    """What was logged with the champion."""
+    (file,) = home.glob("mlartifacts/**/requirements.txt")
+    return file.read_text().split()
+
+
+def absent_from_a_clean_environment(wanted: list[str]) -> list[str]:
+    """Top-level modules installed here that `wanted` and what it needs in turn do not bring, and this project's."""
+    kept: set[str] = set()
+    queue = [Requirement(text) for text in wanted]
+    while queue:
+        requirement = queue.pop()
+        name = requirement.name.lower().replace("_", "-")
+        if name in kept or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        kept.add(name)
+        queue += [Requirement(text) for text in metadata.requires(name) or ()]
+    installed = metadata.packages_distributions()
+    strangers = {
+        module for module, owners in installed.items() if not kept & {o.lower().replace("_", "-") for o in owners}
+    }
+    return sorted(strangers | {"models", "tasks", "flows", "warehouse", "tests"})
+
+
+def pulled(home: Path, folder: Path, *asked: Mapping[str, list[Any]]) -> list[Any]:
+    """Answers of the champion in an interpreter that lacks all but mlflow and the logged requirements."""
+    absent = absent_from_a_clean_environment([*requirements(home)])
+    assert {"torch", "prefect", "duckdb", "models", "tasks"} <= set(absent)
+    environment = {
+        name: os.environ[name] for name in ("PATH", "HOME", "MLFLOW_DISABLE_TELEMETRY") if name in os.environ
+    }
+    environment |= {"MLFLOW_TRACKING_URI": f"sqlite:///{home / 'mlflow.db'}", "PYTHONSAFEPATH": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", PULLER, json.dumps(absent), json.dumps(asked)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+    answers: list[Any] = json.loads(ended.stdout.splitlines()[-1])
+    return answers
+
+
+def test_the_champion_answers_in_a_program_without_this_project_and_without_torch(home: Path, tmp_path: Path) -> None:
+    whole = SETUPS.assign(layout="1", accumulation_steps=[1, 2, 1], strategy="ddp", precision="fp32", provider="local")
+    unknown = SETUPS.assign(workload="convv")
+    stranger = SETUPS.head(1).assign(cluster="2xs.smal")
+    contract = whole.assign(accumulation_steps=[1, None, 2], parameters=[7, None, 7], flops_per_sample=1e6, market=None)
+    contract = contract.assign(gradient_bytes=28, zone="a", run_id=["r", "s", "t"], source="mine")
+    contract = contract.assign(measured_at="2026-11-20")
+    least, all_of_it, no_workload, no_type, partly = pulled(
+        home, tmp_path, *(frame.to_dict("list") for frame in (SETUPS, whole, unknown, stranger, contract))
+    )
+    assert least == model().predict(SETUPS).to_dict("list")
+    assert all_of_it == model().predict(whole).to_dict("list")
+    assert partly == model().predict(contract).to_dict("list"), "columns of the contract, with values missing"
+    assert all_of_it["step_s"][1] > least["step_s"][1], "accumulation steps were not read"
+    assert "unknown workload 'convv'; the nearest known: conv" in no_workload
+    assert "s.smal" in no_type and "s.small" in no_type
+
+
+def test_only_public_requirements_are_logged(home: Path) -> None:
+    assert {text.partition("==")[0] for text in requirements(home)} == {"mlflow", *registry.REQUIREMENTS}
+    assert not [text for text in requirements(home) if "+" in text or "@" in text]
+
+
+def test_a_version_carries_its_scoreboard_its_card_and_where_it_came_from(home: Path) -> None:
+    found = client(home).get_model_version_by_alias("srift-step-time-local", "champion")
+    assert found.description == "# a card"
+    assert found.tags == provenance().tags() | {"promotion": "promoted: the first"}
+    run = client(home).get_run(str(found.run_id))
+    assert run.data.metrics["workload/all/mean_error"] == 0.05
+    artifacts = {one.path for one in client(home).list_artifacts(str(found.run_id))}
+    assert artifacts >= {"card.md", "scoreboard.csv"}
+
+
+def test_the_champion_comes_back_bit_for_bit(home: Path) -> None:
+    champion = registry.load_champion(home, "local")
+    assert champion is not None and champion.version == 1
+    assert champion.model.to_json() == model().to_json()
+
+
+def test_providers_have_champions_of_their_own_and_none_before_the_first(home: Path, tmp_path: Path) -> None:
+    assert registry.load_champion(home, "ec2") is None
+    assert registry.load_champion(tmp_path, "local") is None
+    assert list(tmp_path.iterdir()) == [], "asking for a champion made a store"
+
+
+def test_a_refused_challenger_is_kept_with_its_reason_and_the_champion_stays(home: Path) -> None:
+    number = registry.log_challenger(
+        home, "rehearsal", model(), scoreboard=scores(), card="first", provenance=provenance()
+    )
+    registry.promote(home, "rehearsal", number, "the first")
+    worse = registry.log_challenger(
+        home, "rehearsal", model(), scoreboard=scores(0.5), card="second", provenance=provenance("refresh-2")
+    )
+    registry.refuse(home, "rehearsal", worse, "it is worse")
+    assert (number, worse) == (1, 2)
+    champion = registry.load_champion(home, "rehearsal")
+    assert champion is not None and champion.version == 1
+    refused = client(home).get_model_version("srift-step-time-rehearsal", "2")
+    assert refused.tags["promotion"] == "refused: it is worse" and refused.tags["refresh_id"] == "refresh-2"
+    registry.promote(home, "rehearsal", worse, "better after all")
+    champion = registry.load_champion(home, "rehearsal")
+    assert champion is not None and champion.version == 2
+
+
+def test_every_column_that_a_measurement_row_may_have_is_an_input_of_the_model() -> None:
+    known = {column.name for column in registry.SIGNATURE.inputs}
+    assert known == set(Measurement.model_fields) - {"step_s", "sync_s"}
+
+
+def test_a_registry_that_does_not_answer_is_not_taken_for_one_without_a_champion(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(*_: Any) -> None:
+        raise MlflowException("the server is down")
+
+    monkeypatch.setattr(MlflowClient, "get_model_version_by_alias", silent)
+    with pytest.raises(registry.RegistryError, match=r"could not be read.*the server is down"):
+        registry.load_champion(home, "local")
+
+
+def test_a_model_without_an_alias_has_no_champion(home: Path) -> None:
+    client(home).create_registered_model("srift-step-time-unproven")
+    assert registry.load_champion(home, "unproven") is None

@@ -1,0 +1,161 @@
+"""What a refresh would buy: within the caps, with reasons, and without starting or writing anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from models.campaign import Launch
+from models.workload import Workload
+from tasks import shopping
+from tasks.facts import with_facts
+from tasks.installation import Installation
+from tasks.registry import Champion
+from tests.installed import NOON, DescribedMachines, champion, install, measured, model
+from tests.warehouse.builders import body, setup
+from warehouse import reads
+from warehouse.append import append_records
+
+FRAMES = {name: getattr(measured(), name) for name in ("runs", "profiles", "buckets", "probes", "workloads")}
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Installation:
+    return install(tmp_path)
+
+
+def shop(here: Installation, max_usd: float | None, asked: Champion | None = None, past: bool = True) -> list[Launch]:
+    frames = FRAMES if past else {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
+    return shopping.shop.fn(here, here.provider.offers(NOON), frames, asked, max_usd)
+
+
+def test_nothing_is_bought_for_nothing(here: Installation) -> None:
+    assert shop(here, 0.0) == []
+
+
+def test_the_caps_hold_and_every_line_says_why(here: Installation) -> None:
+    launches = shop(here, 0.002, past=False)
+    assert launches and sum(launch.est_usd for launch in launches) <= 0.002
+    uncapped = shop(here, None, past=False)
+    assert len(uncapped) > len(launches)
+    assert sum(launch.est_s for launch in uncapped) <= here.settings.campaign.max_minutes * 60
+    assert sum(launch.est_usd for launch in uncapped) <= here.settings.campaign.max_usd
+    assert all(item.reason for launch in uncapped for item in launch.items)
+    assert {offer.market for launch in uncapped for offer in launch.cluster.members} == {"spot"}
+
+
+def test_the_first_thing_bought_is_a_profile_of_what_is_unknown(here: Installation, tmp_path: Path) -> None:
+    first = shop(here, None, past=False)[0]
+    assert {item.kind for item in first.items} >= {"profile"}
+    assert not [item for launch in shop(here, None) for item in launch.items if item.kind == "profile"]
+
+
+def test_a_champion_that_has_not_met_a_workload_does_not_stop_its_being_bought(tmp_path: Path) -> None:
+    here = install(tmp_path, "conv", "newcomer")
+    launches = shop(here, None, asked=champion())
+    assert "newcomer" in {item.workload for launch in launches for item in launch.items}
+
+
+def test_a_dry_run_writes_nothing_and_works_before_the_first_refresh(
+    here: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here.home / "warehouse.duckdb").unlink()
+    monkeypatch.setattr(shopping, "open_installation", lambda provider: here)
+    launches = shopping.dry_run("local", None)
+    again = shopping.dry_run("local", None)
+    assert [one.items for one in launches] == [one.items for one in again] != []
+    assert list(here.home.rglob("*")) == []
+
+
+def test_each_lease_has_a_seed_of_its_own_the_same_everywhere() -> None:
+    assert shopping.launch_seed(1, "a-00") == 2_011_533_044
+    assert len({shopping.launch_seed(seed, lease) for seed in (1, 2) for lease in ("a-00", "a-01")}) == 4
+
+
+def failed(here: Installation, run_id: str, kind: str, **changes: Any) -> dict[str, Any]:
+    (conv, _) = here.workloads
+    told = body(run_id, kind=kind, status="failed", reason="no", values={}, workload_digest=conv.digest)
+    told["setup"] = setup(workload=conv.name, workload_digest=conv.digest)
+    return {key: value for key, value in (told | changes).items() if value is not None}
+
+
+def test_only_what_a_node_told_of_counts_against_a_workload_and_probes_count_too(here: Installation) -> None:
+    bodies = [
+        failed(here, "a", "train"),
+        failed(here, "b", "train", attempt=None),  # a row of the controller's: the mailbox was full, say
+        failed(here, "c", "train", workload_digest="its file was another then"),
+        failed(here, "d", "probe", workload_digest="", setup=setup(workload=None, workload_digest=None)),
+    ]
+    with here.warehouse.transact() as connection:
+        append_records(connection, bodies, refresh_id="r", loaded_at=NOON)
+    assert shopping._failures(here)["run_id"].tolist() == ["a", "d"]
+
+
+def test_a_dry_run_after_an_edit_lists_by_the_file_as_it_is(
+    here: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, pd.DataFrame] = {}
+    monkeypatch.setattr(shopping, "open_installation", lambda provider: here)
+    monkeypatch.setattr(shopping.shop, "fn", lambda here, offers, frames, *rest: seen.update(frames) or [])
+    (_, lm) = here.workloads
+    noted = pd.DataFrame({"workload": ["conv", "lm"], "digest": ["before the edit", lm.digest]})
+    runs = pd.DataFrame({"workload": ["conv", "conv", "lm"], "source": ["srift", "import", "srift"]})
+    profiles = pd.DataFrame({"workload": ["conv", "lm"]})
+    past = {"workloads": noted, "runs": runs, "profiles": profiles, "probes": pd.DataFrame()}
+    monkeypatch.setattr(shopping.reads, "training_frames", lambda *_: past)
+    shopping.dry_run("local", None)
+    assert seen["runs"].values.tolist() == [["conv", "import"], ["lm", "srift"]]
+    assert seen["profiles"]["workload"].tolist() == ["lm"]
+    assert len(runs) == 3, "the frames themselves were changed"
+
+
+def test_a_dry_run_says_why_it_can_buy_nothing(
+    here: Installation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shopping, "open_installation", lambda provider: here)
+    machines = here.provider
+    assert isinstance(machines, DescribedMachines)
+    shopping.dry_run("local", None)
+    assert capsys.readouterr().err == ""
+    machines.unpriced = frozenset(one.name for one in machines.instance_types())
+    assert shopping.dry_run("local", None) == []
+    assert "no instance type has a price on the spot market" in capsys.readouterr().err
+
+
+def test_a_champion_that_has_not_met_a_type_or_its_new_definition_does_not_stop_its_being_bought(
+    here: Installation,
+) -> None:
+    old, *_ = met = here.provider.offers(NOON)
+    for stranger in (replace(old.instance_type, name="x.new"), replace(old.instance_type, bandwidth_gbps=7.0)):
+        others = [one for one in met if one.instance_type.name != stranger.name]
+        offers = [*others, replace(old, instance_type=stranger, market="spot", usd_per_hour=0.001)]
+        launches = shopping.shop.fn(here, offers, dict(FRAMES), champion(), None)
+        bought = {offer.instance_type for launch in launches for offer in launch.cluster.members}
+        assert stranger in bought
+
+
+def test_expectations_are_of_the_definitions_of_today(here: Installation) -> None:
+    setups = pd.DataFrame({"workload": ["conv", "lm"], "cluster": ["1xs.whole", "1xs.small"], "batch_per_device": 8})
+    conv, lm = here.workloads
+    types = here.provider.instance_types()
+    expected = shopping._expected(model(), [conv, lm], types, setups)
+    assert expected["step_s"].notna().all()
+    edited = shopping._expected(model(), [replace(conv, digest="edited"), lm], types, setups)
+    assert list(edited["step_s"].notna()) == [False, True]
+    slower = [replace(one, cores=0.1) if one.name == "s.small" else one for one in types]
+    assert list(shopping._expected(model(), [conv, lm], slower, setups)["step_s"].notna()) == [True, False]
+
+
+def test_the_measured_size_of_a_gradient_reaches_the_planning(
+    here: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Workload] = []
+    monkeypatch.setattr(shopping, "shopping_list", lambda workloads, *rest, **named: seen.extend(workloads) or [])
+    shop(here, None)
+    facts = measured().workloads.set_index("workload")["gradient_bytes"]
+    assert {one.name: one.gradient_bytes for one in seen} == dict(facts)
+    assert with_facts([replace(seen[0], digest="edited", gradient_bytes=None)], measured().workloads)[0] != seen[0]
