@@ -10,13 +10,11 @@ from prefect import flow
 
 from tasks.collect import collect, store_rows
 from tasks.installation import open_installation
-from tasks.prices import current_offers
 from tasks.registry import load_champion
 from tasks.report import reporter
 from tasks.serve import serve_launch
-from tasks.shopping import shop
+from tasks.shopping import within
 from tasks.tally import Tally
-from warehouse.reads import training_frames
 
 
 @flow(name="measure", log_prints=True)
@@ -24,16 +22,12 @@ def measure(refresh_id: str, provider: str = "local", max_usd: float | None = No
     """Buy what is worth most under the caps; returns launches, rows by status, dollars, and seconds by phase."""
     here = open_installation(provider)
     champion = load_champion(here.home, provider)
-    launches = shop(here, current_offers(here), training_frames(here.warehouse, provider), champion, max_usd)
     campaign = here.settings.campaign
     tally = Tally(
         cap_usd=campaign.max_usd if max_usd is None else max_usd,
         stop_at=time.monotonic() + campaign.max_minutes * 60.0,
     )
-    reporter().start(sum(len(launch.items) for launch in launches))
-    for number, launch in enumerate(launches):
-        if not tally.affords(launch):
-            break
+    for number, launch in enumerate(within(here, champion, tally)):
         served = serve_launch(here, launch, f"{refresh_id}-{number:02d}", tally)
         if served.mailbox is None:
             store_rows(here, served, refresh_id, datetime.now(UTC))
@@ -41,5 +35,4 @@ def measure(refresh_id: str, provider: str = "local", max_usd: float | None = No
         collected = collect(here, refresh_id, datetime.now(UTC))
         tally.add(served, collected, load_s=time.monotonic() - started)
         reporter().say(f"  {launch.cluster.name}: {len(served.recorded)} runs, {served.outcome}")
-    reporter().stop()
     return tally.summary()

@@ -47,7 +47,8 @@ class LiveReporter(Reporter):
         self._console.print(text, highlight=False, markup=False)
 
     def start(self, runs: int) -> None:
-        """Show the bar."""
+        """Show the bar, anew where there is one."""
+        self.stop()
         columns = (BarColumn(24), MofNCompleteColumn(), TextColumn("runs  {task.fields[usd]}"), TimeElapsedColumn())
         self._bar = Progress(*columns, TextColumn("{task.description}"), console=self._console, transient=True)
         self._bar.add_task("starting", total=runs, usd="$0.0000")
@@ -103,8 +104,20 @@ def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row]) -> None:
 
 
 def _change(change: Row) -> str:
-    parts = (f"{name}: {_plain(value)}" for name, value in change.items() if value is not None)
-    return ", ".join(parts)
+    """`wide-mlp, cheapest_within_deadline 1.5: 2xa, 1.2 h, $0.03 -> 1xb, 1.1 h, $0.04 (prices)`."""
+    limits = (_plain(change[name]) for name in ("constraint_hours", "constraint_usd"))
+    limit = next((one for one in limits if one is not None), None)
+    goal = change["goal"] if limit is None else f"{change['goal']} {limit:g}"
+    before, after = (_choice(change, prefix) for prefix in ("previous_", ""))
+    return f"{change['workload']}, {goal}: {before} -> {after} ({change['cause']})"
+
+
+def _choice(change: Row, prefix: str) -> str:
+    cluster = _plain(change[f"{prefix}cluster"])
+    if not cluster:
+        return str(_plain(change[f"{prefix}status"]) or "not in the table")
+    usd = _plain(change[f"{prefix}usd"])
+    return f"{cluster}, {change[f'{prefix}hours']:.3g} h, " + ("price unknown" if usd is None else f"${usd:.4f}")
 
 
 def _plain(value: Any) -> Any:

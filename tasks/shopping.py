@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 import numpy as np
@@ -20,9 +20,12 @@ from warehouse.database import WarehouseMissing
 
 from .facts import with_facts
 from .installation import Installation, open_installation
-from .prices import nothing_to_buy
+from .prices import current_offers, nothing_to_buy
 from .registry import Champion, load_champion
 from .report import reporter
+from .tally import Tally
+
+MOST_LISTS = 4  # of one campaign: where machines are always refused, asking on is no use
 
 
 @task(cache_policy=NO_CACHE)
@@ -32,8 +35,9 @@ def shop(
     frames: Mapping[str, pd.DataFrame],
     champion: Champion | None,
     max_usd: float | None,
+    max_seconds: float | None = None,
 ) -> list[Launch]:
-    """Launches to make within the caps of srift.toml, or within `max_usd` where it is given."""
+    """Launches to make within the caps of srift.toml, or within `max_usd` and `max_seconds` where they are given."""
     campaign = here.settings.campaign
     workloads = with_facts(here.workloads, frames["workloads"])
     types = [offer.instance_type for offer in offers]
@@ -44,7 +48,7 @@ def shop(
         frames["profiles"],
         frames["probes"],
         max_usd=campaign.max_usd if max_usd is None else max_usd,
-        max_seconds=campaign.max_minutes * 60.0,
+        max_seconds=campaign.max_minutes * 60.0 if max_seconds is None else max_seconds,
         max_hosts=campaign.max_hosts,
         fits=here.fits,
         seed=campaign.seed,
@@ -52,6 +56,24 @@ def shop(
         expected_step=None if champion is None else lambda setups: _expected(champion.model, workloads, types, setups),
         failures=_failures(here),
     )
+
+
+def within(here: Installation, champion: Champion | None, tally: Tally) -> Iterator[Launch]:
+    """Launches within what `tally` has left, list after list, each made with what came home from the last.
+
+    So a cluster that was taken away by the market or refused is not the end of what it was to measure.
+    """
+    for _ in range(MOST_LISTS):
+        frames = reads.training_frames(here.warehouse, here.provider.name)
+        launches = shop(here, current_offers(here), frames, champion, tally.left_usd, tally.left_s)
+        reporter().start(tally.runs + sum(len(launch.items) for launch in launches))
+        for launch in launches:
+            if not tally.affords(launch):
+                break
+            yield launch
+        if not launches:
+            break
+    reporter().stop()
 
 
 def _failures(here: Installation) -> pd.DataFrame:

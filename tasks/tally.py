@@ -29,6 +29,16 @@ class Tally:
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def left_usd(self) -> float:
+        """Dollars under the cap."""
+        return max(0.0, self.cap_usd - self.usd)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds to the campaign's end."""
+        return max(0.0, self.stop_at - time.monotonic())
+
     def affords(self, launch: Launch) -> bool:
         """Whether `launch` may still start within the caps of dollars and minutes."""
         return time.monotonic() < self.stop_at and self.usd + launch.est_usd <= self.cap_usd

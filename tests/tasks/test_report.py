@@ -79,11 +79,26 @@ ROW = dict.fromkeys(("workload", "goal", "rank", "status", "cluster", "hours", "
 
 def test_artifacts_hold_the_table_without_nan_and_what_changed(artifacts: dict[str, Any]) -> None:
     row = ROW | {"workload": "conv", "rank": 1, "hours": 1.23456789, "usd": float("nan")}
-    report.publish_artifacts([row], [{"workload": "conv", "goal": "cheapest", "previous_cluster": None}])
+    change = {
+        "workload": "conv",
+        "goal": "cheapest_within_deadline",
+        "constraint_hours": 1.5,
+        "constraint_usd": float("nan"),
+        "status": "recommended",
+        "previous_status": None,
+        "cluster": "2xa",
+        "previous_cluster": None,
+        "hours": 1.25,
+        "previous_hours": float("nan"),
+        "usd": float("nan"),
+        "previous_usd": None,
+        "cause": "measurements",
+    }
+    report.publish_artifacts([row], [change])
     (shown,) = artifacts["recommendations"]
     assert shown["hours"] == 1.2346 and shown["usd"] is None and shown["rank"] == 1
-    assert "- workload: conv, goal: cheapest" in artifacts["what-changed"]
-    assert "previous_cluster" not in artifacts["what-changed"]
+    line = "- conv, cheapest_within_deadline 1.5: not in the table -> 2xa, 1.25 h, price unknown (measurements)"
+    assert line in artifacts["what-changed"].splitlines()
 
 
 def test_no_change_is_said_too(artifacts: dict[str, Any]) -> None:

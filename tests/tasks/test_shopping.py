@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tasks import shopping
 from tasks.facts import with_facts
 from tasks.installation import Installation
 from tasks.registry import Champion
+from tasks.tally import Tally
 from tests.installed import NOON, DescribedMachines, champion, install, measured, model
 from tests.warehouse.builders import body, setup
 from warehouse import reads
@@ -159,3 +161,17 @@ def test_the_measured_size_of_a_gradient_reaches_the_planning(
     facts = measured().workloads.set_index("workload")["gradient_bytes"]
     assert {one.name: one.gradient_bytes for one in seen} == dict(facts)
     assert with_facts([replace(seen[0], digest="edited", gradient_bytes=None)], measured().workloads)[0] != seen[0]
+
+
+def test_what_a_lost_launch_did_not_measure_is_asked_for_again(
+    here: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
+    monkeypatch.setattr(shopping, "shop", shopping.shop.fn)
+    monkeypatch.setattr(shopping, "current_offers", lambda here: here.provider.offers(NOON))
+    monkeypatch.setattr(reads, "training_frames", lambda *_: empty)
+    tally = Tally(cap_usd=0.004, stop_at=time.monotonic() + 1000.0)
+    asked = list(shopping.within(here, None, tally))  # nothing comes home: the same list, a bounded number of times
+    assert sum(launch == asked[0] for launch in asked) == shopping.MOST_LISTS > 1
+    tally.usd = tally.cap_usd
+    assert list(shopping.within(here, None, tally)) == []
