@@ -12,6 +12,47 @@ from warehouse.database import Warehouse
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
+# the published contract: changing it takes a migration and a CHANGELOG entry
+CONTRACT = [
+    "publication_id",
+    "published_at",
+    "provider",
+    "workload",
+    "samples",
+    "global_batch",
+    "goal",
+    "constraint_hours",
+    "constraint_usd",
+    "p_required",
+    "rank",
+    "status",
+    "cluster",
+    "cluster_offers",
+    "layout",
+    "batch_per_device",
+    "accumulation_steps",
+    "strategy",
+    "precision",
+    "region",
+    "step_s",
+    "step_low_s",
+    "step_high_s",
+    "samples_per_s",
+    "hours",
+    "hours_p90",
+    "usd",
+    "usd_p90",
+    "usd_per_million_samples",
+    "p_meets_constraint",
+    "p_best",
+    "bottleneck",
+    "measured_runs",
+    "reason",
+    "price_as_of",
+    "newest_measurement_at",
+    "model_version",
+]
+
 
 def fresh(folder: Path) -> Warehouse:
     """A migrated, empty warehouse in `folder`; migrating is done once a session."""

@@ -11,71 +11,12 @@ import duckdb
 import pandas as pd
 import pytest
 
-from tests.warehouse.builders import recommendation, stamp
+from tests.warehouse.builders import CONTRACT, recommendation, stamp
 from warehouse.database import Warehouse, WarehouseMissing
 from warehouse.export import export, read_published
 from warehouse.publication import publish
 
-# the published contract: changing it takes a migration and a CHANGELOG entry
-CONTRACT = [
-    "publication_id",
-    "published_at",
-    "provider",
-    "workload",
-    "samples",
-    "global_batch",
-    "goal",
-    "constraint_hours",
-    "constraint_usd",
-    "p_required",
-    "rank",
-    "status",
-    "cluster",
-    "cluster_offers",
-    "layout",
-    "batch_per_device",
-    "accumulation_steps",
-    "strategy",
-    "precision",
-    "region",
-    "step_s",
-    "step_low_s",
-    "step_high_s",
-    "samples_per_s",
-    "hours",
-    "hours_p90",
-    "usd",
-    "usd_p90",
-    "usd_per_million_samples",
-    "p_meets_constraint",
-    "p_best",
-    "bottleneck",
-    "measured_runs",
-    "reason",
-    "price_as_of",
-    "newest_measurement_at",
-    "model_version",
-]
 PUBLISHED = ("recommendations", "recommendation_history", "recommendation_changes", "pareto")
-INFEASIBLE = dict.fromkeys(
-    [
-        "cluster",
-        "layout",
-        "batch_per_device",
-        "accumulation_steps",
-        "step_s",
-        "step_low_s",
-        "step_high_s",
-        "samples_per_s",
-        "hours",
-        "hours_p90",
-        "usd",
-        "usd_p90",
-        "usd_per_million_samples",
-        "p_best",
-    ]
-) | {"cluster_offers": [], "status": "infeasible"}
-
 READ = """
 import duckdb, sys
 with duckdb.connect(sys.argv[1], read_only=True) as connection:

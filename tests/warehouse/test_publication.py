@@ -8,52 +8,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.warehouse.builders import NOON, TYPES, offered, recommendation, stamp
+from tests.warehouse.builders import CONTRACT, NOON, TYPES, offered, recommendation, stamp
 from warehouse.append import note_instance_types
 from warehouse.database import SQL_FOLDER, Warehouse
 from warehouse.publication import PublicationRefused, publish
 
-# the published contract: changing it takes a migration and a CHANGELOG entry
-CONTRACT = [
-    "publication_id",
-    "published_at",
-    "provider",
-    "workload",
-    "samples",
-    "global_batch",
-    "goal",
-    "constraint_hours",
-    "constraint_usd",
-    "p_required",
-    "rank",
-    "status",
-    "cluster",
-    "cluster_offers",
-    "layout",
-    "batch_per_device",
-    "accumulation_steps",
-    "strategy",
-    "precision",
-    "region",
-    "step_s",
-    "step_low_s",
-    "step_high_s",
-    "samples_per_s",
-    "hours",
-    "hours_p90",
-    "usd",
-    "usd_p90",
-    "usd_per_million_samples",
-    "p_meets_constraint",
-    "p_best",
-    "bottleneck",
-    "measured_runs",
-    "reason",
-    "price_as_of",
-    "newest_measurement_at",
-    "model_version",
-]
-PUBLISHED = ("recommendations", "recommendation_history", "recommendation_changes", "pareto")
 INFEASIBLE = dict.fromkeys(
     [
         "cluster",
