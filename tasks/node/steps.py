@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any
@@ -82,27 +83,9 @@ def train(item: Item, built: Built, group: dist.ProcessGroup | None, *, place: i
     losses = [step(sync=True) for _ in range(item.warmup_steps)]
     warmup_s = time.perf_counter() - started
 
-    mine: list[float] = []
-    seconds: list[float] = []
-    by_rank: list[list[float]] = [[] for _ in range(world)]
-    elapsed_s = 0.0
-    started = time.perf_counter()
-    while not clock.enough(
-        seconds, least=item.least_steps, most=item.most_steps, elapsed_s=elapsed_s, most_s=item.most_s
-    ):
-        block = clock.next_block(seconds, least=item.least_steps, most=item.most_steps)
-        mine = []
-        meet(group)
-        for _ in range(block):
-            before = time.perf_counter()
-            losses.append(step(sync=True))
-            mine.append(time.perf_counter() - before)
-        told = gather([time.perf_counter() - started, *mine], group)
-        elapsed_s = max(one[0] for one in told)
-        for rank, one in enumerate(told):
-            by_rank[rank] += one[1:]
-        seconds = clock.slowest(by_rank)
-
+    steady = _steady(item, step, group)
+    seconds, elapsed_s = clock.slowest(steady.by_rank), steady.elapsed_s
+    losses += steady.losses
     peak = memory.peak_bytes()
     compute_s = _compute_s(item, step, group, step_s=median(seconds))
     told = gather([losses[0] * weight, losses[-1] * weight, peak, build_s, warmup_s], group)
@@ -111,7 +94,7 @@ def train(item: Item, built: Built, group: dist.ProcessGroup | None, *, place: i
         "step_s": median(seconds),
         "step_spread": clock.spread(seconds),
         "steps": len(seconds),
-        "rank_step_s": [median(one) for one in by_rank],
+        "rank_step_s": [median(one) for one in steady.by_rank],
         "sync_s": 0.0 if group is None else max(0.0, median(seconds) - compute_s),
         "build_s": max(one[3] for one in told),
         "warmup_s": max(one[4] for one in told),
@@ -126,6 +109,36 @@ def train(item: Item, built: Built, group: dist.ProcessGroup | None, *, place: i
     if not (math.isfinite(first_loss) and math.isfinite(last_loss)):
         return {}, f"the loss went from {first_loss} to {last_loss} in {len(losses)} steps: not a number to train with"
     return values, ""
+
+
+@dataclass(slots=True)
+class _Steady:
+    """Steps after warm-up: seconds of each at every rank, seconds of all with what lies between blocks, and losses."""
+
+    by_rank: list[list[float]]
+    elapsed_s: float
+    losses: list[float]
+
+
+def _steady(item: Item, step: Callable[..., float], group: dist.ProcessGroup | None) -> _Steady:
+    """Blocks of steps until the ranks agree that enough was measured; what they tell each other is outside of them."""
+    found = _Steady(by_rank=[[] for _ in item.nodes], elapsed_s=0.0, losses=[])
+    seconds: list[float] = []
+    limits = {"least": item.least_steps, "most": item.most_steps}
+    started = time.perf_counter()
+    while not clock.enough(seconds, **limits, elapsed_s=found.elapsed_s, most_s=item.most_s):
+        mine = []
+        meet(group)
+        for _ in range(clock.next_block(seconds, **limits)):
+            before = time.perf_counter()
+            found.losses.append(step(sync=True))
+            mine.append(time.perf_counter() - before)
+        told = gather([time.perf_counter() - started, *mine], group)
+        found.elapsed_s = max(one[0] for one in told)
+        for rank, one in enumerate(told):
+            found.by_rank[rank] += one[1:]
+        seconds = clock.slowest(found.by_rank)
+    return found
 
 
 def _compute_s(item: Item, step: Callable[..., float], group: dist.ProcessGroup | None, *, step_s: float) -> float:
