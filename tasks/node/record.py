@@ -59,7 +59,7 @@ class Item:
     message_bytes: list[int] = field(default_factory=list)
     warmup_steps: int = 2
     least_steps: int = 8
-    most_steps: int = 30
+    most_steps: int = 20
     most_s: float = 6.0
     seed: int = 0
 
