@@ -37,9 +37,8 @@ up: setup ## the schedule, with the Prefect and MLflow pages; Ctrl-C ends it
 	@$(BIN)/python deployments/up.py $(ARGS)
 
 bench: setup ## judge it: setups never measured, the noise floor, ten pieces of advice (about 35 minutes, after `make refresh`)
-	@$(BIN)/python -m flows.holdout
-	@$(BIN)/python -m flows.noise
-	@$(BIN)/python -m flows.advice
+	@for flow in holdout noise advice; do \
+	  PREFECT_HOME="$${SRIFT_HOME:-$$PWD/.srift}/prefect" $(BIN)/python -m flows.$$flow || exit; done
 
 clean: ## remove the environment and the caches; the measurements in SRIFT_HOME stay
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

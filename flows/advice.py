@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 
 import typer
 
-from tasks.advice import ask, judge, launches_for
+from flows.cli import explained
+from tasks.advice import ask, by_role, judge, launches_for
 from tasks.installation import new_refresh_id, open_installation
 from tasks.printing import live_reporter, print_frame
 from tasks.report import reporting_to
@@ -28,9 +29,11 @@ def advice(questions: int = 10) -> None:
     folder.mkdir(exist_ok=True)
     judged.to_csv(folder / f"{trial_id}.csv", index=False)
     print_frame(judged, f"{len(asked)} questions, {len(measured)} runs")
-    first = judged[judged["role"] == "advised"]
-    print_frame(first[["regret", "step_error"]].describe(), "the advised setups")
+    print_frame(
+        by_role(judged), "by role: how many met their constraint, regret of those that did, error of the promise"
+    )
 
 
 if __name__ == "__main__":
-    typer.run(advice)
+    with explained():
+        typer.run(advice)

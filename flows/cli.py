@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -36,7 +37,7 @@ def refresh(
     as_json: Json = False,
 ) -> None:
     """Run the whole flow once: prices, measurements, model, table."""
-    with _explained():
+    with explained("machines released, measurements loaded, the table as it was; `srift refresh` goes on"):
         if dry_run:
             from tasks.printing import launches_as_rows, print_launches
             from tasks.shopping import dry_run as shop_only
@@ -69,7 +70,7 @@ def recommend(
     as_json: Json = False,
 ) -> None:
     """Ask the champion now, over the newest prices."""
-    with _explained():
+    with explained():
         from tasks.answer import answer
         from tasks.printing import print_recommendations
 
@@ -88,7 +89,7 @@ def table(
     as_json: Json = False,
 ) -> None:
     """The published table: the first choice for every workload and goal, and with --top its close rivals."""
-    with _explained():
+    with explained():
         _print_table(as_json, top)
 
 
@@ -99,7 +100,7 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Load measurements made elsewhere. Loading the same rows twice changes nothing."""
-    with _explained():
+    with explained():
         from tasks.imports import import_measurements
         from warehouse.database import Warehouse
 
@@ -112,7 +113,7 @@ def import_(
 @app.command()
 def status(provider: Provider = "local", as_json: Json = False) -> None:
     """What is running, what it costs, what is stale."""
-    with _explained():
+    with explained():
         from tasks.printing import print_status
         from tasks.status import status_of
 
@@ -123,7 +124,7 @@ def status(provider: Provider = "local", as_json: Json = False) -> None:
 @app.command()
 def reap(provider: Provider = "local", as_json: Json = False) -> None:
     """End what should be dead, and load what it had measured."""
-    with _explained():
+    with explained():
         from tasks.reaping import reap_now
 
         sentences = reap_now(provider)
@@ -134,12 +135,13 @@ def reap(provider: Provider = "local", as_json: Json = False) -> None:
 
 
 def main() -> None:
-    """The console script `srift`."""
+    """The console script `srift`. A closed terminal ends it as Ctrl-C does."""
+    signal.signal(signal.SIGHUP, signal.default_int_handler)
     app()
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def explained(interrupted: str = "nothing was changed") -> Iterator[None]:
     """Exit 2 on misuse, 1 on a failure, each with a sentence; a traceback is only for what nobody foresaw."""
     try:
         _with_quiet_prefect()  # before anything imports it
@@ -147,6 +149,8 @@ def _explained() -> Iterator[None]:
         _fail(str(error), 2)
     except OSError as error:
         _fail(f"SRIFT_HOME cannot be used: {error}. Nothing was started", 1)
+    from prefect.exceptions import TerminationSignal
+
     from tasks.measurements import ImportRefused
     from tasks.providers.base import ProviderError
     from tasks.turn import Busy
@@ -158,13 +162,13 @@ def _explained() -> Iterator[None]:
         _fail(str(error), 2)
     except (ProviderError, WarehouseError, Busy, ImportRefused, OSError) as error:
         _fail(str(error), 1)
-    except KeyboardInterrupt:
-        _fail("interrupted: machines released, measurements loaded, the table as it was; `srift refresh` goes on", 1)
+    except (KeyboardInterrupt, TerminationSignal):
+        _fail(f"interrupted: {interrupted}", 1)
 
 
 def _fail(message: str, code: int) -> None:
     typer.echo(f"srift: {message}", err=True)
-    raise typer.Exit(code)
+    raise SystemExit(code)
 
 
 def _with_quiet_prefect() -> None:
@@ -218,4 +222,4 @@ def _json_value(value: Any) -> Any:
 
 
 def _import_sentence(imported: dict[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in imported.items())
+    return "\n".join([f"{imported['rows']} rows, {imported['new']} of them new", *imported["sentences"]])

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from flows.cli import explained
 from models.holdout import draw
 from models.learning import TrainingData
 from tasks.installation import new_refresh_id, offers_of_market, open_installation
@@ -45,4 +46,5 @@ def holdout(
 
 
 if __name__ == "__main__":
-    typer.run(holdout)
+    with explained():
+        typer.run(holdout)

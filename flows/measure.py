@@ -8,7 +8,7 @@ from typing import Any
 
 from prefect import flow
 
-from tasks.collect import collect, store_rows
+from tasks.collect import bring_home
 from tasks.installation import open_installation
 from tasks.registry import load_champion
 from tasks.report import reporter
@@ -29,10 +29,8 @@ def measure(refresh_id: str, provider: str = "local", max_usd: float | None = No
     )
     for number, launch in enumerate(within(here, champion, tally)):
         served = serve_launch(here, launch, f"{refresh_id}-{number:02d}", tally)
-        if served.mailbox is None:
-            store_rows(here, served, refresh_id, datetime.now(UTC))
         started = time.monotonic()
-        collected = collect(here, refresh_id, datetime.now(UTC))
+        collected = bring_home(here, served, refresh_id, datetime.now(UTC))
         tally.add(served, collected, load_s=time.monotonic() - started)
         reporter().say(f"  {launch.cluster.name}: {len(served.recorded)} runs, {served.outcome}")
     return tally.summary()

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import typer
 
+from flows.cli import explained
 from models.cloud import Cluster
 from models.holdout import Unseen, split_by_cores
 from models.noise import spreads
@@ -16,15 +17,25 @@ from tasks.installation import new_refresh_id, offers_of_market, open_installati
 from tasks.prices import current_offers
 from tasks.printing import live_reporter, print_frame
 from tasks.report import reporting_to
+from tasks.settings import nearest
 from tasks.trial import launch_of, measure_all
 from warehouse.reads import mart
 
 
-def noise(launches: int = 3, repeats: int = 4, type_name: str = "lc.medium", hosts: int = 3) -> None:
-    """Repeat every workload on one host and on `hosts`, `repeats` times in each of `launches` launches."""
+def noise(launches: int = 3, repeats: int = 4, type_name: str = "", hosts: int = 3) -> None:
+    """Repeat every workload on one host and on `hosts`, `repeats` times in each of `launches` launches.
+
+    Of the type named, or of the first on offer of which so many fit.
+    """
     here = open_installation("local")
-    offers = [o for o in offers_of_market(current_offers(here), "on-demand") if o.instance_type.name == type_name]
-    cluster = Cluster(members=tuple(offers * hosts))
+    uniform = {
+        offer.instance_type.name: Cluster(members=(offer,) * hosts)
+        for offer in offers_of_market(current_offers(here), "on-demand")
+        if not here.fits(Cluster(members=(offer,) * hosts))
+    }
+    if not uniform or type_name not in {"", *uniform}:
+        raise typer.BadParameter(f"{hosts} hosts of type {type_name!r}: {nearest(type_name, uniform)}")
+    cluster = uniform[type_name or min(uniform)]
     items = [
         Unseen(workload=w.name, nodes=nodes, batches=split_by_cores([1.0] * len(nodes), w.global_batch_least))
         for _ in range(repeats)
@@ -41,4 +52,5 @@ def noise(launches: int = 3, repeats: int = 4, type_name: str = "lc.medium", hos
 
 
 if __name__ == "__main__":
-    typer.run(noise)
+    with explained():
+        typer.run(noise)

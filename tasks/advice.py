@@ -75,7 +75,7 @@ def launches_for(here: Installation, questions: Sequence[Question]) -> list[Laun
 
 
 def judge(questions: Sequence[Question], measured: pd.DataFrame) -> pd.DataFrame:
-    """A row a question and role: measured hours and dollars, and its regret against the best of them that meets."""
+    """A row a question and role: measured hours and dollars, and the regret of those that meet against the best."""
     by_key = {name: float(step_s) for name, step_s in zip(_keys(measured), measured["step_s"], strict=True)}
     rows: list[dict[str, Any]] = []
     for number, question in enumerate(questions, start=1):
@@ -86,9 +86,25 @@ def judge(questions: Sequence[Question], measured: pd.DataFrame) -> pd.DataFrame
             own.append(_row(number, question, role, setup, predicted_s, step_s, hours, usd))
         aim = "usd" if question.goal.goal.startswith("cheapest") else "hours"
         best = min((row[aim] for row in own if row["meets"] and np.isfinite(row[aim])), default=np.nan)
-        for row in own:
-            row["regret"] = row[aim] / best - 1.0
+        for row in own:  # a choice that misses its constraint is a failure, and its cost no comparison
+            row["regret"] = row[aim] / best - 1.0 if row["meets"] else np.nan
         rows += own
+    return pd.DataFrame(rows)
+
+
+def by_role(judged: pd.DataFrame) -> pd.DataFrame:
+    """A row a role: how many ran, how many met their constraint, mean and worst regret, mean error of the step time."""
+    rows = [
+        {
+            "role": role,
+            "ran": int(own["step_s"].notna().sum()),
+            "met": int(own["meets"].sum()),
+            "mean_regret": own["regret"].mean(),
+            "worst_regret": own["regret"].max(),
+            "mean_step_error": own["step_error"].abs().mean(),
+        }
+        for role, own in judged.groupby("role", sort=False)
+    ]
     return pd.DataFrame(rows)
 
 

@@ -57,8 +57,15 @@ def collect(here: Installation, refresh_id: str, now: datetime) -> Collected:
 
 
 @task(cache_policy=NO_CACHE)
+def bring_home(here: Installation, served: Served, refresh_id: str, now: datetime) -> Collected:
+    """What one launch measured; where it got no machines it left no mailbox, and its rows go straight in."""
+    if served.mailbox is None:
+        store_rows(here, served, refresh_id, now)
+    return collect.fn(here, refresh_id, now)
+
+
 def store_rows(here: Installation, served: Served, refresh_id: str, now: datetime) -> None:
-    """A launch that got no machines left no mailbox: its rows go straight into the warehouse."""
+    """The controller's rows of a launch without a mailbox."""
     with here.warehouse.transact() as connection:
         rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
         append.append_records(connection, rows, refresh_id=refresh_id, loaded_at=now)

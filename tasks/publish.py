@@ -14,6 +14,7 @@ from warehouse.export import export, read_published
 
 from .installation import Installation
 from .registry import Champion
+from .turn import alone
 
 Row = dict[str, Any]
 
@@ -37,6 +38,7 @@ def store_publication(
 @task(cache_policy=NO_CACHE)
 def export_copies(here: Installation) -> list[Row]:
     """Replace the published files; returns what changed against the last publication."""
-    export(here.warehouse, here.published)
-    changes = read_published(here.published, "recommendation_changes")
+    with alone(here.home, "export"):  # or an older state, read before, could be renamed into place after
+        export(here.warehouse, here.published)
+        changes = read_published(here.published, "recommendation_changes")
     return [{str(key): value for key, value in row.items()} for row in changes.to_dict("records")]

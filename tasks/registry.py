@@ -165,16 +165,21 @@ def load_champion(home: Path, provider: str) -> Champion | None:
     """The model in force, or None before the first. Raises RegistryError where the registry does not say."""
     if not (home / "mlflow.db").exists() and _CHOSEN not in os.environ:
         return None
+    number: int | None = None
     try:
         with _client(home) as client:
             number = _number_in_force(client, name_of(provider))
             if number is None:
                 return None
-            folder = mlflow.artifacts.download_artifacts(artifact_uri=f"models:/{name_of(provider)}/{number}")
-    except MlflowException as error:
-        raise RegistryError(f"the model registry could not be read, and nothing was decided: {error}") from error
-    text = next((Path(folder) / "artifacts").glob("*.json")).read_text()
-    return Champion(version=number, model=StepTimeModel.from_json(text))
+            folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=f"models:/{name_of(provider)}/{number}"))
+        model = StepTimeModel.from_json((folder / "artifacts" / "model.json").read_text())
+    except (MlflowException, OSError, ValueError, KeyError) as error:
+        raise RegistryError(
+            f"version {number} of {name_of(provider)} could not be read, and nothing was decided: {error}. "
+            "Artifacts are recorded under absolute paths: a home that was moved must go back to its place, or lose its "
+            "mlflow.db and be refreshed"
+        ) from error
+    return Champion(version=number, model=model)
 
 
 def _number_in_force(client: MlflowClient, name: str) -> int | None:

@@ -36,6 +36,7 @@ class Campaign(_Section):
     max_usd: float = Field(default=1.0, ge=0)
     max_minutes: float = Field(default=7.5, gt=0)
     max_hosts: int = Field(default=4, ge=1, le=64)
+    stale_after_days: float = Field(default=30.0, gt=0)
     seed: int = 0
     market: Literal["spot", "on-demand"] = "spot"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pandas as pd
@@ -53,6 +53,7 @@ def shop(
         fits=here.fits,
         seed=campaign.seed,
         market=campaign.market,
+        stale_before=datetime.now(UTC) - timedelta(days=campaign.stale_after_days),
         expected_step=None if champion is None else lambda setups: _expected(champion.model, workloads, types, setups),
         failures=_failures(here),
     )

@@ -20,7 +20,7 @@ from models.learning import TrainingData
 from models.step_time import StepTimeModel
 from warehouse.reads import mart
 
-from .collect import collect
+from .collect import bring_home
 from .installation import Installation
 from .report import reporter
 from .serve import serve_launch
@@ -62,7 +62,7 @@ def measure_all(here: Installation, launches: Sequence[Launch], trial_id: str) -
     reporter().start(sum(len(launch.items) for launch in launches))
     for number, launch in enumerate(launches):
         served = serve_launch.fn(here, launch, f"{trial_id}-{number:02d}", tally)
-        tally.add(served, collect.fn(here, trial_id, datetime.now(UTC)), load_s=0.0)
+        tally.add(served, bring_home.fn(here, served, trial_id, datetime.now(UTC)), load_s=0.0)
         reporter().say(f"  {launch.cluster.name}: {len(served.recorded)} of {len(launch.items)} runs, {served.outcome}")
     reporter().stop()
     runs = mart(here.warehouse, "runs", provider=here.provider.name)

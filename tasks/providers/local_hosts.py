@@ -77,12 +77,6 @@ class Host:
         except BrokenPipeError:
             pass  # it died while it waited; its state says so
 
-    def abandon(self) -> None:
-        """Collect a host that was killed, whatever it was waiting for."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-        self.process.wait()
-
 
 def missing_tools() -> list[str]:
     """A sentence for each Debian package whose programs are not here."""

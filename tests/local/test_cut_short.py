@@ -95,7 +95,7 @@ def test_ctrl_c_of_a_refresh_loads_what_was_reported_and_leaves_nothing(srift: S
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everything in the foreground
     _, err = process.communicate(timeout=60.0)
     assert process.returncode == 1, err
-    assert "interrupted; the machines were released" in err and "Traceback" not in err
+    assert "interrupted: machines released, measurements loaded" in err and "Traceback" not in err
     assert srift.left_over() == []
     runs = known(srift.home)
     assert {runs[run_id] for run_id in reported} == {"measured"}

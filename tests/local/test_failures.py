@@ -24,6 +24,7 @@ from tasks.installation import Installation
 from tasks.node.record import Item, WorkloadFile
 from tasks.providers import local_cpu
 from tasks.providers.local import LocalProvider
+from tasks.providers.local_catalogue import most_cores
 from tasks.providers.local_cluster import LocalCluster
 from tasks.providers.local_hosts import detect
 from tasks.providers.local_leases import LeaseStore
@@ -36,7 +37,8 @@ from warehouse.database import Warehouse
 pytestmark = pytest.mark.local
 
 CORES = 1.0 if local_cpu.detect().why_not else 0.4
-needs_two_hosts = pytest.mark.skipif(not detect().namespaces or CORES == 1.0, reason="no two hosts fit on this machine")
+TOO_SMALL = not detect().namespaces or most_cores() < 2 * CORES
+needs_two_hosts = pytest.mark.skipif(TOO_SMALL, reason="no two hosts fit on this machine")
 
 TINY = """
 import torch

@@ -160,7 +160,7 @@ def test_a_launch_that_got_no_machines_is_stored_once(tmp_path: Path) -> None:
     here = installation(tmp_path, refusal="others hold the cores")
     refused = serve(here.provider, job(), stop_at=100.0, watch=lambda *_: None, clock=fast())
     for _ in range(2):
-        store_rows.fn(here, refused, "r", NOON)
+        store_rows(here, refused, "r", NOON)
     assert known(here) == {"r-00-refused": "refused"}
     assert mart(here.warehouse, "failed_runs").reason.tolist() == ["others hold the cores"]
 

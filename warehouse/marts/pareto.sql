@@ -23,7 +23,7 @@ where not exists (
 )
 order by provider, workload, usd, hours;
 
-comment on view pareto is 'One row a provider, workload and setup of the current publication that no other beats in both dollars and hours.';
+comment on view pareto is 'One row a provider, workload and setup that the current publication names (up to five a goal) and that no other of them beats in both dollars and hours.';
 comment on column pareto.provider is 'Where the machines come from: local or ec2. Never pooled. Prices of local are illustrative.';
 comment on column pareto.workload is 'Name of the training job.';
 comment on column pareto.cluster is 'Instances in rank order, as 2xNAME+1xOTHER. No unit.';
