@@ -109,12 +109,19 @@ class DescribedMachines:
         return []
 
 
+_CAMPAIGN = """[campaign]
+max_hosts = 2
+max_minutes = 5.0
+stale_after_days = 36500  # the described runs are all of one noon
+"""
+
+
 def write_project(folder: Path, *workloads: str) -> Path:
     """A srift.toml with `workloads` (conv and lm unless named) and the file that they name."""
     (folder / "work.py").write_text(_BUILD)
     named = workloads or tuple(SAMPLES)
     blocks = [_WORKLOAD.format(name=name, samples=SAMPLES.get(name, 1000), batch=BATCH.get(name, 16)) for name in named]
-    (folder / "srift.toml").write_text("[campaign]\nmax_hosts = 2\nmax_minutes = 5.0\n" + "".join(blocks))
+    (folder / "srift.toml").write_text(_CAMPAIGN + "".join(blocks))
     return folder / "srift.toml"
 
 

@@ -11,12 +11,14 @@ import pandas as pd
 import pytest
 
 from models.campaign import Launch
+from models.holdout import key
 from models.workload import Workload
 from tasks import shopping
 from tasks.facts import with_facts
 from tasks.installation import Installation
 from tasks.registry import Champion
 from tasks.tally import Tally
+from tasks.trial import keys_of
 from tests.installed import NOON, DescribedMachines, champion, install, measured, model
 from tests.warehouse.builders import body, setup
 from warehouse import reads
@@ -175,3 +177,19 @@ def test_what_a_lost_launch_did_not_measure_is_asked_for_again(
     assert sum(launch == asked[0] for launch in asked) == shopping.MOST_LISTS > 1
     tally.usd = tally.cap_usd
     assert list(shopping.within(here, None, tally)) == []
+
+
+def test_what_was_measured_too_long_ago_may_be_measured_again(here: Installation) -> None:
+    def repeated(here: Installation) -> int:
+        return sum(
+            key(i.workload, [launch.cluster.members[n].instance_type.name for n in i.nodes], i.batches) in keys_of(runs)
+            and i.accumulation_steps == 1
+            for launch in shop(here, None)
+            for i in launch.items
+            if i.kind == "train"
+        )
+
+    runs = FRAMES["runs"].query("accumulation_steps == 1")
+    campaign = here.settings.campaign.model_copy(update={"stale_after_days": 1e-6})
+    stale = replace(here, settings=here.settings.model_copy(update={"campaign": campaign}))
+    assert repeated(here) == 0 < repeated(stale)
