@@ -66,11 +66,14 @@ class Stack:
     @property
     def env(self) -> dict[str, str]:
         """The environment of every process started here, and through the worker of the flow runs."""
+        scratch = self.home / "tmp"
+        scratch.mkdir(parents=True, exist_ok=True)
         return {
             **os.environ,
             "SRIFT_ROOT": str(self.root),
             "SRIFT_HOME": str(self.home),
             "PREFECT_HOME": str(self.home / "prefect"),
+            "TMPDIR": str(scratch),  # Prefect's runner_storage there is another user's where both share /tmp
             "PREFECT_API_URL": f"{self.prefect_url}/api",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_RUNNER_AUTO_INSTALL_DEPENDENCIES": "false",
