@@ -1,33 +1,42 @@
 """The noise floor: how far apart are runs of one and the same setup - in one launch, in others, on another day.
 
-`python -m flows.noise` measures and reports; a later call compares with all earlier ones as well.
+`python -m flows.noise` measures and reports; a later call compares with all earlier ones as well. With
+`--against HOME` it measures nothing, and compares this installation's runs with those of another home's warehouse.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
+import pandas as pd
 import typer
 
 from flows.cli import explained
 from models.cloud import Cluster
 from models.holdout import Unseen, split_by_cores
-from models.noise import spreads
+from models.noise import between, spreads
 from tasks.installation import new_refresh_id, offers_of_market, open_installation
 from tasks.prices import current_offers
 from tasks.printing import live_reporter, print_frame
 from tasks.report import reporting_to
 from tasks.settings import nearest
 from tasks.trial import launch_of, measure_all
+from warehouse.database import Warehouse
 from warehouse.reads import mart
 
 
-def noise(launches: int = 3, repeats: int = 4, type_name: str = "", hosts: int = 3) -> None:
+def noise(
+    launches: int = 3, repeats: int = 4, type_name: str = "", hosts: int = 3, against: Path | None = None
+) -> None:
     """Repeat every workload on one host and on `hosts`, `repeats` times in each of `launches` launches.
 
     Of the type named, or of the first on offer of which so many fit.
     """
     here = open_installation("local")
+    if against is not None:
+        print_frame(between(runs_of_home(against), runs_of_home(here.home)), f"setups also measured in {against}")
+        return
     uniform = {
         offer.instance_type.name: Cluster(members=(offer,) * hosts)
         for offer in offers_of_market(current_offers(here), "on-demand")
@@ -45,10 +54,18 @@ def noise(launches: int = 3, repeats: int = 4, type_name: str = "", hosts: int =
     trial_id = f"noise-{new_refresh_id(datetime.now(UTC))}"
     with reporting_to(live_reporter()):
         measure_all(here, [launch_of(cluster, items, "noise floor")] * launches, trial_id)
-    runs = mart(here.warehouse, "runs", provider="local")
+    runs = runs_of_home(here.home)
     print_frame(
         spreads(runs[runs["run_id"].str.startswith("noise-")]), f"spread of equal setups, {trial_id} and before"
     )
+
+
+def runs_of_home(home: Path) -> pd.DataFrame:
+    """The local runs in that home's warehouse. Raises typer.BadParameter where there is none."""
+    file = home / "warehouse.duckdb"
+    if not file.is_file():
+        raise typer.BadParameter(f"{file} does not exist")
+    return mart(Warehouse(file), "runs", provider="local")
 
 
 if __name__ == "__main__":

@@ -34,5 +34,17 @@ def spreads(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([table, pd.DataFrame([{"workload": "all", **table[figures].mean()}])], ignore_index=True)
 
 
+def between(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
+    """Setups that two campaigns share: how far the second's medians are from the first's, relative. One row.
+
+    `ratio` is the median of after / before; the others are of |after / before - 1|. NaN where they share none.
+    """
+    first, second = (runs.groupby(SETUP)["step_s"].median() for runs in (before, after))
+    ratio = (second / first).dropna()
+    away = (ratio - 1.0).abs()
+    figures = {"ratio": ratio.median(), "median": away.median(), "mean": away.mean(), "p90": away.quantile(0.9)}
+    return pd.DataFrame([{"setups": len(ratio), **figures}])
+
+
 def _deviation(middle: pd.Series[float] | float, values: pd.Series[float]) -> float:
     return float((values / middle - 1.0).abs().mean())

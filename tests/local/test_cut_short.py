@@ -43,6 +43,8 @@ class Srift:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # whoever runs the tests in the background of a script has SIGINT ignored, and that is inherited
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
         )
         self.started.append(process)
         return process

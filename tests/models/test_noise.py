@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from models.noise import spreads
+from models.noise import between, spreads
 
 
 def runs(**seconds: float) -> pd.DataFrame:
@@ -26,3 +26,11 @@ def test_trials_are_compared_by_their_medians_and_all_setups_are_pooled() -> Non
     table = spreads(runs(t1_00_000=1.0, t2_00_000=1.1))
     assert table.iloc[0]["between_trials"] == pytest.approx(0.05 / 1.05)
     assert table.iloc[-1]["workload"] == "all" and table.iloc[-1]["in_launch"] == 0
+
+
+def test_two_campaigns_are_compared_on_what_they_share() -> None:
+    other = {"workload": "conv", "cluster": "2xa", "batch_per_device": "8", "accumulation_steps": 1}
+    before = pd.concat([runs(a_00_000=1.0, a_00_001=1.2), pd.DataFrame([{"run_id": "a-1", "step_s": 9.0, **other}])])
+    table = between(before, runs(b_00_000=1.32)).iloc[0]
+    assert table["setups"] == 1
+    assert table["ratio"] == pytest.approx(1.2) and table["median"] == table["mean"] == pytest.approx(0.2)
