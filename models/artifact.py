@@ -10,43 +10,48 @@ import numpy as np
 
 from .communication import CollectiveModel
 from .compute import ComputeModel, Curve
-from .correction import Correction, Features
 from .machines import Machine
 from .overlap import Buckets, StepParameters
+from .physics import Physics
+from .setups import SetupArrays
 
 if TYPE_CHECKING:
-    from .step_time import StepTimeModel
+    from .step_time import Measured, StepTimeModel
 
-_FORMAT = "srift-step-time-1"
+_FORMAT = "srift-step-time-2"
+
+
+class OtherFormat(ValueError):
+    """Text that another version of the project wrote, or that is no model at all."""
 
 
 def dump(model: StepTimeModel) -> str:
     """The model as text."""
-    compute, correction = model.compute, model.correction
-    features = correction.features
+    physics, measured = model.physics, model.measured
+    compute, setups = physics.compute, measured.setups
     body = {
         "format": _FORMAT,
         "provider": model.provider,
-        "machines": {name: asdict(one) for name, one in model.machines.items()},
+        "machines": {name: asdict(one) for name, one in physics.machines.items()},
         "curves": [[*pair, asdict(one)] for pair, one in compute.curves.items()],
         "delta": compute.delta,
         "memory": [[*pair, *line] for pair, line in compute.memory.items()],
-        "collectives": model.collectives.to_dict(),
-        "buckets": {name: asdict(one) for name, one in model.buckets.items()},
-        "parameters": model.parameters.to_dict(),
-        "correction": {
-            "workload": features.workload,
-            "slowest_type": features.slowest_type,
-            "composition": features.composition,
-            "exposed": features.exposed.tolist(),
-            "doubt": features.doubt.tolist(),
-            "octaves": features.octaves.tolist(),
-            "near": features.near.tolist(),
-            "near_width": features.near.shape[1],
-            "target": correction.target.tolist(),
-            "noise": correction.noise.tolist(),
-            "variances": correction.variances.tolist(),
-            "scale": correction.scale,
+        "collectives": physics.collectives.to_dict(),
+        "buckets": {name: asdict(one) for name, one in physics.buckets.items()},
+        "profiled": sorted(physics.profiled),
+        "parameters": physics.parameters.to_dict(),
+        "closed": physics.closed.tolist(),
+        "own": {name: one.tolist() for name, one in physics.own.items()},
+        "measured": {
+            "workloads": setups.workloads,
+            "types": setups.types,
+            "batch": setups.batch.tolist(),
+            "layout": setups.layout.tolist(),
+            "accumulation": setups.accumulation.tolist(),
+            "step_s": measured.step_s.tolist(),
+            "share": measured.share.tolist(),
+            "variances": measured.variances,
+            "scale": measured.scale,
         },
         "trained_on": model.trained_on,
         "workload_digests": model.workload_digests,
@@ -56,29 +61,34 @@ def dump(model: StepTimeModel) -> str:
 
 
 def load(text: str) -> StepTimeModel:
-    """The model in `text`. Raises ValueError on text that is not such a model."""
+    """The model in `text`. Raises OtherFormat on text that is not such a model."""
     from .step_time import StepTimeModel
 
     body: dict[str, Any] = json.loads(text)
     if not isinstance(body, dict) or body.get("format") != _FORMAT:
-        raise ValueError(f"not a step-time model of the format {_FORMAT}")
+        raise OtherFormat(f"not a step-time model of the format {_FORMAT}")
     machines = {name: Machine(**one) for name, one in body["machines"].items()}
     return StepTimeModel(
         provider=body["provider"],
-        compute=ComputeModel(
-            curves={(workload, name): _curve(one) for workload, name, one in body["curves"]},
-            delta=body["delta"],
+        physics=Physics(
+            compute=ComputeModel(
+                curves={(workload, name): _curve(one) for workload, name, one in body["curves"]},
+                delta=body["delta"],
+                machines=machines,
+                memory={(workload, name): (first, second) for workload, name, first, second in body["memory"]},
+            ),
+            collectives=CollectiveModel(**body["collectives"]),
+            buckets={
+                name: Buckets(size_bytes=tuple(one["size_bytes"]), ready=tuple(one["ready"]))
+                for name, one in body["buckets"].items()
+            },
             machines=machines,
-            memory={(workload, name): (first, second) for workload, name, first, second in body["memory"]},
+            profiled=frozenset(body["profiled"]),
+            parameters=StepParameters(**body["parameters"]),
+            closed=np.array(body["closed"], dtype=float),
+            own={name: np.array(one, dtype=float) for name, one in body["own"].items()},
         ),
-        collectives=CollectiveModel(**body["collectives"]),
-        buckets={
-            name: Buckets(size_bytes=tuple(one["size_bytes"]), ready=tuple(one["ready"]))
-            for name, one in body["buckets"].items()
-        },
-        machines=machines,
-        parameters=StepParameters(**body["parameters"]),
-        correction=_correction(body["correction"]),
+        measured=_measured(body["measured"]),
         trained_on=tuple(body["trained_on"]),
         # an artifact from before these were stored has met no definition of today
         workload_digests=body.get("workload_digests", {}),
@@ -96,19 +106,20 @@ def _curve(body: dict[str, Any]) -> Curve:
     )
 
 
-def _correction(body: dict[str, Any]) -> Correction:
-    return Correction(
-        features=Features(
-            workload=tuple(body["workload"]),
-            slowest_type=tuple(body["slowest_type"]),
-            composition=tuple(body["composition"]),
-            exposed=np.array(body["exposed"], dtype=float),
-            doubt=np.array(body["doubt"], dtype=float),
-            octaves=np.array(body["octaves"], dtype=float),
-            near=np.array(body["near"], dtype=float).reshape(-1, body["near_width"]),
+def _measured(body: dict[str, Any]) -> Measured:
+    from .step_time import Measured
+
+    width = max((len(one) for one in body["types"]), default=1)
+    return Measured(
+        setups=SetupArrays(
+            workloads=tuple(body["workloads"]),
+            types=tuple(tuple(one) for one in body["types"]),
+            batch=np.array(body["batch"], dtype=float).reshape(-1, width),
+            layout=np.array(body["layout"], dtype=float).reshape(-1, width),
+            accumulation=np.array(body["accumulation"], dtype=float),
         ),
-        target=np.array(body["target"], dtype=float),
-        noise=np.array(body["noise"], dtype=float),
-        variances=np.array(body["variances"], dtype=float),
+        step_s=np.array(body["step_s"], dtype=float),
+        share=np.array(body["share"], dtype=float),
+        variances=body["variances"],
         scale=body["scale"],
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import least_squares
 
 from .machines import Machine
 from .setups import FloatArray, SetupArrays
@@ -20,13 +21,22 @@ from .setups import FloatArray, SetupArrays
 _PROPORTIONAL = 0.9
 # Backward costs about twice forward (two products to one): the split where only the sum is known.
 _FORWARD_PART = 1 / 3
+# A curve is measured if one device was run alone at this many batches; such rows are off by less than this.
+_FEWEST_BATCHES, _MEASURED_SD = 3, 0.1
+# A time further than this from the line, in logs, is an outlier and not a bend.
+_OUTLYING = 0.7
 # Standard deviations of log speed: of a type around its prior, and of one workload around its type.
 _TYPE_SD, _PAIR_SD = 0.2, 0.08
+# The same of a curve, by where it comes from.
+_DOUBT = {"profile": 0.0, "runs": 0.01, "inferred": 0.1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One workload on one type: seconds at the measured batches, ascending. `origin` is profile, runs, or scaled."""
+    """One workload on one type: seconds at the measured batches, ascending.
+
+    `origin` is profile, runs (of one device), inferred (from several) or scaled (from another type).
+    """
 
     batches: tuple[float, ...]
     forward_s: tuple[float, ...]
@@ -37,6 +47,16 @@ class Curve:
     def at(self, batch: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Forward and backward seconds of one micro-step at `batch`."""
         return _line(self.batches, self.forward_s, batch), _line(self.batches, self.backward_s, batch)
+
+    def line(self) -> tuple[float, float]:
+        """(a, k): forward and backward of one micro-step take about a + k * batch seconds, neither negative."""
+        total = np.array(self.forward_s) + np.array(self.backward_s)
+        if len(total) == 1:
+            return (1 - _PROPORTIONAL) * float(total[0]), _PROPORTIONAL * float(total[0]) / self.batches[0]
+        batches = np.array(self.batches)
+        slope, intercept = (float(one) for one in np.polyfit(batches, total, 1, w=1 / total))
+        slope = max(slope, 0.05 * float(np.min(total / batches)))
+        return max(intercept, 0.0), slope
 
     def scaled(self, factor: float) -> Curve:
         """The same shape, `factor` times as long."""
@@ -103,7 +123,7 @@ class ComputeModel:
         """Standard deviation of the log of the filled-in time; 0 where the pair was profiled."""
         pair = (workload, instance_type)
         if pair in self.curves:
-            return 0.0 if self.curves[pair].origin == "profile" else 0.03
+            return _DOUBT[self.curves[pair].origin]
         return _PAIR_SD if instance_type in self.delta else float(np.hypot(_PAIR_SD, _TYPE_SD))
 
     def seconds(self, setups: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
@@ -132,7 +152,10 @@ class ComputeModel:
 
 
 def fit_compute(profiles: pd.DataFrame, alone: pd.DataFrame, machines: dict[str, Machine]) -> ComputeModel:
-    """Curves from `profiles`; for other pairs from `alone` (workload, instance_type, batch, seconds of one device)."""
+    """Curves from `profiles`; for other pairs from `alone`.
+
+    Its columns are workload, instance_type, batch, seconds of one device, and sd, how far their log may be off.
+    """
     curves: dict[tuple[str, str], Curve] = {}
     memory: dict[tuple[str, str], tuple[float, float]] = {}
     if len(profiles):
@@ -170,17 +193,40 @@ def straight(x: FloatArray, y: FloatArray) -> tuple[float, float]:
 
 
 def _curve_from_runs(rows: pd.DataFrame) -> Curve:
-    middle = rows.groupby("batch")["seconds"].median().sort_index()
-    batches = middle.index.to_numpy(float)
-    intercept, slope = straight(batches, middle.to_numpy(float))
-    total = intercept + slope * batches
+    """Medians by batch where one device was measured at three batches or more, since some workloads bend [physics.md];
+    else the robust straight line of all rows, each with its own doubt.
+    """
+    alone = rows[rows["sd"] == rows["sd"].min()]
+    measured = len(alone["batch"].unique()) >= _FEWEST_BATCHES and float(alone["sd"].iloc[0]) < _MEASURED_SD
+    middle = alone.groupby("batch")["seconds"].median().sort_index()
+    batches = np.sort(rows["batch"].unique()).astype(float)
+    if measured:
+        batches, total = middle.index.to_numpy(float), middle.to_numpy(float)
+        line = _robust_line(alone, batches)
+        total = np.where(np.abs(np.log(total / line)) > _OUTLYING, line, total)
+    else:
+        total = _robust_line(rows, batches)
     return Curve(
         batches=tuple(float(one) for one in batches),
         forward_s=tuple(float(one) for one in _FORWARD_PART * total),
         backward_s=tuple(float(one) for one in (1 - _FORWARD_PART) * total),
         optimizer_s=0.0,
-        origin="runs",
+        origin="runs" if measured else "inferred",
     )
+
+
+def _robust_line(rows: pd.DataFrame, batches: FloatArray) -> FloatArray:
+    """Seconds at `batches` of exp(i) + exp(j) batch, by log residuals; without contrast 0.9 of them grow with batch."""
+    batch, seconds, sd = (rows[name].to_numpy(float) for name in ("batch", "seconds", "sd"))
+    middle = float(np.median(batch))
+    start = np.log(np.array([1 - _PROPORTIONAL, _PROPORTIONAL]) * float(np.median(seconds)))
+
+    def residuals(logs: FloatArray) -> FloatArray:
+        fitted = np.exp(logs[0]) + np.exp(logs[1]) * batch / middle
+        return np.append(np.log(fitted / seconds) / sd, (logs - start) @ np.array([1.0, -1.0]) / 2)
+
+    found = least_squares(residuals, start, loss="soft_l1", bounds=(start - 12, start + 12)).x
+    return np.asarray(np.exp(found[0]) + np.exp(found[1]) * batches / middle, dtype=float)
 
 
 def _speeds(curves: Mapping[tuple[str, str], Curve], machines: dict[str, Machine]) -> dict[str, float]:

@@ -1,16 +1,16 @@
-"""How wide is honest: the correction's own spread, scaled until held-out groups fall inside as often as they should.
+"""How wide is honest: the regression's own spread, scaled until held-out groups fall inside as often as they should.
 
-Groups are left out whole: a workload's multi-machine rows, a cluster, a workload on a cluster. Never random rows.
+Groups are left out whole: a workload's multi-machine rows, an arrangement, a workload on an arrangement. Never random
+rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from .correction import Correction, Features, fit_correction
-from .setups import BoolArray, FloatArray
+from .effects import Features, Keys, blocks
+from .regression import Posterior, learn_variances
+from .setups import FloatArray
 
 # Half-width of a central 90 % interval, in standard deviations of a normal.
 Z_90 = 1.6448536269514722
@@ -19,22 +19,39 @@ Z_90 = 1.6448536269514722
 _PRIOR_SCALE, _PRIOR_ROWS = 1.15, 20
 # The variances were fitted to the rows they are checked on: finding them too wide is no evidence, so never narrower.
 _LEAST_SCALE, _MOST_SCALE = 1.0, 2.5
+# Groups of a kind that are left out in turn, and how far off a row is an outlier.
+_MOST_GROUPS, _OUTLYING, _LEAST_SPREAD = 30, 4.0, 0.05
 
 
-def calibrated(
-    features: Features,
-    target: FloatArray,
-    repeats: FloatArray,
-    several: BoolArray,
-) -> Correction:
-    """Fit the correction and set its `scale`. `several` marks rows of more than one rank."""
-    plain = fit_correction(features, target, repeats)
+def calibrated(features: Features, target: FloatArray, share: FloatArray) -> tuple[dict[str, float], FloatArray, float]:
+    """Variances, the noise share of each row with outliers weighed down, and the scale of every spread."""
+    share = share * _outlying(features, target)
+    variances = learn_variances(features, target, share)
     if len(target) < 10:
-        return replace(plain, scale=_PRIOR_SCALE, _solved={})
-    workload = tuple(f"{name} {many}" for name, many in zip(features.workload, several, strict=True))
-    both = tuple(f"{one} {two}" for one, two in zip(features.workload, features.composition, strict=True))
-    standardised = np.concatenate([plain.held_out(groups) for groups in (workload, features.composition, both)])
-    seen = float(np.quantile(np.abs(standardised), 0.9)) / Z_90
+        return variances, share, _PRIOR_SCALE
+    plain = Posterior(features, target, share, variances)
+    workload = tuple(f"{name} {many:g}" for name, many in zip(features.workload, features.several, strict=True))
+    standardised = [plain.held_out(_some(one), features) for one in (workload, features.arrangement, blocks(features))]
+    seen = float(np.quantile(np.abs(np.concatenate(standardised)), 0.9)) / Z_90
     rows = len(target)
     scale = (rows * seen + _PRIOR_ROWS * _PRIOR_SCALE) / (rows + _PRIOR_ROWS)
-    return replace(plain, scale=float(np.clip(scale, _LEAST_SCALE, _MOST_SCALE)), _solved={})
+    return variances, share, float(np.clip(scale, _LEAST_SCALE, _MOST_SCALE))
+
+
+def _some(groups: Keys) -> Keys:
+    """At most 30 of the groups, by a fixed shuffle; the rows of the others have no group."""
+    names = sorted(set(groups))
+    kept = {names[at] for at in np.random.default_rng(0).permutation(len(names))[:_MOST_GROUPS]}
+    return tuple(one if one in kept else "" for one in groups)
+
+
+def _outlying(features: Features, target: FloatArray) -> FloatArray:
+    """Factor on each row's noise: 1 but for rows far from what the physics says of their workload."""
+    residual = target - features.offset
+    factor = np.ones(len(residual))
+    for name in set(features.workload):
+        own = np.array([one == name for one in features.workload], dtype=bool)
+        centred = residual[own] - np.median(residual[own])
+        spread = max(1.4826 * float(np.median(np.abs(centred))), _LEAST_SPREAD)
+        factor[own] = np.maximum(np.abs(centred) / spread / _OUTLYING, 1.0) ** 4
+    return factor

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
 
-from .overlap import PARAMETER_NAMES, PARAMETER_SD, Buckets, StepParameters, Timeline, default_buckets, step_times
+from .overlap import Buckets, default_buckets
 from .setups import FloatArray, SetupArrays, column, in_one_order, read_setups
 
-# More setups than this are thinned by chance: the correction's cost grows with their cube.
-_MOST_SETUPS = 800
+# More setups than this are thinned by chance.
+_MOST_SETUPS = 6000
+# How far the log of one device's time may be off: measured alone, of several less sync_s, of several without it.
+_ALONE_SD, _WAITED_SD, _GUESSED_SD = 0.03, 0.12, 0.3
 # Part of a step taken to be compute where a workload has only multi-machine rows without sync_s.
 _COMPUTE_PART = 0.7
 
@@ -41,6 +42,16 @@ class TrainingRows:
     run_ids: tuple[str, ...]
     provider: str
 
+    def take(self, picked: np.ndarray[tuple[int, ...], np.dtype[np.intp]]) -> TrainingRows:
+        """The rows at these positions."""
+        return replace(
+            self,
+            setups=self.setups.take(picked),
+            step_s=self.step_s[picked],
+            sync_s=self.sync_s[picked],
+            repeats=self.repeats[picked],
+        )
+
 
 def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
     """Digests in the frame `workloads` or `instance_types` by the column `name`; unknown ones are left out."""
@@ -62,7 +73,7 @@ def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
-    """Read the runs, pool repeats of a setup, thin by chance beyond 800. Raises ValueError on several providers."""
+    """Read the runs, pool repeats of a setup, thin by chance beyond 6,000. Raises ValueError on several providers."""
     providers = {str(one) for frame in (data.runs, data.profiles) if "provider" in frame for one in frame["provider"]}
     if len(providers) > 1:
         raise ValueError(f"measurements of several providers are never pooled: {', '.join(sorted(providers))}")
@@ -105,22 +116,24 @@ def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
 
 
 def one_device_rows(rows: TrainingRows, profiles: pd.DataFrame) -> pd.DataFrame:
-    """workload, instance_type, batch, seconds of a micro-step on one device, from runs of one rank.
+    """workload, instance_type, batch, seconds of a micro-step on one device and `sd`, how far its log may be off.
 
-    A workload with neither these nor a profile gives what its multi-machine rows say, less the time that they waited.
+    From runs of one rank, and from those of several machines of one type less the time that they waited, for workloads
+    that have no profile.
     """
     setups = rows.setups
-    alone = setups.ranks == 1
-    covered = {name for name, one in zip(setups.workloads, alone, strict=True) if one}
-    if "workload" in profiles:
-        covered |= {str(one) for one in profiles["workload"]}
-    found: list[tuple[str, str, float, float]] = []
+    profiled = {str(one) for one in profiles["workload"]} if "workload" in profiles else set()
+    found: list[tuple[str, str, float, float, float]] = []
     for at, (workload, types) in enumerate(zip(setups.workloads, setups.types, strict=True)):
-        if alone[at] or workload not in covered:
-            waited = rows.sync_s[at] if np.isfinite(rows.sync_s[at]) else (1 - _COMPUTE_PART) * rows.step_s[at]
-            step = rows.step_s[at] if alone[at] else max(rows.step_s[at] - waited, 0.1 * rows.step_s[at])
-            found.append((workload, types[0], float(setups.batch[at, 0]), float(step / setups.accumulation[at])))
-    return pd.DataFrame(found, columns=["workload", "instance_type", "batch", "seconds"])
+        step, alone = rows.step_s[at], setups.ranks[at] == 1
+        if not alone and (workload in profiled or len(set(types)) > 1 or len(set(setups.batch[at, : len(types)])) > 1):
+            continue
+        known = bool(np.isfinite(rows.sync_s[at]))
+        waited = 0.0 if alone else rows.sync_s[at] if known else (1 - _COMPUTE_PART) * step
+        seconds = max(step - waited, 0.2 * step) / setups.accumulation[at]
+        sd = _ALONE_SD if alone else _WAITED_SD if known else _GUESSED_SD
+        found.append((workload, types[0], float(setups.batch[at, 0]), float(seconds), sd))
+    return pd.DataFrame(found, columns=["workload", "instance_type", "batch", "seconds", "sd"])
 
 
 def workload_buckets(data: TrainingData, workloads: set[str]) -> dict[str, Buckets]:
@@ -141,20 +154,3 @@ def workload_buckets(data: TrainingData, workloads: set[str]) -> dict[str, Bucke
                 for workload, value in zip(known["workload"], known[name], strict=True):
                     facts[str(workload)] = scale * float(value)
     return {name: found.get(name, default_buckets(facts.get(name, 0.0))) for name in workloads | set(found)}
-
-
-def fit_parameters(line: Timeline, step_s: FloatArray) -> StepParameters:
-    """The step's parameters by robust least squares on log residuals, around their priors."""
-    start = np.log(np.array(astuple(StepParameters())))
-
-    def parameters(shift: FloatArray) -> StepParameters:
-        return StepParameters(**dict(zip(PARAMETER_NAMES, (float(one) for one in np.exp(start + shift)), strict=True)))
-
-    def residuals(shift: FloatArray) -> FloatArray:
-        error = np.log(step_times(line, parameters(shift)).step_s / step_s) / 0.06
-        robust = np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
-        return np.concatenate([robust, shift / PARAMETER_SD])
-
-    bound = 3 * PARAMETER_SD
-    found = least_squares(residuals, np.zeros(len(start)), bounds=(-bound, bound), x_scale=PARAMETER_SD, max_nfev=25)
-    return parameters(found.x)

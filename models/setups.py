@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,16 @@ class SetupArrays:
         """Each row's cluster with its instances sorted, since their order means nothing to the step time."""
         return tuple(cluster_name(sorted(row)) for row in self.types)
 
+    def take(self, picked: np.ndarray[tuple[int, ...], np.dtype[np.intp]]) -> SetupArrays:
+        """The rows at these positions."""
+        return SetupArrays(
+            workloads=tuple(self.workloads[one] for one in picked),
+            types=tuple(self.types[one] for one in picked),
+            batch=self.batch[picked],
+            layout=self.layout[picked],
+            accumulation=self.accumulation[picked],
+        )
+
 
 @lru_cache(maxsize=65536)
 def _parse(cluster: str, layout: str, batch: str, devices: tuple[tuple[str, int], ...]) -> tuple[tuple[int, ...], ...]:
@@ -96,7 +107,9 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
 
 
 def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list[str]]:
-    """Columns cluster, layout, batch_per_device with each row's machines sorted: `1xb+1xa`, `4+8` to `1xa+1xb`, `8+4`.
+    """Columns cluster, layout, batch_per_device with machines sorted by type: `1xb+1xa`, `4+8` to `1xa+1xb`, `8+4`.
+
+    Machines of one type stay in the order given: which of them holds more devices is another placement.
 
     Raises ValueError on text that is not of the contract's form.
     """
@@ -105,7 +118,7 @@ def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list
     texts: dict[str, list[str]] = {"cluster": [], "layout": [], "batch_per_device": []}
     for cluster, layout, batch in zip(*columns, strict=True):
         used, share = _parse(str(cluster), str(layout).strip(), str(batch), known)
-        triples = sorted(zip(parse_cluster(str(cluster)), used, share, strict=True))
+        triples = sorted(zip(parse_cluster(str(cluster)), used, share, strict=True), key=itemgetter(0))
         texts["cluster"].append(cluster_name(name for name, _, _ in triples))
         texts["layout"].append("+".join(str(one) for _, one, _ in triples))
         texts["batch_per_device"].append("+".join(str(one) for _, _, one in triples))

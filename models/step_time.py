@@ -7,36 +7,62 @@ One model serves one provider. It never reads a clock, a disk or a random global
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
 import pandas as pd
 
 from .cloud import InstanceType
-from .communication import CollectiveModel, fit_collectives
-from .compute import ComputeModel, fit_compute
-from .correction import Correction, Features
+from .communication import fit_collectives
+from .compute import fit_compute
+from .effects import Features
 from .intervals import Z_90, calibrated
 from .learning import (
     TrainingData,
     TrainingRows,
     definition_digests,
-    fit_parameters,
     one_device_rows,
     training_rows,
     workload_buckets,
 )
 from .machines import Machine, read_machines
-from .overlap import Buckets, StepParameters, StepTimes, lay_out, step_times
-from .setups import BoolArray, FloatArray, SetupArrays, column, read_setups, require_known
+from .overlap import StepTimes
+from .physics import PhysicalStep, Physics, fit_physics
+from .regression import Posterior
+from .setups import FloatArray, SetupArrays, column, read_setups, require_known
 from .workload import Workload
 
 __all__ = ["StepTimeModel", "TrainingData", "fit"]
 
-# Beyond this many setups their joint covariance no longer fits a small machine's memory: draw for the survivors.
+# Setups drawn for jointly at once.
 MOST_JOINT = 4000
+# Setups predicted at once: the columns of more would not fit a small machine.
+_CHUNK = 2500
+# Rows of one workload that the physics is sought on [physics.md]: no workload counts for more.
+_MOST_OF_ONE = 150
+# The learned factor on the physics never exceeds exp(this) either way.
+_MOST_CORRECTION = 1.0
 # Floor of an exposed part above which communication, and of an imbalance above which stragglers, limit a step.
 _LIMITS = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The setups that were measured: their median step, what scales their noise, and what was learned of variances."""
+
+    setups: SetupArrays
+    step_s: FloatArray
+    share: FloatArray
+    variances: dict[str, float]
+    scale: float
+
+    def posterior(self, physics: Physics) -> Posterior:
+        """The regression on them around `physics`."""
+        step = physics.at(self.setups)
+        features = features_of(self.setups, step, physics)
+        target = np.log(self.step_s / step.times.step_s) + step.offset
+        return Posterior(features, target, self.share, self.variances, self.scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +70,22 @@ class StepTimeModel:
     """Predicts step seconds with intervals; `fit` makes one, `to_json` stores it."""
 
     provider: str
-    compute: ComputeModel
-    collectives: CollectiveModel
-    buckets: dict[str, Buckets]
-    machines: dict[str, Machine]
-    parameters: StepParameters
-    correction: Correction
+    physics: Physics
+    measured: Measured
     trained_on: tuple[str, ...] = ()  # run ids
     workload_digests: dict[str, str] = field(default_factory=dict)  # of the definitions that were measured, by name
     type_digests: dict[str, str] = field(default_factory=dict)
+    _made: dict[str, Posterior] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def machines(self) -> dict[str, Machine]:
+        """Instance types by name."""
+        return self.physics.machines
 
     @property
     def workloads(self) -> tuple[str, ...]:
         """Workloads that can be predicted."""
-        return tuple(sorted({workload for workload, _ in self.compute.curves}))
+        return tuple(sorted({workload for workload, _ in self.physics.compute.curves}))
 
     @property
     def instance_types(self) -> tuple[str, ...]:
@@ -83,23 +111,29 @@ class StepTimeModel:
         a strategy other than ddp or a precision other than fp32, and on text that cannot be read.
         """
         arrays = self._read(setups)
-        physics, features = self._physics(arrays)
-        mean, spread = self.correction.moments(features)
-        factor = np.exp(mean)
-        step = physics.step_s * factor
-        exposed = np.maximum(physics.step_s - physics.compute_s, 0) * factor
+        parts = [
+            self._predict(arrays.take(np.arange(first, min(first + _CHUNK, len(setups)))))
+            for first in range(0, max(len(setups), 1), _CHUNK)
+        ]
+        return pd.concat(parts, ignore_index=True).set_index(setups.index)
+
+    def _predict(self, arrays: SetupArrays) -> pd.DataFrame:
+        step = self.physics.at(arrays)
+        mean, spread = self._posterior().moments(features_of(arrays, step, self.physics))
+        factor = np.exp(np.clip(mean, -_MOST_CORRECTION, _MOST_CORRECTION))
+        times = step.times
+        step_s = times.step_s * factor
         return pd.DataFrame(
             {
-                "step_s": step,
-                "step_low_s": step * np.exp(-Z_90 * spread),
-                "step_high_s": step * np.exp(Z_90 * spread),
-                "samples_per_s": arrays.samples / step,
-                "compute_s": physics.compute_s * factor,
-                "communication_s": physics.communication_s * factor,
-                "exposed_communication_s": exposed,
-                "bottleneck": _bottlenecks(physics),
-            },
-            index=setups.index,
+                "step_s": step_s,
+                "step_low_s": step_s * np.exp(-Z_90 * spread),
+                "step_high_s": step_s * np.exp(Z_90 * spread),
+                "samples_per_s": arrays.samples / step_s,
+                "compute_s": times.compute_s * factor,
+                "communication_s": times.communication_s * factor,
+                "exposed_communication_s": np.maximum(times.step_s - times.compute_s, 0) * factor,
+                "bottleneck": _bottlenecks(times),
+            }
         )
 
     def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> FloatArray:
@@ -110,31 +144,19 @@ class StepTimeModel:
         if len(setups) > MOST_JOINT:
             raise ValueError(f"{len(setups)} setups at once: draw for at most {MOST_JOINT}")
         arrays = self._read(setups)
-        physics, features = self._physics(arrays)
-        mean, spread = self.correction.moments(features)
-        shared = self.correction.covariance(features)
-        values, vectors = np.linalg.eigh(shared)
-        random = np.random.default_rng(seed)
-        normal = random.standard_normal((len(setups), count))
-        joint = vectors @ (np.sqrt(np.maximum(values, 0))[:, None] * normal)
-        own = np.sqrt(np.maximum(spread**2 - np.diag(shared), 0))[:, None] * random.standard_normal(normal.shape)
-        return np.asarray(physics.step_s[:, None] * np.exp(mean[:, None] + joint + own), dtype=float)
+        step = self.physics.at(arrays)
+        drawn = self._posterior().draws(features_of(arrays, step, self.physics), count=count, seed=seed)
+        middle = np.clip(drawn.mean(axis=1, keepdims=True), -_MOST_CORRECTION, _MOST_CORRECTION)
+        return np.asarray(step.times.step_s[:, None] * np.exp(drawn - drawn.mean(axis=1, keepdims=True) + middle))
 
     def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
         """(a, k): forward and backward of one device take about a + k * batch seconds. Raises ValueError if unknown."""
         self._require([workload], [instance_type])
-        curve = self.compute.curve(workload, instance_type)
-        if len(curve.batches) == 1:
-            total, batch = curve.forward_s[0] + curve.backward_s[0], curve.batches[0]
-            return 0.1 * total, 0.9 * total / batch
-        batches, total_s = np.array(curve.batches), np.array(curve.forward_s) + np.array(curve.backward_s)
-        slope, intercept = (float(one) for one in np.polyfit(batches, total_s, 1, w=1 / total_s))
-        slope = max(slope, 0.05 * float(np.min(total_s / batches)))
-        return max(intercept, 0.0), slope
+        return self.physics.compute.curve(workload, instance_type).line()
 
     def peak_bytes(self, workload: str, instance_type: str, batch: int) -> float:
         """Peak memory of one device at `batch`, from profiles; NaN where the workload was never profiled."""
-        return self.compute.peak_bytes(workload, instance_type, batch)
+        return self.physics.compute.peak_bytes(workload, instance_type, batch)
 
     def to_json(self) -> str:
         """The whole model as text; the model read back predicts exactly the same."""
@@ -162,37 +184,56 @@ class StepTimeModel:
         self._require(list(arrays.workloads), [name for types in set(arrays.types) for name in types])
         return arrays
 
-    def _physics(self, arrays: SetupArrays) -> tuple[StepTimes, Features]:
-        line = lay_out(
-            arrays,
-            compute=self.compute,
-            collectives=self.collectives,
-            buckets=self.buckets,
-            machines=self.machines,
-        )
-        physics = step_times(line, self.parameters)
-        return physics, features_of(arrays, physics, self.compute, self.machines, line.distance)
+    def _posterior(self) -> Posterior:
+        """What was measured, brought to bear; the same measurements give the same one."""
+        if "posterior" not in self._made:
+            self._made["posterior"] = self.measured.posterior(self.physics)
+        return self._made["posterior"]
 
 
-def features_of(
-    arrays: SetupArrays, physics: StepTimes, compute: ComputeModel, machines: dict[str, Machine], octaves: FloatArray
-) -> Features:
-    """What the correction looks at, from the setup and its physical step."""
-    slowest = tuple(types[at] for types, at in zip(arrays.types, physics.slowest, strict=True))
-    cores = np.array([min(machines[name].cores for name in types) for types in arrays.types])
-    gbps = np.array([min(machines[name].bandwidth_gbps for name in types) for types in arrays.types])
-    exposed = np.clip(1 - physics.compute_s / physics.step_s, 0, 1)
-    uneven = 1 - physics.mean_compute_s / physics.compute_s
-    near = [np.log(arrays.ranks) / 0.7, np.log(cores) / 0.8, np.log(gbps), exposed / 0.3, uneven / 0.3]
+def features_of(arrays: SetupArrays, step: PhysicalStep, physics: Physics) -> Features:
+    """What the effects look at, from the setup and its physical step."""
+    times = step.times
+    slowest = tuple(types[at] for types, at in zip(arrays.types, times.slowest, strict=True))
+    used = [
+        list(zip(types, row, strict=False)) for types, row in zip(arrays.types, arrays.layout.tolist(), strict=True)
+    ]
+    machines, each = arrays.instances, arrays.ranks / arrays.instances
+    cores = np.array([min(physics.machines[name].cores for name in types) for types in arrays.types])
+    gbps = np.array([min(physics.machines[name].bandwidth_gbps for name in types) for types in arrays.types])
+    doubt = [physics.compute.doubt(*pair) for pair in zip(arrays.workloads, slowest, strict=True)]
+    by_timeline = np.array([name in physics.profiled for name in arrays.workloads], dtype=bool)
+    batch = np.take_along_axis(arrays.batch, times.slowest[:, None], axis=1)[:, 0]
+    near = [
+        np.log(machines) / 0.7,
+        np.log(each) / 0.7,
+        (1 - each / arrays.layout.max(axis=1)) / 0.2,
+        (machines == 2) / 0.5,
+        (machines == 1) / 0.5,
+        np.log(cores) / 0.8,
+        np.log(gbps),
+        (1 - times.mean_compute_s / times.compute_s) / 0.3,
+    ]
     return Features(
         workload=arrays.workloads,
         slowest_type=slowest,
-        composition=arrays.compositions,
-        exposed=exposed,
-        doubt=np.array([compute.doubt(*pair) for pair in zip(arrays.workloads, slowest, strict=True)]),
-        octaves=octaves,
-        near=np.stack(near, axis=1) if len(arrays.workloads) else np.zeros((0, len(near))),
+        arrangement=tuple(_text(sorted(one)) for one in used),
+        exact=tuple(_text(sorted(one, key=itemgetter(0))) for one in used),
+        exposed=step.exposed,
+        doubt=np.where(by_timeline, np.array(doubt), 0.0),
+        octaves=step.octaves,
+        near=np.stack(near, axis=1),
+        batch=np.log(batch) / 0.5,
+        instances=machines,
+        several=(arrays.ranks > 1).astype(float),
+        shared=step.shared,
+        own=step.own,
+        offset=step.offset,
     )
+
+
+def _text(members: list[tuple[str, float]]) -> str:
+    return "+".join(f"{name}:{devices:g}" for name, devices in members)
 
 
 def _bottlenecks(physics: StepTimes) -> list[str]:
@@ -212,49 +253,45 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     compute = fit_compute(data.profiles, one_device_rows(rows, data.profiles), machines)
     if not compute.curves:
         raise ValueError("nothing to learn from: no profile and no run with a positive step time")
-    collectives = fit_collectives(data.probes, machines)
-    buckets = workload_buckets(data, {workload for workload, _ in compute.curves})
-    model = StepTimeModel(
-        provider=rows.provider,
+    physics = Physics(
         compute=compute,
-        collectives=collectives,
-        buckets=buckets,
+        collectives=fit_collectives(data.probes, machines),
+        buckets=workload_buckets(data, {workload for workload, _ in compute.curves}),
         machines=machines,
-        parameters=StepParameters(),
-        correction=calibrated(*_empty()),
+        profiled=frozenset(workload for (workload, _), one in compute.curves.items() if one.origin == "profile"),
+    )
+    known = {workload for workload, _ in compute.curves}
+    kept = np.flatnonzero([name in known for name in rows.setups.workloads])
+    rows = rows.take(kept)
+    if len(kept):
+        picked = _few_of_each(rows, seed=seed)
+        physics = fit_physics(physics, rows.setups.take(picked), rows.step_s[picked])
+    return StepTimeModel(
+        provider=rows.provider,
+        physics=physics,
+        measured=_measured(physics, rows),
         trained_on=rows.run_ids,
         workload_digests=definition_digests(data.workloads, "workload"),
         type_digests=definition_digests(data.instance_types, "name"),
     )
-    if not len(rows.step_s):
-        return model
-    return _learn(model, rows)
 
 
-def _learn(model: StepTimeModel, rows: TrainingRows) -> StepTimeModel:
-    line = lay_out(
-        rows.setups,
-        compute=model.compute,
-        collectives=model.collectives,
-        buckets=model.buckets,
-        machines=model.machines,
-    )
-    parameters = fit_parameters(line, rows.step_s)
-    physics = step_times(line, parameters)
-    features = features_of(rows.setups, physics, model.compute, model.machines, line.distance)
-    correction = calibrated(features, np.log(rows.step_s / physics.step_s), rows.repeats, rows.setups.ranks > 1)
-    return replace(model, parameters=parameters, correction=correction)
+def _few_of_each(rows: TrainingRows, *, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.intp]]:
+    """At most 150 rows of each workload, by chance."""
+    order = np.random.default_rng(seed).permutation(len(rows.step_s))
+    count: dict[str, int] = {}
+    picked = []
+    for at in order:
+        name = rows.setups.workloads[at]
+        count[name] = count.get(name, 0) + 1
+        if count[name] <= _MOST_OF_ONE:
+            picked.append(at)
+    return np.sort(np.array(picked, dtype=np.intp))
 
 
-def _empty() -> tuple[Features, FloatArray, FloatArray, BoolArray]:
-    none = np.zeros(0)
-    features = Features(
-        workload=(),
-        slowest_type=(),
-        composition=(),
-        exposed=none,
-        doubt=none,
-        octaves=none,
-        near=np.zeros((0, 5)),
-    )
-    return features, none, none, np.zeros(0, dtype=bool)
+def _measured(physics: Physics, rows: TrainingRows) -> Measured:
+    step = physics.at(rows.setups)
+    features = features_of(rows.setups, step, physics)
+    target = np.log(rows.step_s / step.times.step_s) + step.offset
+    variances, share, scale = calibrated(features, target, 0.5 + 0.5 / np.maximum(rows.repeats, 1))
+    return Measured(setups=rows.setups, step_s=rows.step_s, share=share, variances=variances, scale=scale)

@@ -25,6 +25,7 @@ from mlflow.types import ColSpec, Schema, TensorSpec
 from mlflow.types.schema import AnyType
 
 import models
+from models.artifact import OtherFormat
 from models.step_time import StepTimeModel
 
 ALIAS = "champion"
@@ -162,7 +163,10 @@ def refuse(home: Path, provider: str, number: int, reason: str) -> None:
 
 
 def load_champion(home: Path, provider: str) -> Champion | None:
-    """The model in force, or None before the first. Raises RegistryError where the registry does not say."""
+    """The model in force; None before the first, or where an older version of the project wrote it.
+
+    Raises RegistryError where the registry does not say.
+    """
     if not (home / "mlflow.db").exists() and _CHOSEN not in os.environ:
         return None
     number: int | None = None
@@ -173,6 +177,8 @@ def load_champion(home: Path, provider: str) -> Champion | None:
                 return None
             folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=f"models:/{name_of(provider)}/{number}"))
         model = StepTimeModel.from_json((folder / "artifacts" / "model.json").read_text())
+    except OtherFormat:
+        return None  # an older version's: the next retraining puts one in force that can be read
     except (MlflowException, OSError, ValueError, KeyError) as error:
         raise RegistryError(
             f"version {number} of {name_of(provider)} could not be read, and nothing was decided: {error}. "

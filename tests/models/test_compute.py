@@ -79,7 +79,7 @@ def test_a_type_that_nobody_profiled_takes_the_ratio_of_cores_and_is_doubted_mor
 
 def test_without_profile_one_device_runs_give_the_line_and_without_those_it_says_what_is_missing() -> None:
     alone = pd.DataFrame(
-        {"workload": "net", "instance_type": "small", "batch": [4, 8, 16], "seconds": [0.14, 0.18, 0.26]}
+        {"workload": "net", "instance_type": "small", "batch": [4, 8, 16], "seconds": [0.14, 0.18, 0.26], "sd": 0.03}
     )
     model = fit_compute(pd.DataFrame(), alone, MACHINES)
     forward, backward = model.curve("net", "small").at(np.array([32.0]))

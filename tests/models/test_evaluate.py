@@ -92,7 +92,7 @@ def test_no_rows_give_an_empty_scoreboard() -> None:
 def test_the_first_model_is_promoted_and_an_equal_one_is_not() -> None:
     first = decide(held(), None)
     assert first.promote and "no champion" in first.reason
-    again = decide(held(), once(held()))
+    again = decide(once(held()), once(held()))
     assert not again.promote and "%" in again.reason
 
 

@@ -172,7 +172,7 @@ def test_more_bandwidth_never_slows_the_physical_step(workload: str, types: list
     _, _, model = known()
     wider = {name: replace(one, bandwidth_gbps=one.bandwidth_gbps * more) for name, one in model.machines.items()}
     arrays = model._read(setup(workload, "+".join(f"1x{name}" for name in types), "24"))
-    before, after = (one._physics(arrays)[0].step_s[0] for one in (model, replace(model, machines=wider)))
+    before, after = (one.at(arrays).times.step_s[0] for one in (model.physics, replace(model.physics, machines=wider)))
     assert after <= before * (1 + 1e-9)
 
 
@@ -180,7 +180,8 @@ def test_more_bandwidth_never_slows_the_physical_step(workload: str, types: list
 @given(st.sampled_from(sorted(WORKLOADS)), st.sampled_from(sorted(TYPES)), st.integers(1, 15))
 def test_another_machine_of_the_kind_never_quickens_the_physical_step(workload: str, name: str, count: int) -> None:
     _, _, model = known()
-    steps = [model._physics(model._read(setup(workload, f"{n}x{name}", "24")))[0].step_s[0] for n in (count, count + 1)]
+    several = [model._read(setup(workload, f"{n}x{name}", "24")) for n in (count, count + 1)]
+    steps = [model.physics.at(one).times.step_s[0] for one in several]
     assert steps[1] >= steps[0] * (1 - 1e-9)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import pytest
@@ -18,6 +18,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from packaging.requirements import Requirement
 
+from models.step_time import StepTimeModel
 from tasks import registry
 from tasks.measurements import Measurement
 from tests.installed import furnished, model, provenance, scores
@@ -151,6 +152,18 @@ def test_providers_have_champions_of_their_own_and_none_before_the_first(home: P
     assert registry.load_champion(home, "ec2") is None
     assert registry.load_champion(tmp_path, "local") is None
     assert list(tmp_path.iterdir()) == [], "asking for a champion made a store"
+
+
+def test_a_champion_that_an_older_version_wrote_counts_as_none(home: Path) -> None:
+    class Older:
+        def to_json(self) -> str:
+            return '{"format": "srift-step-time-1"}'
+
+    number = registry.log_challenger(
+        home, "older", cast(StepTimeModel, Older()), scoreboard=scores(), card="old", provenance=provenance()
+    )
+    registry.promote(home, "older", number, "in its day")
+    assert registry.load_champion(home, "older") is None
 
 
 def test_a_refused_challenger_is_kept_with_its_reason_and_the_champion_stays(home: Path) -> None:

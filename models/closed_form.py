@@ -1,0 +1,181 @@
+"""One optimizer step where no bucket profile exists: overlap in closed form, after Pollux [P, physics.md].
+
+    step = (s - 1) t + t - f t + ((f t)^p + C^p)^(1/p)          s accumulation steps; f: what can hide communication
+    t    = T1(b) [1 + sigma h (T1 / T1_max)^eta] + c a (k - 1)/3     k devices on the machine share its cores and links
+    h    = ((k - 1)/3)^q;  a: the part of T1 that does not grow with the batch
+    C    = sigma_C beta(layout) 2 (n - 1)/n G^nu / B^gamma + alpha m (1 + G / 25 MB)          on m machines
+           its own scale and no m on one machine; 0 on one device
+
+T1 is the workload's curve on the type (compute.py), times exp(doubt (level + tilt x)) where it was not measured alone.
+Each parameter has a value for all workloads, learned around a prior, and a deviation by workload where one is sensible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .compute import ComputeModel
+from .machines import Machine
+from .overlap import StepTimes
+from .setups import BoolArray, FloatArray, SetupArrays
+
+# Reference of the scales: bytes, gigabit/s between machines, and what PCIe 3 x16 sustains inside one.
+_BYTES, _GBPS, _INSIDE_GBPS, _BUCKET = 1e8, 50.0, 96.0, 25 << 20
+_BYTES_PER_GBIT = 1.25e8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """Prior mean and standard deviation over all workloads, and of one workload's deviation (0: none)."""
+
+    mean: float
+    sd: float
+    own_sd: float = 0.0
+
+
+# Priors are wide where any value is possible and narrow where data seldom identify the term [physics.md].
+PARAMETERS: dict[str, Parameter] = {
+    "log_scale": Parameter(mean=1.8, sd=1.0, own_sd=0.15),  # between machines, against the nominal rate
+    "machines": Parameter(mean=0.1, sd=0.1, own_sd=0.06),  # slope in log(m / 2)
+    "two": Parameter(mean=0.2, sd=0.5, own_sd=0.08),  # two machines: another algorithm
+    "devices": Parameter(mean=0.1, sd=0.3, own_sd=0.05),  # slope in the log of devices a machine, m > 2
+    "two_devices": Parameter(mean=0.3, sd=0.4, own_sd=0.08),  # the same where m = 2
+    "imbalance": Parameter(mean=0.0, sd=0.5, own_sd=0.1),
+    "two_imbalance": Parameter(mean=0.0, sd=0.5),
+    "machines_devices": Parameter(mean=0.0, sd=0.2),
+    "log_gamma": Parameter(mean=-0.2, sd=0.2),  # links seldom give all of their nominal rate to one job
+    "bytes": Parameter(mean=0.0, sd=0.15),  # nu - 1
+    "log_alpha": Parameter(mean=-7.0, sd=1.0),
+    "log_sharpness": Parameter(mean=0.7, sd=0.4),  # log(p - 1)
+    "log_inside": Parameter(mean=0.5, sd=1.0, own_sd=0.5),
+    "inside_devices": Parameter(mean=0.3, sd=0.5),
+    "log_inside_alpha": Parameter(mean=-8.0, sd=1.5),
+    "logit_hidden": Parameter(mean=0.7, sd=0.8, own_sd=0.7),
+    "log_slowdown": Parameter(mean=-2.0, sd=0.8, own_sd=0.8),
+    "slowdown_batch": Parameter(mean=0.0, sd=0.5, own_sd=0.5),  # eta
+    "log_contention": Parameter(mean=-2.0, sd=1.0, own_sd=0.6),
+    "log_crowding": Parameter(mean=0.5, sd=0.5),  # log q
+    "level": Parameter(mean=0.0, sd=0.0, own_sd=1.0),
+    "tilt": Parameter(mean=0.0, sd=0.0, own_sd=0.5),
+}
+NAMES = tuple(PARAMETERS)
+MEAN, SD, OWN_SD = np.array([(one.mean, one.sd, one.own_sd) for one in PARAMETERS.values()]).T
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedLine:
+    """What the parameters do not change; (rows, members) or (rows,)."""
+
+    alone_s: FloatArray  # (rows, members) T1 of one micro-step
+    part: FloatArray  # (rows, members) T1 / T1_max
+    fixed_s: FloatArray  # (rows, members) a
+    optimizer_s: FloatArray  # (rows, members)
+    devices: FloatArray  # (rows, members); 0 where padded
+    doubt: FloatArray  # (rows,) of T1
+    octaves: FloatArray  # (rows,) log2 batch from the middle of the curve
+    outside: FloatArray  # (rows,) log2 batch outside what was measured, of the worst member
+    accumulation: FloatArray
+    gradient_bytes: FloatArray
+    gbps: FloatArray
+
+    @property
+    def present(self) -> BoolArray:
+        """(rows, members): is there an instance?"""
+        return self.devices > 0
+
+
+def lay_out_closed(
+    setups: SetupArrays,
+    *,
+    compute: ComputeModel,
+    gradient_bytes: dict[str, float],
+    machines: dict[str, Machine],
+) -> ClosedLine:
+    """Everything about `setups` that is known before the parameters. Raises ValueError on a workload never measured."""
+    forward, backward, optimizer, distance = compute.seconds(setups)
+    fixed, part = np.zeros_like(forward), np.ones_like(forward)
+    gbps = np.full_like(forward, np.inf)
+    doubt, octaves = np.zeros(len(forward)), np.zeros(len(forward))
+    lines: dict[tuple[str, str], tuple[float, float, float]] = {}
+    for row, (workload, types) in enumerate(zip(setups.workloads, setups.types, strict=True)):
+        for member, name in enumerate(types):
+            if (workload, name) not in lines:
+                curve = compute.curve(workload, name)
+                total = np.array(curve.forward_s) + np.array(curve.backward_s)
+                lines[workload, name] = (*curve.line(), float(total.max()))
+            intercept, _, most = lines[workload, name]
+            alone = forward[row, member] + backward[row, member]
+            fixed[row, member] = max(intercept, 0.02 * alone)
+            part[row, member] = alone / most
+            gbps[row, member] = machines[name].bandwidth_gbps
+        curve = compute.curve(workload, types[0])
+        doubt[row] = max(compute.doubt(workload, name) for name in types)
+        octaves[row] = np.log2(setups.batch[row, 0] / curve.batches[len(curve.batches) // 2])
+    return ClosedLine(
+        alone_s=forward + backward,
+        part=part,
+        fixed_s=fixed,
+        optimizer_s=optimizer,
+        devices=setups.layout,
+        doubt=doubt,
+        octaves=np.clip(octaves, -4, 4),
+        outside=distance.max(axis=1, initial=0.0),
+        accumulation=setups.accumulation,
+        gradient_bytes=np.array([gradient_bytes.get(name, 0.0) for name in setups.workloads]),
+        gbps=gbps.min(axis=1, initial=np.inf),
+    )
+
+
+def collective_seconds(line: ClosedLine, value: dict[str, FloatArray]) -> FloatArray:
+    """(rows,) seconds of one exchange of all gradients; `value` holds each parameter, (rows,) or a scalar."""
+    ranks = line.devices.sum(axis=1)
+    machines = line.present.sum(axis=1)
+    each = ranks / machines
+    uneven = 1 - each / line.devices.max(axis=1)
+    two, spread, dense = machines == 2, np.log(np.maximum(machines, 2) / 2), np.log(each)
+    shape = value["machines"] * spread + value["machines_devices"] * spread * dense
+    shape = shape + np.where(
+        two,
+        value["two"] + value["two_devices"] * dense + value["two_imbalance"] * uneven,
+        value["devices"] * dense + value["imbalance"] * uneven,
+    )
+    ring = 2 * (ranks - 1) / np.maximum(ranks, 1) * (line.gradient_bytes / _BYTES) ** (1 + value["bytes"]) * _BYTES
+    buckets = 1 + line.gradient_bytes / _BUCKET
+    nominal = _GBPS * (line.gbps / _GBPS) ** np.exp(value["log_gamma"])
+    across = np.exp(value["log_scale"] + shape) * ring / (nominal * _BYTES_PER_GBIT)
+    across = across + np.exp(value["log_alpha"]) * machines * buckets
+    inside = np.exp(value["log_inside"] + value["inside_devices"] * dense) * ring / (_INSIDE_GBPS * _BYTES_PER_GBIT)
+    inside = inside + np.exp(value["log_inside_alpha"]) * buckets
+    return np.where(machines > 1, across, np.where(ranks > 1, inside, 0.0))
+
+
+def closed_times(line: ClosedLine, values: FloatArray) -> StepTimes:
+    """The equation of the module's docstring; `values` is (rows, parameters) in the order of NAMES."""
+    value = {name: values[:, at] for at, name in enumerate(NAMES)}
+    tall = {name: one[:, None] for name, one in value.items()}
+    others = np.maximum(line.devices - 1, 0) / 3
+    crowd = np.where(others > 0, np.maximum(others, 1e-9) ** np.exp(tall["log_crowding"]), 0.0)
+    drift = np.exp(line.doubt * (value["level"] + value["tilt"] * line.octaves))[:, None]
+    part = np.maximum(line.part, 1e-6)
+    slower = 1 + np.exp(tall["log_slowdown"]) * crowd * part ** tall["slowdown_batch"]
+    micro = drift * (line.alone_s * slower + np.exp(tall["log_contention"]) * line.fixed_s * others)
+    micro = np.where(line.present, micro, 0.0)
+    last = micro.max(axis=1, initial=0.0)
+    hidden = last / (1 + np.exp(-value["logit_hidden"]))
+    exchange = collective_seconds(line, value)
+    power = 1 + np.exp(value["log_sharpness"])
+    top = np.maximum(np.maximum(hidden, exchange), 1e-30)
+    both = top * ((hidden / top) ** power + (exchange / top) ** power) ** (1 / power)
+    optimizer = np.where(line.present, line.optimizer_s, 0.0)
+    compute = line.accumulation[:, None] * micro + optimizer
+    slowest = compute.argmax(axis=1)
+    before = np.take_along_axis(compute, slowest[:, None], axis=1)[:, 0] - last
+    return StepTimes(
+        step_s=before + last - hidden + both,
+        compute_s=before + last,
+        mean_compute_s=compute.sum(axis=1) / np.maximum(line.present.sum(axis=1), 1),
+        communication_s=exchange,
+        slowest=slowest,
+    )

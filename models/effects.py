@@ -1,0 +1,152 @@
+"""What setups err by together, beyond the physics: random effects with physical weights, and smooth functions.
+
+    log step = log physics + sum over families of effect + noise
+
+A linear family is one unknown number a key (a workload, a type, an arrangement ...) times a weight that says how much
+the setup answers to it: the exposed communication, the compute, the slope of a parameter. A smooth family is a Gaussian
+process over the shape of the cluster or the batch. A local family is shared only by setups of one workload on one
+arrangement of machines. Far from everything measured all of them are zero with a known variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from .closed_form import NAMES, OWN_SD
+from .setups import FloatArray
+
+Keys = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """What the families look at, one entry a setup. `near` is (rows, d), scaled to length one."""
+
+    workload: Keys
+    slowest_type: Keys
+    arrangement: Keys  # types and devices used, in one order
+    exact: Keys  # the same as it was written: another order is another placement
+    exposed: FloatArray  # part of the step that answers to communication
+    doubt: FloatArray  # of a filled-in compute time, where no parameter stands for it
+    octaves: FloatArray  # log2 batch outside the measured range
+    near: FloatArray
+    batch: FloatArray  # log batch of the slowest machine, scaled
+    instances: FloatArray
+    several: FloatArray  # 1 with more than one device
+    shared: FloatArray  # (rows, parameters) slopes by whitened parameter
+    own: FloatArray  # (rows, parameters) slopes by a workload's deviation
+    offset: FloatArray
+
+    def take(self, picked: np.ndarray[tuple[int, ...], np.dtype[np.intp]]) -> Features:
+        """The entries at these positions."""
+        taken: dict[str, Any] = {}
+        for one in fields(self):
+            whole = getattr(self, one.name)
+            taken[one.name] = tuple(whole[at] for at in picked) if isinstance(whole, tuple) else whole[picked]
+        return Features(**taken)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One family's keys and weights for some setups; smooth or local ones may also look at shape and batch."""
+
+    keys: Keys
+    weight: FloatArray
+    shape: bool = False
+    batch: bool = False
+
+
+DEVIATIONS = tuple(f"own_{name}" for name, sd in zip(NAMES, OWN_SD, strict=True) if sd > 0)
+_DEVIATING = tuple(int(at) for at in np.flatnonzero(OWN_SD > 0))
+# Prior standard deviation of log step by family; the variances are learned around these.
+LINEAR = {
+    **dict.fromkeys(DEVIATIONS, 1.0),
+    "all": 0.02,
+    "workload": 0.03,
+    "workload_exposed": 0.05,
+    "pair": 0.03,
+    "type": 0.03,
+    "link": 0.05,
+    "arrangement": 0.03,
+    "batch": 0.02,
+}
+SMOOTH = {"shape": 0.05, "own_shape": 0.05, "own_dense": 0.03, "own_batch": 0.03, "own_shape_batch": 0.04}
+LOCAL = {"own_arrangement": 0.02, "own_exchange": 0.04, "own_two": 0.06, "placement": 0.035, "placement_batch": 0.05}
+NOISE = {"noise": 0.025, "noise_exposed": 0.04}
+# Given, not learned: a compute time that was filled in, and an octave of batch outside what was measured.
+GIVEN = {"doubt": 1.0, "octaves": 0.08}
+FAMILIES = (*LINEAR, *SMOOTH, *LOCAL, *NOISE)
+PRIOR_SD = np.array([*LINEAR.values(), *SMOOTH.values(), *LOCAL.values(), *NOISE.values()])
+
+
+def _joined(*parts: Keys) -> Keys:
+    return tuple("|".join(one) for one in zip(*parts, strict=True))
+
+
+def blocks(features: Features) -> Keys:
+    """Which setups share local effects: one workload on one arrangement."""
+    return _joined(features.workload, features.arrangement)
+
+
+def terms(features: Features) -> dict[str, Term]:
+    """Every family but noise, by name."""
+    answers, hidden = features.exposed, 1 - features.exposed
+    ones, everywhere = np.ones_like(answers), ("",) * len(answers)
+    work, kind, pair = features.workload, features.slowest_type, _joined(features.workload, features.slowest_type)
+    batches = _joined(pair, tuple(f"{one:.6g}" for one in features.batch))
+    found = {name: Term(keys=work, weight=features.own[:, at]) for name, at in zip(DEVIATIONS, _DEVIATING, strict=True)}
+    two = answers * (features.instances == 2)
+    found |= {
+        "all": Term(keys=everywhere, weight=ones),
+        "workload": Term(keys=work, weight=ones),
+        "workload_exposed": Term(keys=work, weight=answers),
+        "pair": Term(keys=pair, weight=hidden),
+        "type": Term(keys=kind, weight=hidden),
+        "link": Term(keys=kind, weight=answers),
+        "arrangement": Term(keys=features.arrangement, weight=answers),
+        "batch": Term(keys=batches, weight=features.several),
+        "doubt": Term(keys=pair, weight=features.doubt * hidden),
+        "octaves": Term(keys=work, weight=features.octaves),
+        "shape": Term(keys=everywhere, weight=answers, shape=True),
+        "own_shape": Term(keys=work, weight=answers, shape=True),
+        "own_dense": Term(keys=work, weight=hidden, shape=True),
+        "own_batch": Term(keys=work, weight=hidden, batch=True),
+        "own_shape_batch": Term(keys=work, weight=answers, shape=True, batch=True),
+        "own_arrangement": Term(keys=blocks(features), weight=ones),
+        "own_exchange": Term(keys=blocks(features), weight=answers),
+        "own_two": Term(keys=blocks(features), weight=two),
+        "placement": Term(keys=_joined(work, features.exact), weight=answers),
+        "placement_batch": Term(keys=_joined(work, features.exact), weight=answers, batch=True),
+    }
+    return found
+
+
+def noise_variance(features: Features, variances: Mapping[str, float]) -> FloatArray:
+    """(rows,) variance of one new measurement of each setup."""
+    return np.asarray(variances["noise"] + variances["noise_exposed"] * features.exposed**2, dtype=float)
+
+
+def same(left: Keys, right: Keys) -> FloatArray:
+    """(left, right) 1 where the keys are equal."""
+    codes = {name: at for at, name in enumerate(dict.fromkeys((*left, *right)))}
+    a, b = (np.array([codes[name] for name in side], dtype=int) for side in (left, right))
+    return np.asarray(a[:, None] == b[None, :], dtype=float)
+
+
+def correlation(name: str, left: Features, right: Features, ours: Term, theirs: Term) -> FloatArray:
+    """(left, right) covariance of one family at variance one."""
+    found = same(ours.keys, theirs.keys) * ours.weight[:, None] * theirs.weight[None, :]
+    if ours.shape:
+        found = found * _bell(left.near, right.near)
+    if ours.batch:
+        found = found * _bell(left.batch[:, None], right.batch[:, None])
+    return found
+
+
+def _bell(left: FloatArray, right: FloatArray) -> FloatArray:
+    square = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None, :] - 2 * left @ right.T
+    return np.asarray(np.exp(-0.5 * np.maximum(square, 0)), dtype=float)
