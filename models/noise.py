@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
+
+from .cloud import parse_numbers
 
 SETUP = ["workload", "cluster", "batch_per_device", "accumulation_steps"]
 
@@ -44,6 +47,56 @@ def between(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
     away = (ratio - 1.0).abs()
     figures = {"ratio": ratio.median(), "median": away.median(), "mean": away.mean(), "p90": away.quantile(0.9)}
     return pd.DataFrame([{"setups": len(ratio), **figures}])
+
+
+def placements(runs: pd.DataFrame) -> pd.DataFrame:
+    """What separates rows that differ only in the order of their machines: the error of a perfect model, by workload.
+
+    Two such rows differ by d in logs; if each is off by the same spread, one is off from the truth by d / sqrt(2).
+    Columns workload, pairs, mean, median, p90 of |d| / sqrt(2); the row "all" weighs each workload by its rows.
+    """
+    layouts = [sorted(parse_numbers(str(text), str(text).count("+") + 1, "layout")) for text in runs["layout"]]
+    rows = runs.assign(kind=["+".join(str(one) for one in layout) for layout in layouts])
+    found = []
+    for workload, own in rows.groupby("workload", sort=True):
+        gaps: list[float] = []
+        for _, equal in own.groupby(["cluster", "kind", "batch_per_device", "accumulation_steps"]):
+            logs = np.log(equal["step_s"].to_numpy(float))
+            gaps += list(np.abs(logs[:, None] - logs[None, :])[np.triu_indices(len(logs), 1)] / np.sqrt(2))
+        if gaps:
+            figures = {"mean": np.mean(gaps), "median": np.median(gaps), "p90": np.quantile(gaps, 0.9)}
+            found.append({"workload": workload, "pairs": len(gaps), "rows": len(own), **figures})
+    table = pd.DataFrame(found, columns=["workload", "pairs", "rows", "mean", "median", "p90"])
+    pooled = (
+        {name: np.average(table[name], weights=table["rows"]) for name in ("mean", "median", "p90")} if found else {}
+    )
+    whole = pd.DataFrame([{"workload": "all", "pairs": table["pairs"].sum(), "rows": table["rows"].sum(), **pooled}])
+    return pd.concat([table, whole], ignore_index=True)
+
+
+def neighbours(runs: pd.DataFrame) -> pd.DataFrame:
+    """The same, from smoothness in the batch: how far a row is from the line between its two neighbours in log batch.
+
+    With t the place between them the difference has 1 + t^2 + (1 - t)^2 times one row's variance; bends are in it too.
+    """
+    rows = runs.assign(batch=runs["batch_per_device"].astype(str).str.split("+").str[0].astype(float))
+    found = []
+    for workload, own in rows.groupby("workload", sort=True):
+        gaps: list[float] = []
+        for _, line in own.groupby(["cluster", "layout"]):
+            middle = line.groupby("batch")["step_s"].median().sort_index()
+            x, y = np.log(middle.index.to_numpy(float)), np.log(middle.to_numpy(float))
+            if len(x) < 3:
+                continue
+            t = (x[1:-1] - x[:-2]) / (x[2:] - x[:-2])
+            gaps += list((y[1:-1] - (1 - t) * y[:-2] - t * y[2:]) / np.sqrt(1 + t**2 + (1 - t) ** 2))
+        away = np.abs(np.array(gaps) - np.median(gaps)) if gaps else np.array([np.nan])
+        figures = {"mean": away.mean(), "median": np.median(away), "p90": np.quantile(away, 0.9)}
+        found.append({"workload": workload, "rows": len(own), **figures})
+    table = pd.DataFrame(found)
+    pooled = {name: np.average(table[name], weights=table["rows"]) for name in ("mean", "median", "p90")}
+    whole = pd.DataFrame([{"workload": "all", "rows": table["rows"].sum(), **pooled}])
+    return pd.concat([table, whole], ignore_index=True)
 
 
 def _deviation(middle: pd.Series[float] | float, values: pd.Series[float]) -> float:
