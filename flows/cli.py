@@ -111,6 +111,27 @@ def import_(
 
 
 @app.command()
+def backtest(
+    train: Annotated[Path, typer.Argument(help="Measurement rows to fit on, CSV or Parquet.")],
+    test: Annotated[Path, typer.Argument(help="Measurement rows to predict, CSV or Parquet.")],
+    workloads: Annotated[Path | None, typer.Option(help="Facts: parameters, gradient_bytes.")] = None,
+    catalogue: Annotated[Path | None, typer.Option(help="Instance types: vcpu, gpu_count, network_gbps ...")] = None,
+    predictions: Annotated[Path | None, typer.Option(help="CSV to write: TEST with what was predicted.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fit on one file, predict another: errors and interval coverage by workload and cluster size."""
+    with explained():
+        from tasks.backtest import backtest as compare
+        from tasks.printing import print_scores
+
+        report = compare(train, test, workloads=workloads, catalogue=catalogue, predictions=predictions)
+        if as_json:
+            _print_json(report.as_json())
+        else:
+            print_scores(report.summary, report.headline, report.sentences)
+
+
+@app.command()
 def status(provider: Provider = "local", as_json: Json = False) -> None:
     """What is running, what it costs, what is stale."""
     with explained():

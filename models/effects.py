@@ -49,6 +49,14 @@ class Features:
             taken[one.name] = tuple(whole[at] for at in picked) if isinstance(whole, tuple) else whole[picked]
         return Features(**taken)
 
+    def joined(self, other: Features) -> Features:
+        """These entries, then the other's."""
+        both: dict[str, Any] = {}
+        for one in fields(self):
+            ours, theirs = getattr(self, one.name), getattr(other, one.name)
+            both[one.name] = ours + theirs if isinstance(ours, tuple) else np.concatenate([ours, theirs])
+        return Features(**both)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
@@ -132,6 +140,8 @@ def noise_variance(features: Features, variances: Mapping[str, float]) -> FloatA
 
 def same(left: Keys, right: Keys) -> FloatArray:
     """(left, right) 1 where the keys are equal."""
+    if len(left) == 1:  # the pivots are sought one by one
+        return np.array([[float(one == left[0]) for one in right]])
     codes = {name: at for at, name in enumerate(dict.fromkeys((*left, *right)))}
     a, b = (np.array([codes[name] for name in side], dtype=int) for side in (left, right))
     return np.asarray(a[:, None] == b[None, :], dtype=float)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-# Where nobody knows a type, the middle of those known stands in; with none known, these.
-_CORES, _GBPS = 1.0, 1.0
+# Where nobody knows any type's figure. Cores and speeds are only compared with each other, so that any one number
+# does. A link's rate is compared with measured seconds: 10 Gbit/s is usual Ethernet between servers, and lies within
+# the middle half of EC2's types (3.75 to 50 in mid 2026); 1 Gbit/s would be right for hardly any of them.
+_CORES, _GBPS, _SPEED = 1.0, 10.0, 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,24 +30,36 @@ def _positive(value: object) -> float | None:
     return number if math.isfinite(number) and number > 0 else None
 
 
+def _middle(known: Iterable[float | None], nobody_knows: float) -> float:
+    values = [one for one in known if one is not None]
+    return float(np.median(values)) if values else nobody_knows
+
+
+def _speed(row: dict[str, object]) -> float | None:
+    """A device's TFLOP/s where somebody knows them, else the cores; None where neither is known."""
+    tflops, is_cpu = _positive(row.get("device_tflops")), str(row.get("device", "cpu")) == "cpu"
+    return _positive(row.get("cores")) if is_cpu or tflops is None else tflops
+
+
 def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str, Machine]:
-    """Machines by name: those described, and those only `seen` in measurements, which get the median of the others."""
-    described: dict[str, Machine] = {}
-    for row in instance_types.to_dict("records"):
-        cores, gbps = _positive(row.get("cores")), _positive(row.get("bandwidth_gbps"))
-        tflops = _positive(row.get("device_tflops"))
-        is_cpu = str(row.get("device", "cpu")) == "cpu"
-        described[str(row["name"])] = Machine(
-            cores=cores or _CORES,
-            bandwidth_gbps=gbps or _GBPS,
-            devices=int(_positive(row.get("devices")) or 1),
-            prior_speed=(cores or _CORES) if is_cpu or tflops is None else tflops,
-        )
-    values = list(described.values())
+    """Machines by name: those described, and those only `seen` in measurements.
+
+    A figure that nobody knows of a type, seen or described, is the median of those known of the others.
+    """
+    rows = [{str(key): value for key, value in row.items()} for row in instance_types.to_dict("records")]
     middle = Machine(
-        cores=float(np.median([one.cores for one in values])) if values else _CORES,
-        bandwidth_gbps=float(np.median([one.bandwidth_gbps for one in values])) if values else _GBPS,
+        cores=_middle((_positive(row.get("cores")) for row in rows), _CORES),
+        bandwidth_gbps=_middle((_positive(row.get("bandwidth_gbps")) for row in rows), _GBPS),
         devices=1,
-        prior_speed=float(np.median([one.prior_speed for one in values])) if values else 1.0,
+        prior_speed=_middle((_speed(row) for row in rows), _SPEED),
     )
+    described = {
+        str(row["name"]): Machine(
+            cores=_positive(row.get("cores")) or middle.cores,
+            bandwidth_gbps=_positive(row.get("bandwidth_gbps")) or middle.bandwidth_gbps,
+            devices=int(_positive(row.get("devices")) or middle.devices),
+            prior_speed=_speed(row) or middle.prior_speed,
+        )
+        for row in rows
+    }
     return {**dict.fromkeys(sorted(set(seen) - set(described)), middle), **described}

@@ -112,8 +112,8 @@ class Basis:
             alone += self._smooth_diagonal(told)
         return np.concatenate(columns, axis=1), alone
 
-    def _smooth(self, left: Features, right: Features) -> FloatArray:
-        ours, theirs = terms(left), terms(right)
+    def _smooth(self, left: Features, right: Features, theirs: dict[str, Term] | None = None) -> FloatArray:
+        ours, theirs = terms(left), theirs or terms(right)
         total = np.zeros((len(left.exposed), len(right.exposed)))
         for name in SMOOTH:
             total += self._variances[name] * correlation(name, left, right, ours[name], theirs[name])
@@ -125,14 +125,15 @@ class Basis:
 
     def _pivot(self, features: Features) -> tuple[Features | None, FloatArray]:
         """Training setups that span the smooth families best, by pivoted Cholesky, and their factor."""
-        left = self._smooth_diagonal(terms(features))
+        told = terms(features)
+        left = self._smooth_diagonal(told)
         most = min(_MOST_SMOOTH, len(left))
         rows, chosen = np.zeros((most, len(left))), []
         for at in range(most):
             best = int(np.argmax(left))
             if left[best] < _LEFT_OUT:
                 break
-            across = self._smooth(features.take(np.array([best])), features)[0]
+            across = self._smooth(features.take(np.array([best])), features, told)[0]
             rows[at] = (across - rows[:at, best] @ rows[:at]) / np.sqrt(left[best])
             left = np.maximum(left - rows[at] ** 2, 0)
             chosen.append(best)
@@ -156,10 +157,18 @@ class Posterior:
     """The regression given measurements: `target` is log(measured / physics) + offset, `share` scales its noise."""
 
     def __init__(
-        self, features: Features, target: FloatArray, share: FloatArray, variances: dict[str, float], scale: float = 1.0
+        self,
+        features: Features,
+        target: FloatArray,
+        share: FloatArray,
+        variances: dict[str, float],
+        scale: float = 1.0,
+        ahead: Features | None = None,
     ) -> None:
+        """`ahead` are setups that will be asked about: what they share among each other is told apart too."""
         self.variances, self.scale = variances, scale
-        self._basis = Basis(features, variances)
+        self._given = (features, target, share)
+        self._basis = Basis(features if ahead is None else features.joined(ahead), variances)
         phi, alone = self._basis.at(features)
         noise = share * noise_variance(features, variances) + alone
         self._blocks: dict[str, _Block] = {}
@@ -218,6 +227,31 @@ class Posterior:
         middle = psi @ self._beta + constant - at.offset
         return np.asarray(middle[:, None] + self.scale * (joint + alone), dtype=float)
 
+    def choose(self, candidates: Features, targets: Features, *, count: int) -> list[int]:
+        """Positions of the candidates whose measurement tells most about the targets, one after another.
+
+        Each next one lowers the mean variance of the targets' log step most, given those before it [D]: measuring c
+        lowers that of t by cov(t, c)^2 / var(c). What only neighbours share is left out of account.
+        """
+        aware = Posterior(*self._given, self.variances, ahead=targets)
+        ours, _, own = aware._project(candidates)
+        theirs, _, _ = aware._project(targets)
+        noise = own + noise_variance(candidates, self.variances)
+        left, right = (solve_triangular(aware._factor, one.T, lower=True) for one in (ours, theirs))
+        chosen: list[int] = []
+        for _ in range(min(count, len(noise))):
+            spread = (left**2).sum(axis=0)
+            gain = ((right.T @ left) ** 2).sum(axis=0) / (spread + noise)
+            gain[chosen] = -1.0
+            best = int(np.argmax(gain))
+            chosen.append(best)
+            one = left[:, best].copy()
+            # the symmetric root of I - u u^T / (noise + u^T u)
+            shrink = (1 - np.sqrt(noise[best] / (noise[best] + spread[best]))) / max(spread[best], 1e-30)
+            left = left - shrink * np.outer(one, one @ left)
+            right = right - shrink * np.outer(one, one @ right)
+        return chosen
+
     def held_out(self, groups: Keys, features: Features) -> FloatArray:
         """Standardised residuals of the training setups with their whole group left out.
 
@@ -248,9 +282,8 @@ def _cholesky(covariance: FloatArray) -> FloatArray:
 
 
 def _places(term: Term) -> dict[str, int]:
-    """Column of each key that some setup answers to."""
-    met = {key for key, weight in zip(term.keys, term.weight, strict=True) if abs(weight) > 1e-12}
-    return {key: at for at, key in enumerate(sorted(met))}
+    """Column of each key: also of one that no setup answers to yet, since its later setups share what they err by."""
+    return {key: at for at, key in enumerate(sorted(set(term.keys)))}
 
 
 def _grouped(keys: Keys) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.intp]]]:

@@ -149,6 +149,15 @@ class StepTimeModel:
         middle = np.clip(drawn.mean(axis=1, keepdims=True), -_MOST_CORRECTION, _MOST_CORRECTION)
         return np.asarray(step.times.step_s[:, None] * np.exp(drawn - drawn.mean(axis=1, keepdims=True) + middle))
 
+    def choose(self, candidates: pd.DataFrame, targets: pd.DataFrame, *, count: int) -> list[int]:
+        """Positions of the `count` candidates whose runs would tell most about the targets' step times, in order.
+
+        Raises ValueError as `predict` does.
+        """
+        both = [self._read(one) for one in (candidates, targets)]
+        ours, theirs = (features_of(one, self.physics.at(one), self.physics) for one in both)
+        return self._posterior().choose(ours, theirs, count=count)
+
     def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
         """(a, k): forward and backward of one device take about a + k * batch seconds. Raises ValueError if unknown."""
         self._require([workload], [instance_type])

@@ -153,12 +153,16 @@ def read_measurements(path: Path) -> Measurements:
 
 def read_facts(path: Path) -> list[dict[str, Any]]:
     """The rows of a `--workloads` file, unknown facts left out. Raises ImportRefused."""
-    ignored = _check_columns(path, Facts)
-    facts = [row.model_dump(exclude_none=True) for _, row in _validated(path, Facts, ignored)]
-    twice = [name for name, count in Counter(fact["workload"] for fact in facts).items() if count > 1]
+    return [row.model_dump(exclude_none=True) for row in read_descriptions(path, Facts, key="workload")]
+
+
+def read_descriptions(path: Path, kind: type[_Row], *, key: str) -> list[_Row]:
+    """The rows of a file that describes each `key` once. Raises ImportRefused."""
+    rows = [row for _, row in _validated(path, kind, _check_columns(path, kind))]
+    twice = [name for name, count in Counter(getattr(row, key) for row in rows).items() if count > 1]
     if twice:
-        raise ImportRefused(path, [f"column workload: {name!r} stands more than once" for name in twice])
-    return facts
+        raise ImportRefused(path, [f"column {key}: {name!r} stands more than once" for name in twice])
+    return rows
 
 
 def _check_columns(path: Path, kind: type[BaseModel]) -> set[str]:
@@ -182,7 +186,7 @@ def _check_columns(path: Path, kind: type[BaseModel]) -> set[str]:
 
 def _validated(path: Path, kind: type[_Row], ignored: set[str]) -> Iterator[tuple[int, _Row]]:
     problems: list[str] = []
-    word = "row" if _is_parquet(path) else "line"
+    word = "row" if is_parquet(path) else "line"
     for place, raw in _raw_rows(path):
         if None in raw:
             problems.append(f"{word} {place}: more values than the header has columns")
@@ -208,7 +212,7 @@ def _identities(path: Path, rows: list[Measurement], places: list[int]) -> tuple
     named: dict[str, tuple[str, int]] = {}
     identities: list[str] = []
     problems: list[str] = []
-    word = "row" if _is_parquet(path) else "line"
+    word = "row" if is_parquet(path) else "line"
     for row, place in zip(rows, places, strict=True):
         content = json.dumps(row.model_dump(mode="json"), sort_keys=True)
         if row.run_id is not None:
@@ -226,7 +230,8 @@ def _identities(path: Path, rows: list[Measurement], places: list[int]) -> tuple
     return tuple(identities)
 
 
-def _is_parquet(path: Path) -> bool:
+def is_parquet(path: Path) -> bool:
+    """Is the file taken for Parquet, by its name?"""
     return path.suffix.lower() in (".parquet", ".pq")
 
 
@@ -234,7 +239,7 @@ def _columns(path: Path) -> list[str]:
     if path.exists() and not path.is_file():  # a pipe is empty once it was read, and the file is read more than once
         raise ImportRefused(path, ["it is not a regular file"])
     try:
-        if _is_parquet(path):
+        if is_parquet(path):
             return list(pq.read_schema(path).names)
         with path.open(newline="", encoding="utf-8-sig") as file:
             return next(csv.reader(file), [])
@@ -245,7 +250,7 @@ def _columns(path: Path) -> list[str]:
 def _raw_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
     """Each row with its place: the line of a CSV (its header is line 1), the row of a Parquet file from 1."""
     try:
-        if _is_parquet(path):
+        if is_parquet(path):
             yield from enumerate(pq.read_table(path).to_pylist(), start=1)
             return
         with path.open(newline="", encoding="utf-8-sig") as file:

@@ -144,3 +144,13 @@ def _console() -> Console:
 def print_frame(frame: pd.DataFrame, title: str) -> None:
     """A small frame as it is, fractions to four digits."""
     _console().print(f"{title}\n{frame.round(4).to_string(index=False)}", highlight=False)
+
+
+def print_scores(frame: pd.DataFrame, title: str, sentences: Sequence[str]) -> None:
+    """A scoreboard, if it has a row, and what is to be said of it."""
+    if len(frame):
+        print_frame(frame, title)
+    else:
+        _console().print(title)
+    for sentence in sentences:
+        _console().print(f"note: {sentence}")

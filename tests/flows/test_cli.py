@@ -18,7 +18,7 @@ from flows.cli import app
 from tests.installed import DescribedMachines, furnished, write_project
 
 README = Path(__file__).parents[2] / "README.md"
-VERBS = ("refresh", "recommend", "table", "import", "status", "reap")
+VERBS = ("refresh", "recommend", "table", "import", "backtest", "status", "reap")
 ROWS = "workload,cluster,batch_per_device,step_s\nconv,2xs.small,16,0.5\nconv,1xs.large,16,0.25\n"
 
 
@@ -118,6 +118,7 @@ def test_every_verb_of_the_contract_is_there_has_help_and_stands_in_the_readme()
         (["status", "--provider", "moon"], "known: ec2, local"),
         (["reap", "--provider", "moon"], "known: ec2, local"),
         (["import"], "file"),
+        (["backtest", "rows.csv"], "test"),
         (["refesh"], "refesh"),
         (["table", "--jso"], "--jso"),
     ],
@@ -138,6 +139,7 @@ def test_a_wrong_srift_toml_is_refused_by_every_verb(new: Path) -> None:
         ["status"],
         ["reap"],
         ["import", "x"],
+        ["backtest", "x", "y"],
     ):
         assert_fails(srift(*words), 2, "campaign.max_uds", "did you mean 'max_usd'")
 
@@ -234,3 +236,20 @@ def test_a_file_that_cannot_be_imported_exits_1_and_says_where_and_why(new: Path
     assert_fails(srift("import", "none.csv", "--json"), 1, "none.csv", "cannot be read")
     (new / "bad.csv").write_text(ROWS)
     assert told("import", "bad.csv")["new"] == 2, "the refused file had left rows behind"
+
+
+def test_a_backtest_reports_and_leaves_the_home_as_it_was(new: Path) -> None:
+    (new / "train.csv").write_text(ROWS)
+    (new / "test.csv").write_text(ROWS.replace("2xs.small", "3xs.small") + "gpt,1xs.small,16,0.5\n")
+    found = told("backtest", "train.csv", "test.csv", "--predictions", "out.csv")
+    assert (found["rows"], found["predicted"], found["provider"]) == (3, 2, "ec2")
+    assert [row["group"] for row in found["summary"]] == ["conv", "1", "3", "all"]
+    assert len((new / "out.csv").read_text().splitlines()) == 4
+    shown = srift("backtest", "train.csv", "test.csv")
+    assert shown.exit_code == 0 and "\x1b" not in shown.output and "2 of 3 rows predicted" in shown.stdout
+    assert "note: 1 of 3 rows are without prediction - workload gpt" in shown.stdout
+    assert not [path for path in files(new) if path.suffix in (".duckdb", ".db")]
+    assert_fails(srift("backtest", "none.csv", "test.csv"), 1, "none.csv", "cannot be read")
+    assert_fails(srift("backtest", "train.csv", "test.csv", "--predictions", "no/out.csv"), 1, "Nothing was fitted")
+    (new / "test.csv").write_text("workload\n")
+    assert_fails(srift("backtest", "train.csv", "test.csv", "--json"), 1, "there is no column 'cluster'")

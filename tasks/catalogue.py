@@ -1,0 +1,59 @@
+"""Instance types from a catalogue file, CSV or Parquet, in the columns of EC2's. Empty is unknown, never zero."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from .measurements import Text, read_descriptions
+
+COLUMNS = ("name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib", "device_memory_gib")
+
+
+def _number(value: object) -> object:
+    """Counts may be written 4.0."""
+    return float(value) if isinstance(value, str) else value
+
+
+Count = Annotated[int, BeforeValidator(_number), Field(ge=0)]
+Figure = Annotated[float, Field(gt=0)]
+
+
+class CatalogueRow(BaseModel):
+    """What the step time needs of one instance type. None is unknown."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False, extra="forbid")
+
+    instance_type: Text
+    vcpu: Figure | None = None
+    memory_gib: Figure | None = None
+    gpu_name: Text | None = None
+    gpu_count: Count | None = None
+    gpu_memory_gib_each: float | None = Field(default=None, ge=0)
+    accelerator_name: Text | None = None
+    accelerator_count: Count | None = None
+    network_gbps: Figure | None = None
+
+    @property
+    def device(self) -> str:
+        """The accelerator's name, else cpu."""
+        return self.gpu_name or self.accelerator_name or "cpu"
+
+    @property
+    def devices(self) -> int | None:
+        """How many devices. None where a device is named and not counted; a count of 0 is a share of one device."""
+        counted = self.gpu_count if self.gpu_count is not None else self.accelerator_count
+        return max(counted, 1) if counted is not None else 1 if self.device == "cpu" else None
+
+
+def read_catalogue(path: Path) -> pd.DataFrame:
+    """The file's types in COLUMNS, as the mart `instance_types` names them; NaN is unknown. Raises ImportRefused."""
+    rows = [
+        (row.instance_type, row.devices, row.device, row.vcpu, row.network_gbps, row.memory_gib,
+         row.gpu_memory_gib_each or None)
+        for row in read_descriptions(path, CatalogueRow, key="instance_type")
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=list(COLUMNS))

@@ -1,0 +1,223 @@
+"""The regression against the dense Gaussian process that it stands for, and how wide it dares to be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from models import intervals
+from models.closed_form import NAMES, OWN_SD
+from models.effects import GIVEN, LINEAR, LOCAL, SMOOTH, Features, blocks, correlation, noise_variance, terms
+from models.intervals import Z_90, calibrated
+from models.overlap import PARAMETER_NAMES
+from models.regression import Posterior, learn_variances, starting_variances
+from models.setups import FloatArray
+
+EVERY = (*LINEAR, *GIVEN, *SMOOTH, *LOCAL)
+
+
+def features(rows: int, seed: int, workloads: int = 3, arrangements: int = 4, slopes: float = 1.0) -> Features:
+    """Setups at random: what a family looks at is drawn, not worked out from machines. `slopes` scales those."""
+    random = np.random.default_rng(seed)
+    arrangement = tuple(f"a{one}" for one in random.integers(0, arrangements, rows))
+    places = {name: random.normal(size=8) for name in sorted(set(arrangement))}
+    exposed = random.uniform(0, 0.8, rows)
+    exposed[0] = 0.0
+    shared = slopes * 0.05 * random.normal(size=(rows, len(PARAMETER_NAMES) + len(NAMES)))
+    return Features(
+        workload=tuple(f"w{one}" for one in random.integers(0, workloads, rows)),
+        slowest_type=tuple(f"t{one}" for one in random.integers(0, 2, rows)),
+        arrangement=arrangement,
+        exact=tuple(f"{one}{random.integers(0, 2)}" for one in arrangement),
+        exposed=exposed,
+        doubt=random.choice([0.0, 0.1], rows),
+        octaves=random.choice([0.0, 0.0, 1.5], rows),
+        near=np.array([places[one] for one in arrangement]),
+        batch=np.log(random.choice([8.0, 16.0, 32.0], rows)) / 0.5,
+        instances=random.integers(1, 5, rows).astype(float),
+        several=random.choice([0.0, 1.0], rows),
+        shared=shared,
+        own=slopes * 0.03 * random.normal(size=(rows, len(NAMES))) * (OWN_SD > 0),
+        offset=slopes * 0.05 * random.normal(size=rows),
+    )
+
+
+def covariance(left: Features, right: Features, variances: dict[str, float]) -> FloatArray:
+    """What log steps share but for noise: parameters, and every family with its variance."""
+    ours, theirs = terms(left), terms(right)
+    total = left.shared @ right.shared.T
+    for name in EVERY:
+        total = total + variances[name] * correlation(name, left, right, ours[name], theirs[name])
+    return np.asarray(total, dtype=float)
+
+
+def dense(
+    seen: Features, target: FloatArray, share: FloatArray, variances: dict[str, float], asked: Features
+) -> tuple[FloatArray, FloatArray]:
+    """Mean and covariance at `asked` of target - offset without its noise, solved in one piece."""
+    whole = covariance(seen, seen, variances) + np.diag(share * noise_variance(seen, variances))
+    across = covariance(asked, seen, variances)
+    mean = across @ np.linalg.solve(whole, target) - asked.offset
+    return mean, covariance(asked, asked, variances) - across @ np.linalg.solve(whole, across.T)
+
+
+def drawn_target(seen: Features, variances: dict[str, float], seed: int, share: float | FloatArray = 1.0) -> FloatArray:
+    """A target as the families say: correlated as the covariance, with noise."""
+    random = np.random.default_rng(seed)
+    whole = covariance(seen, seen, variances) + np.diag(share * noise_variance(seen, variances))
+    return np.asarray(np.linalg.cholesky(whole + 1e-12 * np.eye(len(whole))) @ random.normal(size=len(whole)))
+
+
+@cache
+def known() -> tuple[Features, FloatArray, FloatArray, dict[str, float], Posterior]:
+    seen, variances = features(42, 0), starting_variances()
+    share = np.random.default_rng(1).choice([0.5, 1.0, 40.0], 42)
+    target = drawn_target(seen, variances, 2, share)
+    return seen, target, share, variances, Posterior(seen, target, share, variances)
+
+
+def strangers(seen: Features) -> Features:
+    """The same numbers of workloads, types, arrangements and shapes that nobody has seen."""
+    names = {
+        name: tuple(f"new-{one}" for one in getattr(seen, name))
+        for name in ("workload", "slowest_type", "arrangement", "exact")
+    }
+    return replace(seen, near=seen.near + 30, batch=seen.batch + 30, **names)
+
+
+def test_it_equals_the_dense_gaussian_process_where_it_was_measured_and_elsewhere() -> None:
+    seen, target, share, variances, posterior = known()
+    for asked in (seen, features(25, 7, workloads=5, arrangements=6), strangers(seen)):
+        mean, spread = posterior.moments(asked)
+        middle, variance = dense(seen, target, share, variances, asked)
+        assert mean == pytest.approx(middle, abs=1e-3)
+        # every row is a pivot, but for those that the smooth families leave less than 4e-6 of
+        assert spread**2 == pytest.approx(np.diag(variance) + noise_variance(asked, variances), abs=1e-5)
+    assert np.abs(dense(seen, target, share, variances, seen)[0] + seen.offset).max() > 0.03
+
+
+def test_a_scale_widens_and_moves_nothing() -> None:
+    seen, target, share, variances, posterior = known()
+    wide = Posterior(seen, target, share, variances, scale=1.7)
+    asked = features(9, 3)
+    assert wide.moments(asked)[0] == pytest.approx(posterior.moments(asked)[0])
+    assert wide.moments(asked)[1] == pytest.approx(1.7 * posterior.moments(asked)[1])
+
+
+def test_the_spread_is_never_below_the_noise_and_larger_far_away() -> None:
+    seen, _, _, variances, posterior = known()
+    noise = noise_variance(seen, variances)
+    near, strange = (posterior.moments(asked)[1] ** 2 for asked in (seen, strangers(seen)))
+    assert (near >= noise).all() and (strange > near).all()
+    # all that a workload, a type or a shape may be off by is left of the families of those
+    told = terms(seen)
+    unknown = sum(variances[name] * told[name].weight ** 2 for name in EVERY if name != "all")
+    assert (strange >= (unknown + noise) * (1 - 1e-6)).all()
+
+
+@pytest.mark.parametrize("noise", [5.0, 50.0])
+def test_draws_have_the_moments_and_move_together_as_the_dense_process_does(noise: float) -> None:
+    # the noisier, the less is learned and the more do setups share of what they may be off by
+    seen, variances, share = features(42, 0, slopes=0.2), starting_variances(), np.full(42, noise)
+    target = drawn_target(seen, variances, 2, share)
+    posterior = Posterior(seen, target, share, variances, scale=1.3)
+    # one setup of a block: what only neighbours share is drawn for each alone
+    first = {key: at for at, key in reversed(list(enumerate(blocks(seen))))}
+    asked = seen.take(np.array(sorted(first.values())))
+    drawn = posterior.draws(asked, count=40_000, seed=3)
+    mean, spread = posterior.moments(asked)
+    assert drawn.mean(axis=1) == pytest.approx(mean, abs=4 * float(spread.max()) / 200)
+    assert drawn.std(axis=1) == pytest.approx(spread, rel=0.015)
+    joint = dense(seen, target, share, variances, asked)[1] + np.diag(noise_variance(asked, variances))
+    expected = joint / np.sqrt(np.outer(np.diag(joint), np.diag(joint)))
+    assert np.corrcoef(drawn) == pytest.approx(expected, abs=0.02)
+    assert np.abs(expected[~np.eye(len(expected), dtype=bool)]).max() > 0.02
+    assert (posterior.draws(asked, count=5, seed=3) == posterior.draws(asked, count=5, seed=3)).all()
+
+
+@pytest.mark.parametrize("by", ["workload", "arrangement", "block"])
+def test_a_group_held_out_is_what_a_fit_without_it_says(by: str) -> None:
+    seen, target, share, variances, posterior = known()
+    groups = blocks(seen) if by == "block" else getattr(seen, by)
+    left_alone = groups[0]
+    found = posterior.held_out(tuple("" if one == left_alone else one for one in groups), seen)
+    expected = []
+    for group in dict.fromkeys(one for one in groups if one != left_alone):
+        inside = np.array([one == group for one in groups])
+        rest, own = np.flatnonzero(~inside), np.flatnonzero(inside)
+        asked = seen.take(own)
+        again = Posterior(seen.take(rest), target[rest], share[rest], variances)
+        mean, spread = again.moments(asked)
+        noise = noise_variance(asked, variances)
+        residual = (target[own] - asked.offset - mean) / np.sqrt(spread**2 + (share[own] - 1) * noise)
+        order = np.array(
+            [at for key in sorted(set(blocks(asked))) for at, one in enumerate(blocks(asked)) if one == key]
+        )
+        expected.append(residual[order])
+    # not exactly: the fit without it has other pivots, and both leave out up to 4e-6 of variance and add 1e-9
+    assert found == pytest.approx(np.concatenate(expected), abs=2e-2)
+    assert np.abs(found).max() > 1
+
+
+def test_variances_are_larger_where_a_workload_had_a_large_effect() -> None:
+    seen, share, nothing = features(90, 4, workloads=12, slopes=0.0), np.ones(90), dict.fromkeys(EVERY, 1e-8)
+    quiet = nothing | {"noise": 4e-4, "noise_exposed": 1e-6}
+    without, within, noisy = (
+        learn_variances(seen, drawn_target(seen, quiet | more, 5), share)
+        for more in ({}, {"workload": 0.09}, {"noise": 0.04})
+    )
+    assert within["workload"] > 5 * without["workload"] and within["noise"] < 4 * without["noise"]
+    assert 0.02 < noisy["noise"] < 0.08 and noisy["workload"] < 0.2 * within["workload"]
+    assert all(within[name] == sd**2 for name, sd in GIVEN.items())
+    assert learn_variances(seen.take(np.arange(5)), np.zeros(5), share[:5]) == starting_variances()
+
+
+def test_learned_variances_are_more_probable_than_the_prior_ones() -> None:
+    seen, share, prior = features(90, 6, workloads=8), np.ones(90), starting_variances()
+    target = drawn_target(seen, {name: (5.0 if name in LINEAR else 0.2) * one for name, one in prior.items()}, 7)
+    learned = learn_variances(seen, target, share)
+
+    def log_likelihood(variances: dict[str, float]) -> float:
+        whole = covariance(seen, seen, variances) + np.diag(noise_variance(seen, variances))
+        return float(-0.5 * target @ np.linalg.solve(whole, target) - 0.5 * np.linalg.slogdet(whole)[1])
+
+    assert log_likelihood(learned) > log_likelihood(prior) + 3
+
+
+def test_intervals_of_data_as_the_model_has_it_hold_as_much_as_they_say() -> None:
+    inside = []
+    for seed in (4, 5, 6):
+        seen = features(120, seed, workloads=6, arrangements=8, slopes=0.2)
+        target = drawn_target(seen, starting_variances(), seed + 10)
+        picked, fresh = np.arange(80), np.arange(80, 120)
+        variances, share, scale = calibrated(seen.take(picked), target[picked], np.ones(80))
+        assert intervals._LEAST_SCALE <= scale < 1.4
+        asked, posterior = seen.take(fresh), Posterior(seen.take(picked), target[picked], share, variances, scale)
+        mean, spread = posterior.moments(asked)
+        inside.append(np.abs(target[fresh] - asked.offset - mean) < Z_90 * spread)
+    assert 0.82 < np.mean(inside) < 0.98
+
+
+def test_the_scale_stays_within_its_bounds_and_few_rows_are_believed_less() -> None:
+    seen, random = features(40, 8, slopes=0.2), np.random.default_rng(0)
+    share = np.ones(40)
+    quiet, loud = (calibrated(seen, size * random.standard_t(1, 40), share)[2] for size in (1e-6, 50.0))
+    assert quiet == intervals._LEAST_SCALE < loud <= intervals._MOST_SCALE
+    few, _, scale = calibrated(seen.take(np.arange(4)), np.zeros(4), share[:4])
+    assert few == starting_variances() and scale > 1
+
+
+def test_outliers_are_weighed_down_and_move_the_others_little() -> None:
+    seen, odd = features(80, 9, slopes=0.2), [5, 40, 71]
+    target = drawn_target(seen, starting_variances(), 10)
+    wrong = target.copy()
+    wrong[odd] += np.log(10)
+    moved = []
+    for one in (target, wrong):
+        variances, share, scale = calibrated(seen, one, np.ones(80))
+        moved.append(Posterior(seen, one, share, variances, scale).moments(seen)[0])
+    assert (share[odd] > 10).all() and np.median(share) == 1
+    assert np.quantile(np.abs(moved[1] - moved[0]), 0.9) < 0.05
