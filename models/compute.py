@@ -23,19 +23,22 @@ _PROPORTIONAL = 0.9
 _FORWARD_PART = 1 / 3
 # A curve is measured if one device was run alone at this many batches; such rows are off by less than this.
 _FEWEST_BATCHES, _MEASURED_SD = 3, 0.1
+# Rows that know how long they waited are off by less than this; without it a curve is a guess.
+_INFERRED_SD = 0.2
 # A time further than this from the line, in logs, is an outlier and not a bend.
 _OUTLYING = 0.7
 # Standard deviations of log speed: of a type around its prior, and of one workload around its type.
 _TYPE_SD, _PAIR_SD = 0.2, 0.08
 # The same of a curve, by where it comes from.
-_DOUBT = {"profile": 0.0, "runs": 0.01, "inferred": 0.1}
+_DOUBT = {"profile": 0.0, "runs": 0.01, "inferred": 0.1, "guessed": 0.6}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """One workload on one type: seconds at the measured batches, ascending.
 
-    `origin` is profile, runs (of one device), inferred (from several) or scaled (from another type).
+    `origin` is profile, runs (of one device), inferred (from several, less their waiting),
+    guessed (from several whose waiting nobody recorded) or scaled (from another type).
     """
 
     batches: tuple[float, ...]
@@ -211,7 +214,7 @@ def _curve_from_runs(rows: pd.DataFrame) -> Curve:
         forward_s=tuple(float(one) for one in _FORWARD_PART * total),
         backward_s=tuple(float(one) for one in (1 - _FORWARD_PART) * total),
         optimizer_s=0.0,
-        origin="runs" if measured else "inferred",
+        origin="runs" if measured else "inferred" if float(rows["sd"].median()) < _INFERRED_SD else "guessed",
     )
 
 

@@ -11,51 +11,13 @@ arrangement of machines. Far from everything measured all of them are zero with 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from .closed_form import NAMES, OWN_SD
+from .features import Features, Keys
 from .setups import FloatArray
-
-Keys = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Features:
-    """What the families look at, one entry a setup. `near` is (rows, d), scaled to length one."""
-
-    workload: Keys
-    slowest_type: Keys
-    arrangement: Keys  # types and devices used, in one order
-    exact: Keys  # the same as it was written: another order is another placement
-    exposed: FloatArray  # part of the step that answers to communication
-    doubt: FloatArray  # of a filled-in compute time, where no parameter stands for it
-    octaves: FloatArray  # log2 batch outside the measured range
-    near: FloatArray
-    batch: FloatArray  # log batch of the slowest machine, scaled
-    instances: FloatArray
-    several: FloatArray  # 1 with more than one device
-    shared: FloatArray  # (rows, parameters) slopes by whitened parameter
-    own: FloatArray  # (rows, parameters) slopes by a workload's deviation
-    offset: FloatArray
-
-    def take(self, picked: np.ndarray[tuple[int, ...], np.dtype[np.intp]]) -> Features:
-        """The entries at these positions."""
-        taken: dict[str, Any] = {}
-        for one in fields(self):
-            whole = getattr(self, one.name)
-            taken[one.name] = tuple(whole[at] for at in picked) if isinstance(whole, tuple) else whole[picked]
-        return Features(**taken)
-
-    def joined(self, other: Features) -> Features:
-        """These entries, then the other's."""
-        both: dict[str, Any] = {}
-        for one in fields(self):
-            ours, theirs = getattr(self, one.name), getattr(other, one.name)
-            both[one.name] = ours + theirs if isinstance(ours, tuple) else np.concatenate([ours, theirs])
-        return Features(**both)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

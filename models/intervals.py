@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from .effects import Features, Keys, blocks
-from .regression import Posterior, learn_variances
+from .effects import blocks
+from .features import Features, Keys
+from .regression import Posterior
 from .setups import FloatArray
+from .variances import learn_variances
 
 # Half-width of a central 90 % interval, in standard deviations of a normal.
 Z_90 = 1.6448536269514722

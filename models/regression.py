@@ -2,9 +2,8 @@
 
     y = Phi beta + local + noise,   beta ~ N(0, I),   local and noise independent between blocks (Lambda)
 
-y is log(measured / physics) + offset. Smooth families enter Phi by a pivoted Cholesky factor of their covariance on the
-training setups; what it leaves is kept as variance of each setup alone (Snelson and Ghahramani 2007, PIC). The cost is
-linear in the number of setups. Variances are maximum a posteriori on a subset.
+y is log(measured / physics) + offset. The smooth families' part outside Phi is kept as variance of each setup alone
+(Snelson and Ghahramani 2007, PIC). The cost is linear in the number of setups.
 """
 
 from __future__ import annotations
@@ -13,134 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import cho_solve, solve_triangular
-from scipy.linalg.lapack import dpotri
-from scipy.optimize import minimize
 
-from .effects import (
-    FAMILIES,
-    GIVEN,
-    LINEAR,
-    LOCAL,
-    PRIOR_SD,
-    SMOOTH,
-    Features,
-    Keys,
-    Term,
-    blocks,
-    correlation,
-    noise_variance,
-    terms,
-)
+from .basis import Basis, cholesky
+from .effects import LOCAL, blocks, correlation, noise_variance, terms
+from .features import Features, Keys
 from .setups import FloatArray
-
-_LOG_VARIANCE_SD = 1.2
-# Setups that the variances are learned from: their cost grows with the cube.
-_MOST_FOR_VARIANCES = 320
-# Most columns that stand for the smooth families, and the variance that they may leave out.
-_MOST_SMOOTH, _LEFT_OUT = 300, 4e-6
-
-
-def starting_variances() -> dict[str, float]:
-    """Prior variances by family, with those that are given."""
-    return {**dict(zip(FAMILIES, PRIOR_SD**2, strict=True)), **{name: sd**2 for name, sd in GIVEN.items()}}
-
-
-def learn_variances(features: Features, target: FloatArray, share: FloatArray) -> dict[str, float]:
-    """Variances at the top of the posterior; `share` scales each row's noise. Few rows: the prior."""
-    if len(target) < 6:
-        return starting_variances()
-    # evenly spaced in a fixed shuffle: the same rows give the same fit
-    picked = np.sort(np.random.default_rng(0).permutation(len(target))[:_MOST_FOR_VARIANCES])
-    sample, target, share = features.take(picked), target[picked], share[picked]
-    told = terms(sample)
-    stack = {name: correlation(name, sample, sample, told[name], told[name]) for name in (*LINEAR, *SMOOTH, *LOCAL)}
-    given = sample.shared @ sample.shared.T
-    for name, sd in GIVEN.items():
-        given += sd**2 * correlation(name, sample, sample, told[name], told[name])
-    noise = {"noise": share, "noise_exposed": share * sample.exposed**2}
-    active = [name for name in FAMILIES if name in noise or np.abs(stack[name]).max() > 1e-9]
-    whole = np.stack([np.diag(noise[name]) if name in noise else stack[name] for name in active])
-    prior = np.log(np.array([starting_variances()[name] for name in active]))
-    flat = whole.reshape(len(active), -1)
-
-    def minus_log_posterior(logs: FloatArray) -> tuple[float, FloatArray]:
-        variances = np.exp(logs)
-        factor = np.linalg.cholesky(given + np.tensordot(variances, whole, axes=1) + 1e-9 * np.eye(len(target)))
-        lower, _ = dpotri(factor, lower=1)
-        inverse = np.tril(lower) + np.tril(lower, -1).T
-        weights = inverse @ target
-        shift = (logs - prior) / _LOG_VARIANCE_SD
-        value = 0.5 * float(target @ weights) + float(np.log(np.diag(factor)).sum()) + 0.5 * float(shift @ shift)
-        slope = inverse - np.outer(weights, weights)
-        return value, 0.5 * (flat @ slope.ravel()) * variances + shift / _LOG_VARIANCE_SD
-
-    bounds = [(one - 6, one + 6) for one in prior]
-    found = minimize(minus_log_posterior, prior, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 25})
-    return {**starting_variances(), **dict(zip(active, (float(one) for one in np.exp(found.x)), strict=True))}
-
-
-class Basis:
-    """Columns of Phi for any setups: parameters, one column a key of each linear family, pivots of the smooth ones."""
-
-    def __init__(self, features: Features, variances: dict[str, float]) -> None:
-        self._variances = variances
-        told = terms(features)
-        names = (*LINEAR, *GIVEN)
-        self._keys = {name: _places(told[name]) for name in names}
-        self._pivots, self._factor = self._pivot(features)
-
-    def at(self, features: Features) -> tuple[FloatArray, FloatArray]:
-        """(rows, columns) of Phi, and the (rows,) variance that belongs to each setup alone."""
-        told = terms(features)
-        alone = np.zeros(len(features.exposed))
-        columns = [features.shared]
-        for name, known in self._keys.items():
-            term = told[name]
-            block = np.zeros((len(alone), len(known)))
-            place = np.array([known.get(key, -1) for key in term.keys], dtype=int)
-            met = np.flatnonzero(place >= 0)
-            scale = np.sqrt(self._variances[name])
-            block[met, place[met]] = scale * term.weight[met]
-            alone[place < 0] += (scale * term.weight[place < 0]) ** 2
-            columns.append(block)
-        if self._pivots is not None:
-            across = self._smooth(features, self._pivots)
-            smooth = solve_triangular(self._factor, across.T, lower=True).T
-            alone += np.maximum(self._smooth_diagonal(told) - (smooth**2).sum(axis=1), 0)
-            columns.append(smooth)
-        else:
-            alone += self._smooth_diagonal(told)
-        return np.concatenate(columns, axis=1), alone
-
-    def _smooth(self, left: Features, right: Features, theirs: dict[str, Term] | None = None) -> FloatArray:
-        ours, theirs = terms(left), theirs or terms(right)
-        total = np.zeros((len(left.exposed), len(right.exposed)))
-        for name in SMOOTH:
-            total += self._variances[name] * correlation(name, left, right, ours[name], theirs[name])
-        return total
-
-    def _smooth_diagonal(self, told: dict[str, Term]) -> FloatArray:
-        parts = [self._variances[name] * told[name].weight ** 2 for name in SMOOTH]
-        return np.asarray(np.sum(parts, axis=0), dtype=float)
-
-    def _pivot(self, features: Features) -> tuple[Features | None, FloatArray]:
-        """Training setups that span the smooth families best, by pivoted Cholesky, and their factor."""
-        told = terms(features)
-        left = self._smooth_diagonal(told)
-        most = min(_MOST_SMOOTH, len(left))
-        rows, chosen = np.zeros((most, len(left))), []
-        for at in range(most):
-            best = int(np.argmax(left))
-            if left[best] < _LEFT_OUT:
-                break
-            across = self._smooth(features.take(np.array([best])), features, told)[0]
-            rows[at] = (across - rows[:at, best] @ rows[:at]) / np.sqrt(left[best])
-            left = np.maximum(left - rows[at] ** 2, 0)
-            chosen.append(best)
-        if not chosen:
-            return None, np.zeros((0, 0))
-        pivots = features.take(np.array(chosen))
-        return pivots, _cholesky(self._smooth(pivots, pivots) + 1e-10 * np.eye(len(chosen)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +50,7 @@ class Posterior:
         self._blocks: dict[str, _Block] = {}
         for key, picked in _grouped(blocks(features)).items():
             own = features.take(picked)
-            factor = _cholesky(self._local(own, own) + np.diag(noise[picked] + 1e-10))
+            factor = cholesky(self._local(own, own) + np.diag(noise[picked] + 1e-10))
             whitened = solve_triangular(factor, np.column_stack([phi[picked], target[picked]]), lower=True)
             self._blocks[key] = _Block(features=own, factor=factor, phi=whitened[:, :-1], target=whitened[:, -1])
         width = phi.shape[1]
@@ -220,9 +96,12 @@ class Posterior:
     def draws(self, at: Features, *, count: int, seed: int) -> FloatArray:
         """(setups, count) of log(step / physics), drawn jointly: what two setups share in error moves together."""
         psi, constant, own = self._project(at)
+        unmet = self._basis.unmet(at)
         random = np.random.default_rng(seed)
         normal = random.standard_normal((len(self._beta), count))
         joint = psi @ solve_triangular(self._factor, normal, lower=True, trans="T")
+        joint += unmet @ random.standard_normal((unmet.shape[1], count))
+        own = np.maximum(own - (unmet**2).sum(axis=1), 0)
         alone = np.sqrt(own + noise_variance(at, self.variances))[:, None] * random.standard_normal((len(own), count))
         middle = psi @ self._beta + constant - at.offset
         return np.asarray(middle[:, None] + self.scale * (joint + alone), dtype=float)
@@ -275,15 +154,6 @@ class Posterior:
                 spread = (half**2).sum(axis=0) + (one.factor**2).sum(axis=1)
                 found.append(residual / np.sqrt(spread))
         return np.concatenate(found) if found else np.zeros(0)
-
-
-def _cholesky(covariance: FloatArray) -> FloatArray:
-    return np.asarray(np.linalg.cholesky(covariance), dtype=float)
-
-
-def _places(term: Term) -> dict[str, int]:
-    """Column of each key: also of one that no setup answers to yet, since its later setups share what they err by."""
-    return {key: at for at, key in enumerate(sorted(set(term.keys)))}
 
 
 def _grouped(keys: Keys) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.intp]]]:

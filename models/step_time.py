@@ -8,7 +8,6 @@ One model serves one provider. It never reads a clock, a disk or a random global
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 import numpy as np
 import pandas as pd
@@ -16,7 +15,7 @@ import pandas as pd
 from .cloud import InstanceType
 from .communication import fit_collectives
 from .compute import fit_compute
-from .effects import Features
+from .features import features_of
 from .intervals import Z_90, calibrated
 from .learning import (
     TrainingData,
@@ -28,7 +27,7 @@ from .learning import (
 )
 from .machines import Machine, read_machines
 from .overlap import StepTimes
-from .physics import PhysicalStep, Physics, fit_physics
+from .physics import Physics, fit_physics
 from .regression import Posterior
 from .setups import FloatArray, SetupArrays, column, read_setups, require_known
 from .workload import Workload
@@ -198,51 +197,6 @@ class StepTimeModel:
         if "posterior" not in self._made:
             self._made["posterior"] = self.measured.posterior(self.physics)
         return self._made["posterior"]
-
-
-def features_of(arrays: SetupArrays, step: PhysicalStep, physics: Physics) -> Features:
-    """What the effects look at, from the setup and its physical step."""
-    times = step.times
-    slowest = tuple(types[at] for types, at in zip(arrays.types, times.slowest, strict=True))
-    used = [
-        list(zip(types, row, strict=False)) for types, row in zip(arrays.types, arrays.layout.tolist(), strict=True)
-    ]
-    machines, each = arrays.instances, arrays.ranks / arrays.instances
-    cores = np.array([min(physics.machines[name].cores for name in types) for types in arrays.types])
-    gbps = np.array([min(physics.machines[name].bandwidth_gbps for name in types) for types in arrays.types])
-    doubt = [physics.compute.doubt(*pair) for pair in zip(arrays.workloads, slowest, strict=True)]
-    by_timeline = np.array([name in physics.profiled for name in arrays.workloads], dtype=bool)
-    batch = np.take_along_axis(arrays.batch, times.slowest[:, None], axis=1)[:, 0]
-    near = [
-        np.log(machines) / 0.7,
-        np.log(each) / 0.7,
-        (1 - each / arrays.layout.max(axis=1)) / 0.2,
-        (machines == 2) / 0.5,
-        (machines == 1) / 0.5,
-        np.log(cores) / 0.8,
-        np.log(gbps),
-        (1 - times.mean_compute_s / times.compute_s) / 0.3,
-    ]
-    return Features(
-        workload=arrays.workloads,
-        slowest_type=slowest,
-        arrangement=tuple(_text(sorted(one)) for one in used),
-        exact=tuple(_text(sorted(one, key=itemgetter(0))) for one in used),
-        exposed=step.exposed,
-        doubt=np.where(by_timeline, np.array(doubt), 0.0),
-        octaves=step.octaves,
-        near=np.stack(near, axis=1),
-        batch=np.log(batch) / 0.5,
-        instances=machines,
-        several=(arrays.ranks > 1).astype(float),
-        shared=step.shared,
-        own=step.own,
-        offset=step.offset,
-    )
-
-
-def _text(members: list[tuple[str, float]]) -> str:
-    return "+".join(f"{name}:{devices:g}" for name, devices in members)
 
 
 def _bottlenecks(physics: StepTimes) -> list[str]:

@@ -10,11 +10,13 @@ import pytest
 
 from models import intervals
 from models.closed_form import NAMES, OWN_SD
-from models.effects import GIVEN, LINEAR, LOCAL, SMOOTH, Features, blocks, correlation, noise_variance, terms
+from models.effects import GIVEN, LINEAR, LOCAL, SMOOTH, blocks, correlation, noise_variance, terms
+from models.features import Features
 from models.intervals import Z_90, calibrated
 from models.overlap import PARAMETER_NAMES
-from models.regression import Posterior, learn_variances, starting_variances
+from models.regression import Posterior
 from models.setups import FloatArray
+from models.variances import learn_variances, starting_variances
 
 EVERY = (*LINEAR, *GIVEN, *SMOOTH, *LOCAL)
 

@@ -1,0 +1,105 @@
+"""Columns of the regression for any setups: parameters, one column a key of each linear family, the smooth families.
+
+Smooth families enter by a pivoted Cholesky factor of their covariance on the training setups; what it leaves out
+belongs to each setup alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from .effects import GIVEN, LINEAR, SMOOTH, Term, correlation, terms
+from .features import Features
+from .setups import FloatArray
+
+# Most columns that stand for the smooth families, and the variance that they may leave out.
+_MOST_SMOOTH, _LEFT_OUT = 300, 4e-6
+
+
+class Basis:
+    """Columns of Phi for any setups: parameters, one column a key of each linear family, pivots of the smooth ones."""
+
+    def __init__(self, features: Features, variances: dict[str, float]) -> None:
+        self._variances = variances
+        told = terms(features)
+        names = (*LINEAR, *GIVEN)
+        self._keys = {name: _places(told[name]) for name in names}
+        self._pivots, self._factor = self._pivot(features)
+
+    def at(self, features: Features) -> tuple[FloatArray, FloatArray]:
+        """(rows, columns) of Phi, and the (rows,) variance that belongs to each setup alone."""
+        told = terms(features)
+        alone = np.zeros(len(features.exposed))
+        columns = [features.shared]
+        for name, known in self._keys.items():
+            term = told[name]
+            block = np.zeros((len(alone), len(known)))
+            place = np.array([known.get(key, -1) for key in term.keys], dtype=int)
+            met = np.flatnonzero(place >= 0)
+            scale = np.sqrt(self._variances[name])
+            block[met, place[met]] = scale * term.weight[met]
+            alone[place < 0] += (scale * term.weight[place < 0]) ** 2
+            columns.append(block)
+        if self._pivots is not None:
+            across = self._smooth(features, self._pivots)
+            smooth = solve_triangular(self._factor, across.T, lower=True).T
+            alone += np.maximum(self._smooth_diagonal(told) - (smooth**2).sum(axis=1), 0)
+            columns.append(smooth)
+        else:
+            alone += self._smooth_diagonal(told)
+        return np.concatenate(columns, axis=1), alone
+
+    def unmet(self, features: Features) -> FloatArray:
+        """(rows, columns) of the effects of keys that nobody has measured: as unknown as before, but shared."""
+        columns = [np.zeros((len(features.exposed), 0))]
+        told = terms(features)
+        for name, known in self._keys.items():
+            term = told[name]
+            fresh = {key: at for at, key in enumerate(sorted(set(term.keys) - set(known)))}
+            block = np.zeros((len(term.keys), len(fresh)))
+            for row, key in enumerate(term.keys):
+                if key in fresh:
+                    block[row, fresh[key]] = np.sqrt(self._variances[name]) * term.weight[row]
+            columns.append(block)
+        return np.concatenate(columns, axis=1)
+
+    def _smooth(self, left: Features, right: Features, theirs: dict[str, Term] | None = None) -> FloatArray:
+        ours, theirs = terms(left), theirs or terms(right)
+        total = np.zeros((len(left.exposed), len(right.exposed)))
+        for name in SMOOTH:
+            total += self._variances[name] * correlation(name, left, right, ours[name], theirs[name])
+        return total
+
+    def _smooth_diagonal(self, told: dict[str, Term]) -> FloatArray:
+        parts = [self._variances[name] * told[name].weight ** 2 for name in SMOOTH]
+        return np.asarray(np.sum(parts, axis=0), dtype=float)
+
+    def _pivot(self, features: Features) -> tuple[Features | None, FloatArray]:
+        """Training setups that span the smooth families best, by pivoted Cholesky, and their factor."""
+        told = terms(features)
+        left = self._smooth_diagonal(told)
+        most = min(_MOST_SMOOTH, len(left))
+        rows, chosen = np.zeros((most, len(left))), []
+        for at in range(most):
+            best = int(np.argmax(left))
+            if left[best] < _LEFT_OUT:
+                break
+            across = self._smooth(features.take(np.array([best])), features, told)[0]
+            rows[at] = (across - rows[:at, best] @ rows[:at]) / np.sqrt(left[best])
+            left = np.maximum(left - rows[at] ** 2, 0)
+            chosen.append(best)
+        if not chosen:
+            return None, np.zeros((0, 0))
+        pivots = features.take(np.array(chosen))
+        return pivots, cholesky(self._smooth(pivots, pivots) + 1e-10 * np.eye(len(chosen)))
+
+
+def _places(term: Term) -> dict[str, int]:
+    """Column of each key: also of one that no setup answers to yet, since its later setups share what they err by."""
+    return {key: at for at, key in enumerate(sorted(set(term.keys)))}
+
+
+def cholesky(covariance: FloatArray) -> FloatArray:
+    """Lower factor."""
+    return np.asarray(np.linalg.cholesky(covariance), dtype=float)
