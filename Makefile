@@ -14,10 +14,14 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools refresh test check up bench clean
+ROWS      ?= ../shared/data/training_runs.csv
+FACTS     ?= ../shared/data/workloads.csv
+CATALOGUE ?= ../shared/data/ec2_catalogue.csv
+
+.PHONY: help setup tools refresh test check up bench bench-models clean
 
 help: ## the targets below
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
 setup: tools $(READY) ## virtual environment, pinned dependencies, the command `srift`
 
@@ -39,6 +43,10 @@ up: setup ## the schedule, with the Prefect and MLflow pages; Ctrl-C ends it
 bench: setup ## judge it: setups never measured, the noise floor, ten pieces of advice (about 35 minutes, after `make refresh`)
 	@for flow in holdout noise advice; do \
 	  PREFECT_HOME="$${SRIFT_HOME:-$$PWD/.srift}/prefect" $(BIN)/python -m flows.$$flow || exit; done
+
+bench-models: setup ## the step-time models on measured rows: ROWS=file FACTS=file CATALOGUE=file (about 10 minutes)
+	@$(BIN)/pip install --quiet --quiet --constraint constraints.txt --editable '.[dev,bench]'
+	@$(BIN)/python -m flows.bench_models $(ROWS) --workloads $(FACTS) --catalogue $(CATALOGUE) $(ARGS)
 
 clean: ## remove the environment and the caches; the measurements in SRIFT_HOME stay
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -52,7 +52,7 @@ PARAMETERS: dict[str, Parameter] = {
     "log_inside": Parameter(mean=0.5, sd=1.0, own_sd=0.5),
     "inside_devices": Parameter(mean=0.3, sd=0.5),
     "log_inside_alpha": Parameter(mean=-8.0, sd=1.5),
-    "logit_hidden": Parameter(mean=0.7, sd=0.8, own_sd=0.7),
+    "logit_hidden": Parameter(mean=0.7, sd=0.8, own_sd=1.2),
     "log_slowdown": Parameter(mean=-2.0, sd=0.8, own_sd=0.8),
     "slowdown_batch": Parameter(mean=0.0, sd=0.5, own_sd=0.5),  # eta
     "log_contention": Parameter(mean=-2.0, sd=1.0, own_sd=0.6),

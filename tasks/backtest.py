@@ -89,6 +89,30 @@ def backtest(
     )
 
 
+def read_training(file: Path, *, workloads: Path | None, catalogue: Path | None) -> tuple[TrainingData, dict[str, int]]:
+    """The rows of `file` with the facts of its workloads and types, and devices by described instance type.
+
+    Raises ImportRefused on a file that cannot be taken.
+    """
+    runs = read_measurements(file)
+    _one_provider({file: runs})
+    facts = pd.DataFrame(read_facts(workloads) if workloads else [])
+    frame = runs.frame()
+    if "gradient_bytes" in facts:
+        told = frame["workload"].map(facts.set_index("workload")["gradient_bytes"])
+        frame["gradient_bytes"] = frame["gradient_bytes"].astype(float).fillna(told)
+    data = TrainingData(
+        runs=frame,
+        profiles=pd.DataFrame(),
+        buckets=pd.DataFrame(),
+        probes=pd.DataFrame(),
+        workloads=facts,
+        instance_types=read_catalogue(catalogue) if catalogue else pd.DataFrame(columns=list(COLUMNS)),
+    )
+    kinds = data.instance_types[data.instance_types["devices"].notna()]
+    return data, {str(name): int(one) for name, one in zip(kinds["name"], kinds["devices"], strict=True)}
+
+
 def _one_provider(files: dict[Path, Measurements]) -> str:
     met: set[str] = set()
     for path, file in files.items():

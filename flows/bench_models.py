@@ -1,0 +1,57 @@
+"""How good are the models on real rows that they have not seen: every split of `models.splits`, beside three rivals.
+
+`python -m flows.bench_models FILE --workloads FACTS --catalogue CATALOGUE` prints the noise floor of the rows, errors
+by split and model, and the coverage of the intervals by held-out group.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+import typer
+
+from flows.cli import explained
+from models.benchmark import ask, coverage, errors
+from models.noise import neighbours, placements
+from models.splits import splits
+from models.textbook import predict_textbook
+from tasks.adaptdl_fit import predict_adaptdl
+from tasks.backtest import read_training
+from tasks.printing import print_frame
+from tasks.trees import predict_trees_alone
+
+RIVALS = {"textbook": predict_textbook, "trees": predict_trees_alone, "adaptdl": predict_adaptdl}
+
+
+def bench_models(
+    file: Annotated[Path, typer.Argument(help="Measurement rows, CSV or Parquet.")],
+    workloads: Annotated[Path | None, typer.Option(help="Facts: parameters, gradient_bytes.")] = None,
+    catalogue: Annotated[Path | None, typer.Option(help="Instance types: devices, vCPUs, network.")] = None,
+    seed: int = 2026,
+    only: Annotated[str, typer.Option(help="A split by its name, such as 'larger clusters'.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Where to write every prediction, CSV.")] = None,
+) -> None:
+    """Every split, ours and the rivals'; nothing is chosen by what comes out."""
+    data, devices = read_training(file, workloads=workloads, catalogue=catalogue)
+    print_frame(placements(data.runs), "noise floor: rows that differ only in the order of their machines")
+    print_frame(neighbours(data.runs), "noise floor: rows against their neighbours in batch")
+    parts = []
+    for split in splits(data.runs, devices, seed=seed):
+        if only in ("", split.name):
+            parts.append(ask(data, split, RIVALS, devices, seed=seed))
+            typer.echo(f"  {split.name}: {split.group}, {len(parts[-1])} rows", err=True)
+    if not parts:
+        raise typer.BadParameter(f"no split is called {only!r}")
+    scored = pd.concat(parts)
+    if out is not None:
+        scored.to_csv(out, index_label="row")
+    print_frame(errors(scored, ["ours", *RIVALS]), "per cent of the measured step time")
+    print_frame(coverage(scored, ["split"]), "intervals by split, per cent")
+    print_frame(coverage(scored, ["split", "group"]), "intervals by held-out group, per cent")
+
+
+if __name__ == "__main__":
+    with explained():
+        typer.run(bench_models)
