@@ -25,6 +25,7 @@ class _Block:
 
     features: Features
     factor: FloatArray
+    whitener: FloatArray  # factor^-1
     phi: FloatArray  # whitened: factor^-1 Phi
     target: FloatArray  # whitened
 
@@ -51,8 +52,11 @@ class Posterior:
         for key, picked in _grouped(blocks(features)).items():
             own = features.take(picked)
             factor = cholesky(self._local(own, own) + np.diag(noise[picked] + 1e-10))
-            whitened = solve_triangular(factor, np.column_stack([phi[picked], target[picked]]), lower=True)
-            self._blocks[key] = _Block(features=own, factor=factor, phi=whitened[:, :-1], target=whitened[:, -1])
+            whitener = solve_triangular(factor, np.eye(len(picked)), lower=True)
+            whitened = whitener @ np.column_stack([phi[picked], target[picked]])
+            self._blocks[key] = _Block(
+                features=own, factor=factor, whitener=whitener, phi=whitened[:, :-1], target=whitened[:, -1]
+            )
         width = phi.shape[1]
         stacked = [one.phi for one in self._blocks.values()]
         whole = np.concatenate(stacked) if stacked else np.zeros((0, width))
@@ -61,6 +65,7 @@ class Posterior:
         self._right = whole.T @ answers
         self._factor = np.linalg.cholesky(self._precision)
         self._beta = cho_solve((self._factor, True), self._right)
+        self._whitener = solve_triangular(self._factor, np.eye(width), lower=True).T
 
     def _local(self, left: Features, right: Features) -> FloatArray:
         ours, theirs = terms(left), terms(right)
@@ -80,7 +85,7 @@ class Posterior:
             if block is None:
                 continue
             across = self._local(at.take(picked), block.features)
-            half = solve_triangular(block.factor, across.T, lower=True)
+            half = block.whitener @ across.T
             psi[picked] -= half.T @ block.phi
             constant[picked] = half.T @ block.target
             own[picked] = np.maximum(own[picked] - (half**2).sum(axis=0), 0)
@@ -89,7 +94,7 @@ class Posterior:
     def moments(self, at: Features) -> tuple[FloatArray, FloatArray]:
         """Mean and standard deviation of log(step / physics) for one new measurement of each setup."""
         psi, constant, own = self._project(at)
-        shared = (solve_triangular(self._factor, psi.T, lower=True) ** 2).sum(axis=0)
+        shared = ((psi @ self._whitener) ** 2).sum(axis=1)
         spread = np.sqrt(shared + own + noise_variance(at, self.variances))
         return psi @ self._beta + constant - at.offset, self.scale * spread
 
