@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .effects import blocks
+from .effects import NOISE, blocks, noise_variance
 from .features import Features, Keys
 from .regression import Posterior
 from .setups import FloatArray
@@ -25,15 +25,24 @@ _LEAST_SCALE, _MOST_SCALE = 1.0, 2.5
 _MOST_GROUPS, _OUTLYING, _LEAST_SPREAD = 30, 4.0, 0.05
 
 
-def calibrated(features: Features, target: FloatArray, share: FloatArray) -> tuple[dict[str, float], FloatArray, float]:
-    """Variances, the noise share of each row with outliers weighed down, and the scale of every spread."""
-    share = share * _outlying(features, target)
+def calibrated(
+    features: Features, target: FloatArray, repeats: FloatArray, spread: FloatArray
+) -> tuple[dict[str, float], FloatArray, float]:
+    """Variances, the noise share of each row with outliers weighed down, and the scale of every spread.
+
+    `repeats` is the number of runs behind each row, `spread` the standard deviation of their logs (0 for one).
+    """
+    apart = spread**2 / np.maximum(repeats, 1) / NOISE["noise"] ** 2
+    share = (0.5 + 0.5 / np.maximum(repeats, 1)) * _outlying(features, target) + apart
     variances = learn_variances(features, target, share)
     if len(target) < 10:
         return variances, share, _PRIOR_SCALE
     plain = Posterior(features, target, share, variances)
     workload = tuple(f"{name} {many:g}" for name, many in zip(features.workload, features.several, strict=True))
     standardised = [plain.held_out(_some(one), features) for one in (workload, features.arrangement, blocks(features))]
+    # repeats that contradict each other say how wide a new measurement may be, whatever the others fit
+    again = spread > 0
+    standardised.append(spread[again] / np.sqrt(noise_variance(features, variances)[again]))
     seen = float(np.quantile(np.abs(np.concatenate(standardised)), 0.9)) / Z_90
     rows = len(target)
     scale = (rows * seen + _PRIOR_ROWS * _PRIOR_SCALE) / (rows + _PRIOR_ROWS)

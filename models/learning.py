@@ -38,6 +38,7 @@ class TrainingRows:
     step_s: FloatArray
     sync_s: FloatArray
     repeats: FloatArray
+    spread: FloatArray  # standard deviation of the log among repeats, 0 for one
     types: tuple[str, ...]  # every instance type that any frame mentions
     run_ids: tuple[str, ...]
     provider: str
@@ -50,6 +51,7 @@ class TrainingRows:
             step_s=self.step_s[picked],
             sync_s=self.sync_s[picked],
             repeats=self.repeats[picked],
+            spread=self.spread[picked],
         )
 
 
@@ -92,8 +94,12 @@ def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
         step_s=pd.to_numeric(column(runs, "step_s", np.nan)).astype(float),
         sync_s=pd.to_numeric(column(runs, "sync_s", np.nan)).astype(float),
     )
+    numbers["log_step"] = np.log(numbers["step_s"])
     pooled = numbers.groupby(list(keys.columns), sort=True, as_index=False).agg(
-        step_s=("step_s", "median"), sync_s=("sync_s", "median"), repeats=("step_s", "size")
+        step_s=("step_s", "median"),
+        sync_s=("sync_s", "median"),
+        repeats=("step_s", "size"),
+        spread=("log_step", "std"),
     )
     if len(pooled) > _MOST_SETUPS:
         kept = np.sort(np.random.default_rng(seed).choice(len(pooled), _MOST_SETUPS, replace=False))
@@ -109,6 +115,7 @@ def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
         step_s=pooled["step_s"].to_numpy(float),
         sync_s=pooled["sync_s"].to_numpy(float),
         repeats=pooled["repeats"].to_numpy(float),
+        spread=np.nan_to_num(pooled["spread"].to_numpy(float)),
         types=tuple(sorted(seen)),
         run_ids=tuple(str(one) for one in column(runs, "run_id", "") if str(one)),
         provider=next(iter(providers), "local"),

@@ -256,5 +256,5 @@ def _measured(physics: Physics, rows: TrainingRows) -> Measured:
     step = physics.at(rows.setups)
     features = features_of(rows.setups, step, physics)
     target = np.log(rows.step_s / step.times.step_s) + step.offset
-    variances, share, scale = calibrated(features, target, 0.5 + 0.5 / np.maximum(rows.repeats, 1))
+    variances, share, scale = calibrated(features, target, rows.repeats, rows.spread)
     return Measured(setups=rows.setups, step_s=rows.step_s, share=share, variances=variances, scale=scale)

@@ -254,6 +254,9 @@ def test_rows_that_contradict_each_other_are_met_in_between() -> None:
     predicted = from_rows(pd.concat([runs, twice])).predict(FRESH)
     assert sound(predicted)
     assert 1.2 < np.median(predicted["step_s"] / FRESH["step_s"]) < 1.8
+    same = from_rows(pd.concat([runs, runs.assign(run_id=runs["run_id"] + "-again")])).predict(FRESH)
+    widths = [np.log(one["step_high_s"] / one["step_low_s"]).median() for one in (predicted, same)]
+    assert widths[0] > 2 * widths[1]
 
 
 def test_outliers_of_a_factor_of_ten_move_little() -> None:

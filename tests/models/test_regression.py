@@ -195,7 +195,7 @@ def test_intervals_of_data_as_the_model_has_it_hold_as_much_as_they_say() -> Non
         seen = features(120, seed, workloads=6, arrangements=8, slopes=0.2)
         target = drawn_target(seen, starting_variances(), seed + 10)
         picked, fresh = np.arange(80), np.arange(80, 120)
-        variances, share, scale = calibrated(seen.take(picked), target[picked], np.ones(80))
+        variances, share, scale = calibrated(seen.take(picked), target[picked], np.ones(80), np.zeros(80))
         assert intervals._LEAST_SCALE <= scale < 1.4
         asked, posterior = seen.take(fresh), Posterior(seen.take(picked), target[picked], share, variances, scale)
         mean, spread = posterior.moments(asked)
@@ -206,9 +206,9 @@ def test_intervals_of_data_as_the_model_has_it_hold_as_much_as_they_say() -> Non
 def test_the_scale_stays_within_its_bounds_and_few_rows_are_believed_less() -> None:
     seen, random = features(40, 8, slopes=0.2), np.random.default_rng(0)
     share = np.ones(40)
-    quiet, loud = (calibrated(seen, size * random.standard_t(1, 40), share)[2] for size in (1e-6, 50.0))
+    quiet, loud = (calibrated(seen, size * random.standard_t(1, 40), share, np.zeros(40))[2] for size in (1e-6, 50.0))
     assert quiet == intervals._LEAST_SCALE < loud <= intervals._MOST_SCALE
-    few, _, scale = calibrated(seen.take(np.arange(4)), np.zeros(4), share[:4])
+    few, _, scale = calibrated(seen.take(np.arange(4)), np.zeros(4), share[:4], np.zeros(4))
     assert few == starting_variances() and scale > 1
 
 
@@ -219,7 +219,7 @@ def test_outliers_are_weighed_down_and_move_the_others_little() -> None:
     wrong[odd] += np.log(10)
     moved = []
     for one in (target, wrong):
-        variances, share, scale = calibrated(seen, one, np.ones(80))
+        variances, share, scale = calibrated(seen, one, np.ones(80), np.zeros(80))
         moved.append(Posterior(seen, one, share, variances, scale).moments(seen)[0])
     assert (share[odd] > 10).all() and np.median(share) == 1
     assert np.quantile(np.abs(moved[1] - moved[0]), 0.9) < 0.05
