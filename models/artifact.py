@@ -90,9 +90,8 @@ def load(text: str) -> StepTimeModel:
         ),
         measured=_measured(body["measured"]),
         trained_on=tuple(body["trained_on"]),
-        # an artifact from before these were stored has met no definition of today
-        workload_digests=body.get("workload_digests", {}),
-        type_digests=body.get("type_digests", {}),
+        workload_digests=body["workload_digests"],
+        type_digests=body["type_digests"],
     )
 
 

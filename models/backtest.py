@@ -45,7 +45,7 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
     where `data` has nothing to learn from, or where there are rows of several providers.
     """
     asked = test[[name for name in _ASKED if name in test.columns]]
-    model = fit(replace(data, instance_types=_described(data, asked)), seed=seed)
+    model = fit(replace(data, instance_types=described(data, asked)), seed=seed)
     reasons = _reasons(model, data.runs, asked)
     found = pd.DataFrame(np.nan, index=test.index, columns=list(PREDICTED))
     good = np.flatnonzero(reasons == "")
@@ -73,7 +73,7 @@ def _types(frame: pd.DataFrame) -> set[str]:
     return {name for cluster in frame["cluster"].unique() for name in parse_cluster(str(cluster))}
 
 
-def _described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
+def described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
     """The instance types that the rows mention, those that nobody describes too.
 
     Unknown figures are the median of the types learned from, so that a prediction does not hang on the other rows

@@ -6,6 +6,8 @@ belongs to each setup alone.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 from scipy.linalg import solve_triangular
 
@@ -13,6 +15,8 @@ from .effects import GIVEN, LINEAR, SMOOTH, Term, correlation, terms
 from .features import Features
 from .setups import FloatArray
 
+# Keys of one family that have a column: those met most often; what the others share is left to each alone.
+_MOST_KEYS = 400
 # Most columns that stand for the smooth families, and the variance that they may leave out.
 _MOST_SMOOTH, _LEFT_OUT = 300, 4e-6
 
@@ -99,7 +103,9 @@ class Basis:
 
 def _places(term: Term) -> dict[str, int]:
     """Column of each key: also of one that no setup answers to yet, since its later setups share what they err by."""
-    return {key: at for at, key in enumerate(sorted(set(term.keys)))}
+    met = Counter(term.keys)
+    kept = sorted(met) if len(met) <= _MOST_KEYS else sorted(key for key, _ in met.most_common(_MOST_KEYS))
+    return {key: at for at, key in enumerate(kept)}
 
 
 def cholesky(covariance: FloatArray) -> FloatArray:

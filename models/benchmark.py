@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from .backtest import backtest
+from .backtest import backtest, described
 from .learning import TrainingData
 from .setups import FloatArray
 from .splits import Split
@@ -27,6 +27,7 @@ def ask(
     the split lets pilots be chosen, our model chooses them, and everybody is told them.
     """
     known, asked = split.known.copy(), split.asked.copy()
+    data = replace(data, instance_types=described(data, data.runs))
     if split.choose:
         places = np.flatnonzero(asked)
         candidates = data.runs.iloc[places].drop(columns=["step_s", "sync_s"])

@@ -24,6 +24,8 @@ from .setups import BoolArray, FloatArray, SetupArrays
 # Reference of the scales: bytes, gigabit/s between machines, and what PCIe 3 x16 sustains inside one.
 _BYTES, _GBPS, _INSIDE_GBPS, _BUCKET = 1e8, 50.0, 96.0, 25 << 20
 _BYTES_PER_GBIT = 1.25e8
+# Most that crowding grows with the devices on a machine: beyond those measured a steeper one is no physics.
+_STEEPEST = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,7 @@ PARAMETERS: dict[str, Parameter] = {
     "slowdown_batch": Parameter(mean=0.0, sd=0.5, own_sd=0.5),  # eta
     "log_contention": Parameter(mean=-2.0, sd=1.0, own_sd=0.6),
     "log_crowding": Parameter(mean=0.5, sd=0.5),  # log q
+    "size": Parameter(mean=0.0, sd=0.0, own_sd=1.5),  # of gradients whose bytes nobody told
     "level": Parameter(mean=0.0, sd=0.0, own_sd=1.0),
     "tilt": Parameter(mean=0.0, sd=0.0, own_sd=0.5),
 }
@@ -74,10 +77,11 @@ class ClosedLine:
     optimizer_s: FloatArray  # (rows, members)
     devices: FloatArray  # (rows, members); 0 where padded
     doubt: FloatArray  # (rows,) of T1
-    octaves: FloatArray  # (rows,) log2 batch from the middle of the curve
+    octaves: FloatArray  # (rows,) log2 batch from the middle of the curve, the members' mean
     outside: FloatArray  # (rows,) log2 batch outside what was measured, of the worst member
     accumulation: FloatArray
     gradient_bytes: FloatArray
+    untold: FloatArray  # (rows,) 1 where the bytes are a guess
     gbps: FloatArray
 
     @property
@@ -98,6 +102,9 @@ def lay_out_closed(
     fixed, part = np.zeros_like(forward), np.ones_like(forward)
     gbps = np.full_like(forward, np.inf)
     doubt, octaves = np.zeros(len(forward)), np.zeros(len(forward))
+    told = [one for one in gradient_bytes.values() if one > 0]
+    guess = float(np.median(told)) if told else _BYTES
+    sizes = np.array([gradient_bytes.get(name, 0.0) for name in setups.workloads])
     lines: dict[tuple[str, str], tuple[float, float, float]] = {}
     for row, (workload, types) in enumerate(zip(setups.workloads, setups.types, strict=True)):
         for member, name in enumerate(types):
@@ -110,9 +117,9 @@ def lay_out_closed(
             fixed[row, member] = max(intercept, 0.02 * alone)
             part[row, member] = alone / most
             gbps[row, member] = machines[name].bandwidth_gbps
-        curve = compute.curve(workload, types[0])
         doubt[row] = max(compute.doubt(workload, name) for name in types)
-        octaves[row] = np.log2(setups.batch[row, 0] / curve.batches[len(curve.batches) // 2])
+        middles = [curve.batches[len(curve.batches) // 2] for curve in (compute.curve(workload, one) for one in types)]
+        octaves[row] = np.mean(np.log2(setups.batch[row, : len(types)] / np.array(middles)))
     return ClosedLine(
         alone_s=forward + backward,
         part=part,
@@ -123,7 +130,8 @@ def lay_out_closed(
         octaves=np.clip(octaves, -4, 4),
         outside=distance.max(axis=1, initial=0.0),
         accumulation=setups.accumulation,
-        gradient_bytes=np.array([gradient_bytes.get(name, 0.0) for name in setups.workloads]),
+        gradient_bytes=np.where(sizes > 0, sizes, guess),
+        untold=(sizes <= 0).astype(float),
         gbps=gbps.min(axis=1, initial=np.inf),
     )
 
@@ -141,8 +149,9 @@ def collective_seconds(line: ClosedLine, value: dict[str, FloatArray]) -> FloatA
         value["two"] + value["two_devices"] * dense + value["two_imbalance"] * uneven,
         value["devices"] * dense + value["imbalance"] * uneven,
     )
-    ring = 2 * (ranks - 1) / np.maximum(ranks, 1) * (line.gradient_bytes / _BYTES) ** (1 + value["bytes"]) * _BYTES
-    buckets = 1 + line.gradient_bytes / _BUCKET
+    sizes = line.gradient_bytes * np.exp(line.untold * value["size"])
+    ring = 2 * (ranks - 1) / np.maximum(ranks, 1) * (sizes / _BYTES) ** (1 + value["bytes"]) * _BYTES
+    buckets = 1 + sizes / _BUCKET
     nominal = _GBPS * (line.gbps / _GBPS) ** np.exp(value["log_gamma"])
     across = np.exp(value["log_scale"] + shape) * ring / (nominal * _BYTES_PER_GBIT)
     across = across + np.exp(value["log_alpha"]) * machines * buckets
@@ -156,7 +165,7 @@ def closed_times(line: ClosedLine, values: FloatArray) -> StepTimes:
     value = {name: values[:, at] for at, name in enumerate(NAMES)}
     tall = {name: one[:, None] for name, one in value.items()}
     others = np.maximum(line.devices - 1, 0) / 3
-    crowd = np.where(others > 0, np.maximum(others, 1e-9) ** np.exp(tall["log_crowding"]), 0.0)
+    crowd = np.where(others > 0, np.maximum(others, 1e-9) ** np.minimum(np.exp(tall["log_crowding"]), _STEEPEST), 0.0)
     drift = np.exp(line.doubt * (value["level"] + value["tilt"] * line.octaves))[:, None]
     part = np.maximum(line.part, 1e-6)
     slower = 1 + np.exp(tall["log_slowdown"]) * crowd * part ** tall["slowdown_batch"]

@@ -123,11 +123,13 @@ class ComputeModel:
         return float(np.log(self.machines[instance_type].prior_speed)) + self.delta.get(instance_type, 0.0)
 
     def doubt(self, workload: str, instance_type: str) -> float:
-        """Standard deviation of the log of the filled-in time; 0 where the pair was profiled."""
+        """Standard deviation of the log of the time on one device: 0 where profiled, most where it was filled in."""
         pair = (workload, instance_type)
         if pair in self.curves:
             return _DOUBT[self.curves[pair].origin]
-        return _PAIR_SD if instance_type in self.delta else float(np.hypot(_PAIR_SD, _TYPE_SD))
+        sources = [_DOUBT[one.origin] for (owner, _), one in self.curves.items() if owner == workload]
+        from_source = min(sources, default=0.0)
+        return float(np.hypot(from_source, _PAIR_SD if instance_type in self.delta else np.hypot(_PAIR_SD, _TYPE_SD)))
 
     def seconds(self, setups: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """(rows, members) forward, backward, optimizer seconds and distance in log2 batch from the measured range."""

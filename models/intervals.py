@@ -23,6 +23,8 @@ _PRIOR_SCALE, _PRIOR_ROWS = 1.15, 20
 _LEAST_SCALE, _MOST_SCALE = 1.0, 2.5
 # Groups of a kind that are left out in turn, and how far off a row is an outlier.
 _MOST_GROUPS, _OUTLYING, _LEAST_SPREAD = 30, 4.0, 0.05
+# Fewer where the regression has many columns, since each group costs their cube.
+_GROUP_COLUMNS = 24_000
 
 
 def calibrated(
@@ -39,7 +41,9 @@ def calibrated(
         return variances, share, _PRIOR_SCALE
     plain = Posterior(features, target, share, variances)
     workload = tuple(f"{name} {many:g}" for name, many in zip(features.workload, features.several, strict=True))
-    standardised = [plain.held_out(_some(one), features) for one in (workload, features.arrangement, blocks(features))]
+    most = int(np.clip(_GROUP_COLUMNS / plain.columns, 4, _MOST_GROUPS))
+    groupings = (workload, features.arrangement, blocks(features))
+    standardised = [plain.held_out(_some(one, most), features) for one in groupings]
     # repeats that contradict each other say how wide a new measurement may be, whatever the others fit
     again = spread > 0
     standardised.append(spread[again] / np.sqrt(noise_variance(features, variances)[again]))
@@ -49,10 +53,10 @@ def calibrated(
     return variances, share, float(np.clip(scale, _LEAST_SCALE, _MOST_SCALE))
 
 
-def _some(groups: Keys) -> Keys:
-    """At most 30 of the groups, by a fixed shuffle; the rows of the others have no group."""
+def _some(groups: Keys, most: int) -> Keys:
+    """At most so many of the groups, by a fixed shuffle; the rows of the others have no group."""
     names = sorted(set(groups))
-    kept = {names[at] for at in np.random.default_rng(0).permutation(len(names))[:_MOST_GROUPS]}
+    kept = {names[at] for at in np.random.default_rng(0).permutation(len(names))[:most]}
     return tuple(one if one in kept else "" for one in groups)
 
 

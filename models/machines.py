@@ -36,9 +36,15 @@ def _middle(known: Iterable[float | None], nobody_knows: float) -> float:
 
 
 def _speed(row: dict[str, object]) -> float | None:
-    """A device's TFLOP/s where somebody knows them, else the cores; None where neither is known."""
-    tflops, is_cpu = _positive(row.get("device_tflops")), str(row.get("device", "cpu")) == "cpu"
-    return _positive(row.get("cores")) if is_cpu or tflops is None else tflops
+    """A device's TFLOP/s, or the cores of a machine without one; None where it is unknown.
+
+    An accelerator's host cores say nothing of it: the same device in a larger machine is no faster.
+    """
+    return _positive(row.get("device_tflops" if _accelerated(row) else "cores"))
+
+
+def _accelerated(row: dict[str, object]) -> bool:
+    return str(row.get("device", "cpu")) != "cpu"
 
 
 def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str, Machine]:
@@ -51,7 +57,7 @@ def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str
         cores=_middle((_positive(row.get("cores")) for row in rows), _CORES),
         bandwidth_gbps=_middle((_positive(row.get("bandwidth_gbps")) for row in rows), _GBPS),
         devices=1,
-        prior_speed=_middle((_speed(row) for row in rows), _SPEED),
+        prior_speed=_middle((_speed(row) for row in rows if _accelerated(row) == any(map(_accelerated, rows))), _SPEED),
     )
     described = {
         str(row["name"]): Machine(

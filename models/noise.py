@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from .cloud import parse_numbers
+from .setups import read_setups
 
 SETUP = ["workload", "cluster", "batch_per_device", "accumulation_steps"]
 
@@ -55,8 +55,8 @@ def placements(runs: pd.DataFrame) -> pd.DataFrame:
     Two such rows differ by d in logs; if each is off by the same spread, one is off from the truth by d / sqrt(2).
     Columns workload, pairs, mean, median, p90 of |d| / sqrt(2); the row "all" weighs each workload by its rows.
     """
-    layouts = [sorted(parse_numbers(str(text), str(text).count("+") + 1, "layout")) for text in runs["layout"]]
-    rows = runs.assign(kind=["+".join(str(one) for one in layout) for layout in layouts])
+    layouts = [sorted(row[row > 0].tolist()) for row in read_setups(runs, {}).layout]
+    rows = runs.assign(kind=["+".join(f"{one:g}" for one in layout) for layout in layouts])
     found = []
     for workload, own in rows.groupby("workload", sort=True):
         gaps: list[float] = []
@@ -83,7 +83,7 @@ def neighbours(runs: pd.DataFrame) -> pd.DataFrame:
     found = []
     for workload, own in rows.groupby("workload", sort=True):
         gaps: list[float] = []
-        for _, line in own.groupby(["cluster", "layout"]):
+        for _, line in own.groupby(["cluster", "layout", "accumulation_steps"], dropna=False):
             middle = line.groupby("batch")["step_s"].median().sort_index()
             x, y = np.log(middle.index.to_numpy(float)), np.log(middle.to_numpy(float))
             if len(x) < 3:
@@ -94,7 +94,10 @@ def neighbours(runs: pd.DataFrame) -> pd.DataFrame:
         figures = {"mean": away.mean(), "median": np.median(away), "p90": np.quantile(away, 0.9)}
         found.append({"workload": workload, "rows": len(own), **figures})
     table = pd.DataFrame(found)
-    pooled = {name: np.average(table[name], weights=table["rows"]) for name in ("mean", "median", "p90")}
+    told = table.dropna()
+    pooled = (
+        {name: np.average(told[name], weights=told["rows"]) for name in ("mean", "median", "p90")} if len(told) else {}
+    )
     whole = pd.DataFrame([{"workload": "all", "rows": table["rows"].sum(), **pooled}])
     return pd.concat([table, whole], ignore_index=True)
 

@@ -23,6 +23,8 @@ from .setups import BoolArray, FloatArray, SetupArrays
 
 # DDP's defaults: the first bucket 1 MiB, the rest 25 MiB [P]; for workloads whose buckets nobody recorded.
 _FIRST_BUCKET, _BUCKET = 1 << 20, 25 << 20
+# More buckets than this tell nothing new: they are made larger.
+_MOST_BUCKETS = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ def default_buckets(gradient_bytes: float) -> Buckets:
     sizes: list[float] = []
     left = max(gradient_bytes, 0.0)
     while left > 0:
-        sizes.append(min(left, float(_BUCKET if sizes else _FIRST_BUCKET)))
+        sizes.append(min(left, max(float(_BUCKET if sizes else _FIRST_BUCKET), gradient_bytes / _MOST_BUCKETS)))
         left -= sizes[-1]
     total = max(sum(sizes), 1.0)
     return Buckets(size_bytes=tuple(sizes), ready=tuple(float(one) / total for one in np.cumsum(sizes)))

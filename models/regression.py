@@ -3,7 +3,8 @@
     y = Phi beta + local + noise,   beta ~ N(0, I),   local and noise independent between blocks (Lambda)
 
 y is log(measured / physics) + offset. The smooth families' part outside Phi is kept as variance of each setup alone
-(Snelson and Ghahramani 2007, PIC). The cost is linear in the number of setups.
+(as FITC does; the blocks are those of PIC: Snelson and Ghahramani 2006, 2007). The cost is linear in the number of
+setups.
 """
 
 from __future__ import annotations
@@ -67,6 +68,11 @@ class Posterior:
         self._beta = cho_solve((self._factor, True), self._right)
         self._whitener = solve_triangular(self._factor, np.eye(width), lower=True).T
 
+    @property
+    def columns(self) -> int:
+        """Of Phi."""
+        return len(self._right)
+
     def _local(self, left: Features, right: Features) -> FloatArray:
         ours, theirs = terms(left), terms(right)
         total = np.zeros((len(left.exposed), len(right.exposed)))
@@ -107,9 +113,24 @@ class Posterior:
         joint = psi @ solve_triangular(self._factor, normal, lower=True, trans="T")
         joint += unmet @ random.standard_normal((unmet.shape[1], count))
         own = np.maximum(own - (unmet**2).sum(axis=1), 0)
-        alone = np.sqrt(own + noise_variance(at, self.variances))[:, None] * random.standard_normal((len(own), count))
+        joint += self._local_draws(at, own, random, count)
+        alone = np.sqrt(noise_variance(at, self.variances))[:, None] * random.standard_normal((len(own), count))
         middle = psi @ self._beta + constant - at.offset
         return np.asarray(middle[:, None] + self.scale * (joint + alone), dtype=float)
+
+    def _local_draws(self, at: Features, own: FloatArray, random: np.random.Generator, count: int) -> FloatArray:
+        """(setups, count) of what only neighbours share: one workload on one arrangement errs together."""
+        found = np.zeros((len(own), count))
+        for key, picked in _grouped(blocks(at)).items():
+            mine = at.take(picked)
+            shared = self._local(mine, mine)
+            block = self._blocks.get(key)
+            if block is not None:
+                half = block.whitener @ self._local(mine, block.features).T
+                shared = shared - half.T @ half
+            rest = np.maximum(own[picked] - np.diag(shared), 0) + 1e-12
+            found[picked] = cholesky(shared + np.diag(rest)) @ random.standard_normal((len(picked), count))
+        return found
 
     def choose(self, candidates: Features, targets: Features, *, count: int) -> list[int]:
         """Positions of the candidates whose measurement tells most about the targets, one after another.

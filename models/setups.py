@@ -55,11 +55,13 @@ class SetupArrays:
 
     def take(self, picked: np.ndarray[tuple[int, ...], np.dtype[np.intp]]) -> SetupArrays:
         """The rows at these positions."""
+        types = tuple(self.types[one] for one in picked)
+        width = max((len(one) for one in types), default=1)
         return SetupArrays(
             workloads=tuple(self.workloads[one] for one in picked),
-            types=tuple(self.types[one] for one in picked),
-            batch=self.batch[picked],
-            layout=self.layout[picked],
+            types=types,
+            batch=self.batch[picked, :width],
+            layout=self.layout[picked, :width],
             accumulation=self.accumulation[picked],
         )
 

@@ -1,6 +1,6 @@
 """Step time of a setup: compute from profiles, collectives from probes, overlapped, corrected, with intervals.
 
-    log step = log physics(setup; parameters) + g(setup),     physics in overlap.py, g in correction.py
+    log step = log physics(setup; parameters) + g(setup),     physics in physics.py, g in regression.py
 
 One model serves one provider. It never reads a clock, a disk or a random global; equal data and seed give equal models.
 """
@@ -40,8 +40,8 @@ MOST_JOINT = 4000
 _CHUNK = 2500
 # Rows of one workload that the physics is sought on [physics.md]: no workload counts for more.
 _MOST_OF_ONE = 150
-# The learned factor on the physics never exceeds exp(this) either way.
-_MOST_CORRECTION = 1.0
+# The learned factor on the physics never exceeds exp(this) either way; what it would have been widens the interval.
+_MOST_CORRECTION = 1.5
 # Floor of an exposed part above which communication, and of an imbalance above which stragglers, limit a step.
 _LIMITS = 0.2
 
@@ -119,7 +119,8 @@ class StepTimeModel:
     def _predict(self, arrays: SetupArrays) -> pd.DataFrame:
         step = self.physics.at(arrays)
         mean, spread = self._posterior().moments(features_of(arrays, step, self.physics))
-        factor = np.exp(np.clip(mean, -_MOST_CORRECTION, _MOST_CORRECTION))
+        held = np.clip(mean, -_MOST_CORRECTION, _MOST_CORRECTION)
+        factor, spread = np.exp(held), np.hypot(spread, mean - held)
         times = step.times
         step_s = times.step_s * factor
         return pd.DataFrame(
