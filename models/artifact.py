@@ -11,6 +11,7 @@ import numpy as np
 from .communication import CollectiveModel
 from .compute import ComputeModel, Curve
 from .machines import Machine
+from .memory import MemoryModel
 from .overlap import Buckets, StepParameters
 from .physics import Physics
 from .setups import SetupArrays
@@ -35,7 +36,8 @@ def dump(model: StepTimeModel) -> str:
         "machines": {name: asdict(one) for name, one in physics.machines.items()},
         "curves": [[*pair, asdict(one)] for pair, one in compute.curves.items()],
         "delta": compute.delta,
-        "memory": [[*pair, *line] for pair, line in compute.memory.items()],
+        "memory": [[*pair, *line] for pair, line in model.memory.lines.items()],
+        "memory_facts": model.memory.facts,
         "collectives": physics.collectives.to_dict(),
         "buckets": {name: asdict(one) for name, one in physics.buckets.items()},
         "profiled": sorted(physics.profiled),
@@ -75,7 +77,6 @@ def load(text: str) -> StepTimeModel:
                 curves={(workload, name): _curve(one) for workload, name, one in body["curves"]},
                 delta=body["delta"],
                 machines=machines,
-                memory={(workload, name): (first, second) for workload, name, first, second in body["memory"]},
             ),
             collectives=CollectiveModel(**body["collectives"]),
             buckets={
@@ -89,6 +90,10 @@ def load(text: str) -> StepTimeModel:
             own={name: np.array(one, dtype=float) for name, one in body["own"].items()},
         ),
         measured=_measured(body["measured"]),
+        memory=MemoryModel(
+            lines={(workload, name): (first, second) for workload, name, first, second in body["memory"]},
+            facts={name: (first, second) for name, (first, second) in body.get("memory_facts", {}).items()},
+        ),
         trained_on=tuple(body["trained_on"]),
         # one that does not tell what definitions it met has met none of today's
         workload_digests=body.get("workload_digests", {}),

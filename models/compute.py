@@ -1,4 +1,4 @@
-"""Seconds of one device: forward, backward and optimizer by batch, and memory by batch.
+"""Seconds of one device: forward, backward and optimizer by batch.
 
 T(b) = a + k b at large [D]; measured batches are kept and joined by straight lines, since some workloads bend. A type
 on which a workload was never profiled borrows another type's curve: its time is scaled by the ratio of speeds, a prior
@@ -89,12 +89,11 @@ def _line(batches: tuple[float, ...], seconds: tuple[float, ...], batch: FloatAr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeModel:
-    """Curves by (workload, type) where measured, what stands in elsewhere, and memory lines by workload and type."""
+    """Curves by (workload, type) where measured, and what stands in elsewhere."""
 
     curves: dict[tuple[str, str], Curve]
     delta: dict[str, float]  # log speed beyond the prior, by type
     machines: dict[str, Machine]
-    memory: dict[tuple[str, str], tuple[float, float]]  # bytes = first + second * batch
     _filled: dict[tuple[str, str], Curve] = field(default_factory=dict, compare=False, repr=False)
 
     def curve(self, workload: str, instance_type: str) -> Curve:
@@ -149,12 +148,6 @@ class ComputeModel:
             distance[at] = np.log2(np.maximum(outside, 1.0))
         return forward, backward, optimizer, distance
 
-    def peak_bytes(self, workload: str, instance_type: str, batch: int) -> float:
-        """Peak memory at `batch`: this type's line, else the largest over the other types; NaN where unknown."""
-        own = self.memory.get((workload, instance_type))
-        lines = [own] if own else [line for (owner, _), line in self.memory.items() if owner == workload]
-        return max((first + second * batch for first, second in lines), default=float("nan"))
-
 
 def fit_compute(profiles: pd.DataFrame, alone: pd.DataFrame, machines: dict[str, Machine]) -> ComputeModel:
     """Curves from `profiles`; for other pairs from `alone`.
@@ -162,7 +155,6 @@ def fit_compute(profiles: pd.DataFrame, alone: pd.DataFrame, machines: dict[str,
     Its columns are workload, instance_type, batch, seconds of one device, and sd, how far their log may be off.
     """
     curves: dict[tuple[str, str], Curve] = {}
-    memory: dict[tuple[str, str], tuple[float, float]] = {}
     if len(profiles):
         good = profiles[(profiles["batch"] > 0) & (profiles["forward_s"] > 0) & (profiles["backward_s"] > 0)]
         for (workload, name), rows in good.groupby(["workload", "instance_type"]):
@@ -175,15 +167,11 @@ def fit_compute(profiles: pd.DataFrame, alone: pd.DataFrame, machines: dict[str,
                 optimizer_s=max(float(np.nan_to_num(middle["optimizer_s"].median())), 0.0),
                 origin="profile",
             )
-            if "peak_bytes" in rows:
-                peaks = rows[["batch", "peak_bytes"]].dropna()
-                if len(peaks):
-                    memory[pair] = straight(peaks["batch"].to_numpy(float), peaks["peak_bytes"].to_numpy(float))
     for (workload, name), rows in alone.groupby(["workload", "instance_type"]):
         pair = (str(workload), str(name))
         if pair not in curves:
             curves[pair] = _curve_from_runs(rows)
-    return ComputeModel(curves=curves, delta=_speeds(curves, machines), machines=machines, memory=memory)
+    return ComputeModel(curves=curves, delta=_speeds(curves, machines), machines=machines)
 
 
 def straight(x: FloatArray, y: FloatArray) -> tuple[float, float]:

@@ -153,11 +153,21 @@ def workload_buckets(data: TrainingData, workloads: set[str]) -> dict[str, Bucke
             found[str(workload)] = Buckets(
                 size_bytes=tuple(float(one) for one in middle["bytes"]), ready=tuple(float(one) for one in ready)
             )
+    gradients = {name: 4.0 * value for name, value in _facts(data, "parameters").items()}  # fp32
+    facts = gradients | _facts(data, "gradient_bytes")
+    return {name: found.get(name, default_buckets(facts.get(name, 0.0))) for name in workloads | set(found)}
+
+
+def flops_per_sample(data: TrainingData) -> dict[str, float]:
+    """Operations of forward and backward by workload, where anybody told."""
+    return _facts(data, "flops_per_sample")
+
+
+def _facts(data: TrainingData, name: str) -> dict[str, float]:
+    """A positive figure by workload: what the workloads' own frame says, else what the runs say."""
     facts: dict[str, float] = {}
     for frame in (data.runs, data.workloads):
-        for name, scale in (("parameters", 4.0), ("gradient_bytes", 1.0)):  # fp32 gradients
-            if name in frame and "workload" in frame:
-                known = frame[pd.to_numeric(frame[name], errors="coerce") > 0]
-                for workload, value in zip(known["workload"], known[name], strict=True):
-                    facts[str(workload)] = scale * float(value)
-    return {name: found.get(name, default_buckets(facts.get(name, 0.0))) for name in workloads | set(found)}
+        if name in frame and "workload" in frame:
+            known = frame[pd.to_numeric(frame[name], errors="coerce") > 0]
+            facts |= {str(one): float(value) for one, value in zip(known["workload"], known[name], strict=True)}
+    return facts

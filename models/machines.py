@@ -1,4 +1,4 @@
-"""What the model needs of each instance type: cores, link, devices, and an a-priori speed. Never a price."""
+"""What the model needs of each instance type: cores, link, devices, memory, and an a-priori speed. Never a price."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Machine:
     bandwidth_gbps: float
     devices: int
     prior_speed: float
+    device_memory_gib: float | None = None
 
 
 def _positive(value: object) -> float | None:
@@ -65,6 +66,7 @@ def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str
             bandwidth_gbps=_positive(row.get("bandwidth_gbps")) or middle.bandwidth_gbps,
             devices=int(_positive(row.get("devices")) or middle.devices),
             prior_speed=_speed(row) or middle.prior_speed,
+            device_memory_gib=_positive(row.get("device_memory_gib")),
         )
         for row in rows
     }

@@ -21,11 +21,13 @@ from .learning import (
     TrainingData,
     TrainingRows,
     definition_digests,
+    flops_per_sample,
     one_device_rows,
     training_rows,
     workload_buckets,
 )
 from .machines import Machine, read_machines
+from .memory import MemoryModel, fit_memory
 from .overlap import StepTimes
 from .physics import Physics, fit_physics
 from .regression import Posterior
@@ -71,6 +73,7 @@ class StepTimeModel:
     provider: str
     physics: Physics
     measured: Measured
+    memory: MemoryModel = field(default_factory=MemoryModel)
     trained_on: tuple[str, ...] = ()  # run ids
     workload_digests: dict[str, str] = field(default_factory=dict)  # of the definitions that were measured, by name
     type_digests: dict[str, str] = field(default_factory=dict)
@@ -164,8 +167,8 @@ class StepTimeModel:
         return self.physics.compute.curve(workload, instance_type).line()
 
     def peak_bytes(self, workload: str, instance_type: str, batch: int) -> float:
-        """Peak memory of one device at `batch`, from profiles; NaN where the workload was never profiled."""
-        return self.physics.compute.peak_bytes(workload, instance_type, batch)
+        """Peak memory of one rank at `batch`; NaN where nothing is known of the workload."""
+        return self.memory.peak_bytes(workload, instance_type, batch)
 
     def to_json(self) -> str:
         """The whole model as text; the model read back predicts exactly the same."""
@@ -234,6 +237,13 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
         provider=rows.provider,
         physics=physics,
         measured=_measured(physics, rows),
+        memory=fit_memory(
+            data.profiles,
+            rows.setups,
+            machines,
+            gradient_bytes={name: sum(one.size_bytes) for name, one in physics.buckets.items()},
+            flops_per_sample=flops_per_sample(data),
+        ),
         trained_on=rows.run_ids,
         workload_digests=definition_digests(data.workloads, "workload"),
         type_digests=definition_digests(data.instance_types, "name"),

@@ -36,7 +36,7 @@ def compute() -> ComputeModel:
     # "quick" and "wide" of "tiny" and "unknown" were never run: filled in, hence doubted
     curves = {("net", name): curve(3.0 / one.prior_speed) for name, one in MACHINES.items()}
     curves |= {(name, "slow"): curve(1.0, "inferred") for name in ("tiny", "unknown")}
-    return ComputeModel(curves=curves, delta={}, machines=MACHINES, memory={})
+    return ComputeModel(curves=curves, delta={}, machines=MACHINES)
 
 
 def line(

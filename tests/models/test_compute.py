@@ -88,13 +88,6 @@ def test_without_profile_one_device_runs_give_the_line_and_without_those_it_says
         model.curve("absent", "small")
 
 
-def test_memory_grows_along_its_line_and_is_nan_where_unknown() -> None:
-    model = fit_compute(profile("net", "large", 0.01), NO_RUNS, MACHINES)
-    assert model.peak_bytes("net", "large", 32) == pytest.approx(1.32e8)
-    assert model.peak_bytes("net", "small", 32) == pytest.approx(1.32e8)
-    assert np.isnan(model.peak_bytes("absent", "large", 32))
-
-
 @given(st.lists(st.tuples(st.integers(1, 512), st.floats(1e-3, 1e3)), min_size=1, max_size=8))
 def test_lines_never_have_negative_parts(points: list[tuple[int, float]]) -> None:
     intercept, slope = straight(np.array([float(x) for x, _ in points]), np.array([y for _, y in points]))

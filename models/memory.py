@@ -1,0 +1,126 @@
+"""Will a batch fit on a device: peak bytes of one rank. Measured where it was profiled, else bounded from facts.
+
+    peak = (fixed + per_sample x batch + 2 G) (1 + headroom)                    profiled; G gradient bytes
+    peak =  context + 7 G + per_sample x batch                                  from facts
+    per_sample = the least of    (memory - context - 7 G) / batch    over every run that is known to have fitted
+                                 activation bytes per operation x operations per sample
+
+In fp32, G bytes each: weights, gradients, Adam's two moments (PyTorch keeps them as the weights are), DDP's buckets and
+the collective's copy of them (the 2 G that one device alone does not have), and a spare. Too cautious rather than not:
+a batch that is refused is run in accumulation steps, one that does not fit is not run at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from .compute import straight
+from .machines import Machine
+from .setups import SetupArrays
+
+Line = tuple[float, float]  # (first, second): bytes = first + second * batch
+
+_COPIES, _EXCHANGED = 7.0, 2.0
+# Runs took up to 15 % more than their profile's line on local hosts, 3 % in the middle (BENCHMARKS.md).
+_HEADROOM = 0.1
+# A process with torch and its communication: 0.35 GB on local hosts, with a CUDA context and NCCL's buffers more.
+_CONTEXT = 0.8e9
+# Bytes kept for the backward pass per operation of forward and backward: a ResNet-50 keeps about 0.1 GB for 12 GFLOP
+# a sample; narrow layers keep more, wide ones less. Replaced by what the provider's own profiles show at most.
+_PER_OPERATION = 0.01
+_BYTES_PER_GIB = 2.0**30
+_ROUNDING = 1e-9  # what ran must not be refused by the last digit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryModel:
+    """`lines` were measured, by workload and type; `facts` bound those workloads that nobody profiled."""
+
+    lines: dict[tuple[str, str], Line] = field(default_factory=dict)
+    facts: dict[str, Line] = field(default_factory=dict)
+
+    def line(self, workload: str, instance_type: str) -> Line | None:
+        """Bytes of a rank as a line in batch: this type's, else the largest of the other types', else from facts.
+
+        None where nothing is known of the workload.
+        """
+        own = self.lines.get((workload, instance_type))
+        if own is not None:
+            return own
+        others = [line for (owner, _), line in self.lines.items() if owner == workload]
+        if others:
+            return max(first for first, _ in others), max(second for _, second in others)
+        return self.facts.get(workload)
+
+    def peak_bytes(self, workload: str, instance_type: str, batch: float) -> float:
+        """Peak memory of one rank at `batch`; NaN where nothing is known of the workload."""
+        line = self.line(workload, instance_type)
+        return float("nan") if line is None else line[0] + line[1] * batch
+
+
+def fit_memory(
+    profiles: pd.DataFrame,
+    ran: SetupArrays,
+    machines: Mapping[str, Machine],
+    *,
+    gradient_bytes: Mapping[str, float],
+    flops_per_sample: Mapping[str, float],
+) -> MemoryModel:
+    """Lines from the profiles' peaks, and bounds for the other workloads of `ran` and of the facts.
+
+    `profiles` has workload, instance_type, batch and peak_bytes; `ran` are setups that were measured, so that they
+    fitted; `gradient_bytes` and `flops_per_sample` are by workload, unknown ones absent or 0.
+    """
+    measured = _profiled(profiles)
+    lines = {
+        pair: ((first + _EXCHANGED * gradient_bytes.get(pair[0], 0.0)) * (1 + _HEADROOM), second * (1 + _HEADROOM))
+        for pair, (first, second) in measured.items()
+    }
+    shown = [
+        second / flops_per_sample[workload]
+        for (workload, _), (_, second) in measured.items()
+        if flops_per_sample.get(workload, 0.0) > 0
+    ]
+    per_operation = max(shown, default=_PER_OPERATION)
+    largest = _largest_that_ran(ran, machines)
+    facts: dict[str, Line] = {}
+    for workload in sorted({*largest, *gradient_bytes, *flops_per_sample} - {name for name, _ in lines}):
+        ran_in = largest.get(workload, [])
+        fixed = _CONTEXT + _COPIES * gradient_bytes.get(workload, 0.0)
+        fixed = min([fixed, *((1 - _ROUNDING) * memory for memory, _ in ran_in)])
+        bounds = [(1 - _ROUNDING) * (memory - fixed) / batch for memory, batch in ran_in]
+        if flops_per_sample.get(workload, 0.0) > 0:
+            bounds.append(per_operation * flops_per_sample[workload])
+        if bounds:
+            facts[workload] = (fixed, min(bounds))
+    return MemoryModel(lines=lines, facts=facts)
+
+
+def _profiled(profiles: pd.DataFrame) -> dict[tuple[str, str], Line]:
+    if "peak_bytes" not in profiles:
+        return {}
+    told = profiles[["workload", "instance_type", "batch", "peak_bytes"]].dropna()
+    told = told[(told["batch"] > 0) & (told["peak_bytes"] > 0)]
+    return {
+        (str(workload), str(name)): straight(rows["batch"].to_numpy(float), rows["peak_bytes"].to_numpy(float))
+        for (workload, name), rows in told.groupby(["workload", "instance_type"])
+    }
+
+
+def _largest_that_ran(ran: SetupArrays, machines: Mapping[str, Machine]) -> dict[str, list[tuple[float, float]]]:
+    """(bytes of the device, largest batch that ran on it) by workload, one entry an amount of memory."""
+    found: dict[str, dict[float, float]] = {}
+    for workload, types, batches in zip(ran.workloads, ran.types, ran.batch, strict=True):
+        own = found.setdefault(workload, {})
+        for name, batch in zip(types, batches, strict=False):
+            gib = machines[name].device_memory_gib
+            if gib is not None:
+                own[gib] = max(own.get(gib, 0.0), float(batch))
+    return {
+        workload: [(gib * _BYTES_PER_GIB, batch) for gib, batch in own.items() if batch > 0 and np.isfinite(batch)]
+        for workload, own in found.items()
+    }
