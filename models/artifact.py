@@ -108,6 +108,7 @@ def _curve(body: dict[str, Any]) -> Curve:
         backward_s=tuple(body["backward_s"]),
         optimizer_s=body["optimizer_s"],
         origin=body["origin"],
+        input_part=body.get("input_part", 0.0),
     )
 
 

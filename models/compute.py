@@ -46,6 +46,7 @@ class Curve:
     backward_s: tuple[float, ...]
     optimizer_s: float
     origin: str
+    input_part: float = 0.0  # of forward and backward, making the batch; 0 where nobody told
 
     def at(self, batch: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Forward and backward seconds of one micro-step at `batch`."""
@@ -69,6 +70,7 @@ class Curve:
             backward_s=tuple(factor * one for one in self.backward_s),
             optimizer_s=factor * self.optimizer_s,
             origin="scaled",
+            input_part=self.input_part,
         )
 
 
@@ -166,12 +168,20 @@ def fit_compute(profiles: pd.DataFrame, alone: pd.DataFrame, machines: dict[str,
                 backward_s=tuple(float(one) for one in middle["backward_s"]),
                 optimizer_s=max(float(np.nan_to_num(middle["optimizer_s"].median())), 0.0),
                 origin="profile",
+                input_part=_input_part(rows),
             )
     for (workload, name), rows in alone.groupby(["workload", "instance_type"]):
         pair = (str(workload), str(name))
         if pair not in curves:
             curves[pair] = _curve_from_runs(rows)
     return ComputeModel(curves=curves, delta=_speeds(curves, machines), machines=machines)
+
+
+def _input_part(rows: pd.DataFrame) -> float:
+    if "input_s" not in rows:
+        return 0.0
+    part = (rows["input_s"] / (rows["forward_s"] + rows["backward_s"])).dropna()
+    return float(np.clip(part.median(), 0, 1)) if len(part) else 0.0
 
 
 def straight(x: FloatArray, y: FloatArray) -> tuple[float, float]:

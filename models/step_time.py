@@ -8,6 +8,7 @@ One model serves one provider. It never reads a clock, a disk or a random global
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,9 +27,10 @@ from .learning import (
     training_rows,
     workload_buckets,
 )
+from .limits import bottlenecks
 from .machines import Machine, read_machines
 from .memory import MemoryModel, fit_memory
-from .overlap import StepTimes
+from .nearness import Nearness
 from .physics import Physics, fit_physics
 from .regression import Posterior
 from .setups import FloatArray, SetupArrays, column, read_setups, require_known
@@ -44,8 +46,6 @@ _CHUNK = 2500
 _MOST_OF_ONE = 150
 # The learned factor on the physics never exceeds exp(this) either way; what it would have been widens the interval.
 _MOST_CORRECTION = 1.5
-# Floor of an exposed part above which communication, and of an imbalance above which stragglers, limit a step.
-_LIMITS = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class StepTimeModel:
     trained_on: tuple[str, ...] = ()  # run ids
     workload_digests: dict[str, str] = field(default_factory=dict)  # of the definitions that were measured, by name
     type_digests: dict[str, str] = field(default_factory=dict)
-    _made: dict[str, Posterior] = field(default_factory=dict, compare=False, repr=False)
+    _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def machines(self) -> dict[str, Machine]:
@@ -108,7 +108,8 @@ class StepTimeModel:
 
         Columns: step_s with its 90 % interval step_low_s..step_high_s for one new measurement, samples_per_s, compute_s
         (the slowest rank alone), communication_s (all collectives), exposed_communication_s (the part not hidden),
-        bottleneck (compute, communication or stragglers; input is not measured yet and never named).
+        bottleneck (one of LIMITS), nearest_doublings (distance to the nearest measured setup of the workload, see
+        nearness.py; NaN where only its profile is known).
         Raises ValueError on an unknown workload or instance type (naming the nearest known), another provider,
         a strategy other than ddp or a precision other than fp32, and on text that cannot be read.
         """
@@ -135,7 +136,8 @@ class StepTimeModel:
                 "compute_s": times.compute_s * factor,
                 "communication_s": times.communication_s * factor,
                 "exposed_communication_s": np.maximum(times.step_s - times.compute_s, 0) * factor,
-                "bottleneck": _bottlenecks(times),
+                "bottleneck": bottlenecks(times, arrays, self.physics.compute),
+                "nearest_doublings": self._nearness().doublings(arrays),
             }
         )
 
@@ -200,14 +202,14 @@ class StepTimeModel:
         """What was measured, brought to bear; the same measurements give the same one."""
         if "posterior" not in self._made:
             self._made["posterior"] = self.measured.posterior(self.physics)
-        return self._made["posterior"]
+        made: Posterior = self._made["posterior"]
+        return made
 
-
-def _bottlenecks(physics: StepTimes) -> list[str]:
-    exposed = 1 - physics.compute_s / physics.step_s
-    uneven = (physics.compute_s - physics.mean_compute_s) / physics.step_s
-    labels = np.where(uneven > _LIMITS, "stragglers", "compute")
-    return [str(one) for one in np.where((exposed > _LIMITS) & (exposed >= uneven), "communication", labels)]
+    def _nearness(self) -> Nearness:
+        if "nearness" not in self._made:
+            self._made["nearness"] = Nearness(self.measured.setups)
+        made: Nearness = self._made["nearness"]
+        return made
 
 
 def fit(data: TrainingData, *, seed: int) -> StepTimeModel:

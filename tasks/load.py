@@ -62,6 +62,7 @@ class _ProfileLine(_Wire):
     forward_s: float = Field(gt=0)
     backward_s: float = Field(gt=0)
     optimizer_s: float = Field(ge=0)
+    input_s: float | None = Field(default=None, ge=0)
     peak_bytes: float | None = Field(default=None, gt=0)
 
 

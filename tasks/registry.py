@@ -54,6 +54,7 @@ _INPUTS: list[ColSpec | TensorSpec] = [
 _ANSWERS: list[ColSpec | TensorSpec] = [
     *(ColSpec("double", name) for name in _OUTPUTS),
     ColSpec("string", "bottleneck"),
+    ColSpec("double", "nearest_doublings"),
 ]
 SIGNATURE = ModelSignature(inputs=Schema(_INPUTS), outputs=Schema(_ANSWERS))
 

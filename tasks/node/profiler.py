@@ -34,13 +34,13 @@ def profile(item: Item, built: Built, group: dist.ProcessGroup) -> tuple[dict[st
 
 
 def _parts(built: Built, batch: int) -> dict[str, Any]:
-    """Forward, backward and optimizer seconds and peak memory of one batch.
+    """Forward, backward and optimizer seconds and peak memory of one batch; `input_s` of the forward made the batch.
 
     The parts are means over the repeats whose sum lies in the middle half, so that they add up to a typical step.
     Making the batch and clearing the gradients count as forward: a measured step (steps.py) pays for them too.
     """
     memory.reset_peak()
-    seconds: list[tuple[float, float, float]] = []
+    seconds: list[tuple[float, float, float, float]] = []
     started = time.perf_counter()
     for repeat in range(_BURN_IN + _REPEATS_MOST):
         if repeat >= _BURN_IN + _REPEATS_LEAST and time.perf_counter() - started > _BATCH_S:
@@ -48,21 +48,23 @@ def _parts(built: Built, batch: int) -> dict[str, Any]:
         at = [time.perf_counter()]
         built.optimizer.zero_grad(set_to_none=True)
         inputs, target = built.make_batch(batch)
+        input_s = time.perf_counter() - at[0]
         loss = built.loss(built.model(inputs), target)
         at.append(time.perf_counter())
         loss.backward()  # type: ignore[no-untyped-call]
         at.append(time.perf_counter())
         built.optimizer.step()
         at.append(time.perf_counter())
-        seconds.append((at[1] - at[0], at[2] - at[1], at[3] - at[2]))
+        seconds.append((at[1] - at[0], at[2] - at[1], at[3] - at[2], input_s))
     steady = seconds[_BURN_IN:]
-    middle = [steady[i] for i in clock.central([sum(one) for one in steady])]
-    forward, backward, optimizer = zip(*middle, strict=True)
+    middle = [steady[i] for i in clock.central([sum(one[:3]) for one in steady])]
+    forward, backward, optimizer, made = zip(*middle, strict=True)
     return {
         "batch": batch,
         "forward_s": fmean(forward),
         "backward_s": fmean(backward),
         "optimizer_s": fmean(optimizer),
+        "input_s": fmean(made),
         "peak_bytes": memory.peak_bytes(),
         "repeats": len(steady),
     }

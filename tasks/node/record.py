@@ -87,7 +87,7 @@ class Record:
       train    step_s, step_spread (interquartile range / median), steps, rank_step_s (one a rank), sync_s,
                build_s, warmup_s, steps_s, peak_bytes, parameters, gradient_bytes, bucket_bytes, first_loss, last_loss
       profile  parameters, gradient_bytes, flops_per_sample,
-               rows: [{batch, forward_s, backward_s, optimizer_s, peak_bytes, repeats}],
+               rows: [{batch, forward_s, backward_s, optimizer_s, input_s (part of forward_s), peak_bytes, repeats}],
                buckets: [{bytes, ready_fraction}] in the order in which they become ready
       probe    rows: [{bytes, seconds, spread, repeats}]
     """

@@ -186,11 +186,14 @@ def test_another_machine_of_the_kind_never_quickens_the_physical_step(workload: 
 
 
 def test_says_what_limits_a_step() -> None:
-    _, _, model = known()
+    data, _, model = known()
     assert model.predict(setup("lm", "1xs.small", "24"))["bottleneck"].iloc[0] == "compute"
-    assert model.predict(setup("mlp", "2xs.medium", "24"))["bottleneck"].iloc[0] == "communication"
+    assert model.predict(setup("mlp", "2xs.medium", "24"))["bottleneck"].iloc[0] == "communication between nodes"
     uneven = model.predict(setup("lm", "1xs.whole+1xs.small", "24"))
     assert uneven["bottleneck"].iloc[0] == "stragglers"
+    slow = data.profiles.assign(input_s=0.9 * (data.profiles["forward_s"] + data.profiles["backward_s"]))
+    starved = StepTimeModel.from_json(fit(replace(data, profiles=slow), seed=0).to_json())
+    assert starved.predict(setup("lm", "1xs.small", "24"))["bottleneck"].iloc[0] == "input"
 
 
 def test_accumulating_twice_costs_nearly_two_steps_of_compute_but_one_of_communication() -> None:

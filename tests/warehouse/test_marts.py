@@ -82,6 +82,7 @@ def test_a_measured_run_has_the_columns_of_the_contract(warehouse: Warehouse) ->
             "forward_s",
             "backward_s",
             "optimizer_s",
+            "input_s",
             "peak_bytes",
         ],
         "buckets": ["provider", "workload", "bucket", "bytes", "ready_fraction"],

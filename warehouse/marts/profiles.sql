@@ -17,6 +17,7 @@ select
     median(json_extract_string(line, '$.forward_s')::double) as forward_s,
     median(json_extract_string(line, '$.backward_s')::double) as backward_s,
     median(json_extract_string(line, '$.optimizer_s')::double) as optimizer_s,
+    median(try_cast(json_extract_string(line, '$.input_s') as double)) as input_s,
     max(try_cast(json_extract_string(line, '$.peak_bytes') as double)) as peak_bytes
 from lines
 group by all
