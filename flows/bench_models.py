@@ -1,7 +1,7 @@
 """How good are the models on real rows that they have not seen: every split of `models.splits`, beside three rivals.
 
 `python -m flows.bench_models FILE --workloads FACTS --catalogue CATALOGUE` prints the noise floor of the rows, errors
-by split and model, and the coverage of the intervals by held-out group.
+by split and model, the coverage of the intervals by held-out group, and how good choices by the model are.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import typer
 
 from flows.cli import explained
 from models.benchmark import ask, coverage, errors
+from models.choice import judge, summary
+from models.contests import contests
 from models.noise import neighbours, placements
 from models.splits import splits
 from models.textbook import predict_textbook
 from tasks.adaptdl_fit import predict_adaptdl
 from tasks.backtest import read_training
+from tasks.catalogue import read_prices
 from tasks.printing import print_frame
 from tasks.trees import predict_trees_alone
 
@@ -50,6 +53,12 @@ def bench_models(
     print_frame(errors(scored, ["ours", *RIVALS]), "per cent of the measured step time")
     print_frame(coverage(scored, ["split"]), "intervals by split, per cent")
     print_frame(coverage(scored, ["split", "group"]), "intervals by held-out group, per cent")
+    prices = read_prices(catalogue) if catalogue is not None else {}
+    for pilots in (0, 3) if only == "" else ():
+        found = [judge(one, seed=seed) for _, _, one in contests(data, devices, prices, pilots=pilots, seed=seed)]
+        if found:
+            title = f"choices at {len(found)} global batches, each workload held out, {pilots} pilots; per cent"
+            print_frame(summary(pd.concat(found)), title)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,34 @@ def draw(
     return drawn
 
 
+def at_one_batch(
+    workloads: Sequence[Workload],
+    offers: Sequence[Offer],
+    *,
+    max_hosts: int,
+    fits: Callable[[Cluster], str],
+    measured: Collection[Key],
+    clusters: int,
+    seed: int,
+) -> list[tuple[Cluster, tuple[Unseen, ...]]]:
+    """Up to `clusters` clusters of several hosts, each with every workload at its least global batch, split by cores.
+
+    What was measured already is left out, and so is a cluster with nothing left.
+    """
+    rng = np.random.default_rng(seed)
+    drawn: list[tuple[Cluster, tuple[Unseen, ...]]] = []
+    for cluster in _clusters_in_turn(offers, max_hosts, fits, rng)[:clusters]:
+        types = [member.instance_type for member in cluster.members]
+        items = []
+        for workload in workloads:
+            batches = split_by_cores([one.cores for one in types], workload.global_batch_least)
+            if key(workload.name, [one.name for one in types], batches) not in measured:
+                items.append(Unseen(workload=workload.name, nodes=tuple(range(len(types))), batches=batches))
+        if items:
+            drawn.append((cluster, tuple(items)))
+    return drawn
+
+
 def _clusters_in_turn(
     offers: Sequence[Offer], max_hosts: int, fits: Callable[[Cluster], str], rng: np.random.Generator
 ) -> list[Cluster]:

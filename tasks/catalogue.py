@@ -36,6 +36,7 @@ class CatalogueRow(BaseModel):
     accelerator_name: Text | None = None
     accelerator_count: Count | None = None
     network_gbps: Figure | None = None
+    on_demand_usd_per_h_us_east_1: float | None = Field(default=None, ge=0)
 
     @property
     def device(self) -> str:
@@ -57,3 +58,9 @@ def read_catalogue(path: Path) -> pd.DataFrame:
         for row in read_descriptions(path, CatalogueRow, key="instance_type")
     ]  # fmt: skip
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def read_prices(path: Path) -> dict[str, float]:
+    """On-demand dollars an hour by instance type; a price of 0 is unknown, like none. Raises ImportRefused."""
+    rows = read_descriptions(path, CatalogueRow, key="instance_type")
+    return {row.instance_type: row.on_demand_usd_per_h_us_east_1 for row in rows if row.on_demand_usd_per_h_us_east_1}

@@ -1,0 +1,61 @@
+"""How good are the choices on this machine: every cluster at one global batch, each workload held out in turn.
+
+`python -m flows.choice --measure 24` first measures that many clusters for each workload at its least global batch;
+what was measured before counts too. Then the model is asked without the workload's runs on several machines.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import pandas as pd
+import typer
+
+from flows.cli import explained
+from models.choice import judge, summary
+from models.contests import contests
+from models.holdout import at_one_batch
+from models.learning import TrainingData
+from tasks.installation import new_refresh_id, offers_of_market, open_installation
+from tasks.prices import current_offers
+from tasks.printing import live_reporter, print_frame
+from tasks.report import reporting_to
+from tasks.trial import keys_of, launch_of, measure_all
+from warehouse.reads import mart, training_frames
+
+
+def choice(
+    measure: Annotated[int, typer.Option(min=0, help="Clusters to measure for each workload first.")] = 0,
+    max_hosts: Annotated[int, typer.Option(min=2)] = 4,
+    seed: int = 2026,
+) -> None:
+    """Measure if asked; print how often each chooser misses its constraint, and its regret where it does not."""
+    here = open_installation("local")
+    offers = offers_of_market(current_offers(here), "on-demand")
+    if measure:
+        known = keys_of(mart(here.warehouse, "runs", provider="local"))
+        drawn = at_one_batch(
+            here.workloads, offers, max_hosts=max_hosts, fits=here.fits, measured=known, clusters=measure, seed=seed
+        )
+        with reporting_to(live_reporter()):
+            measure_all(
+                here,
+                [launch_of(*one, "measured to judge the choices") for one in drawn],
+                f"choice-{new_refresh_id(datetime.now(UTC))}",
+            )
+    data = TrainingData(**training_frames(here.warehouse, "local"))
+    prices = {one.instance_type.name: one.usd_per_hour for one in offers if one.usd_per_hour is not None}
+    devices = {one.instance_type.name: one.instance_type.devices for one in offers}
+    parts = []
+    for workload, batch, contest in contests(data, devices, prices, pilots=0, seed=seed):
+        parts.append(judge(contest, seed=seed).assign(workload=workload, batch=batch))
+        typer.echo(f"  {workload} at {batch:g}: {len(contest.measured_s)} setups", err=True)
+    if not parts:
+        raise typer.BadParameter("no workload has 8 setups measured at one global batch: measure some (--measure 24)")
+    print_frame(summary(pd.concat(parts)), "each workload held out: per cent, regret of the answers that meet")
+
+
+if __name__ == "__main__":
+    with explained():
+        typer.run(choice)
