@@ -23,6 +23,7 @@ from tasks.adaptdl_fit import predict_adaptdl
 from tasks.backtest import read_training
 from tasks.catalogue import read_prices
 from tasks.printing import print_frame
+from tasks.speed import speeds
 from tasks.trees import predict_trees_alone
 
 RIVALS = {"textbook": predict_textbook, "trees": predict_trees_alone, "adaptdl": predict_adaptdl}
@@ -54,6 +55,8 @@ def bench_models(
     print_frame(coverage(scored, ["split"]), "intervals by split, per cent")
     print_frame(coverage(scored, ["split", "group"]), "intervals by held-out group, per cent")
     prices = read_prices(catalogue) if catalogue is not None else {}
+    if only == "":
+        print_frame(speeds(data, repeats=3, seed=seed), "seconds; predictions through the registered model")
     for pilots in (0, 3) if only == "" else ():
         found = [judge(one, seed=seed) for _, _, one in contests(data, devices, prices, pilots=pilots, seed=seed)]
         if found:

@@ -19,6 +19,7 @@ from models.workload import Setup, Workload
 from .facts import told
 from .installation import Installation
 from .registry import Champion
+from .threads import one_thread
 
 DRAWS = 400
 SEED = 7
@@ -35,10 +36,8 @@ def recommend_all(
     here: Installation, champion: Champion | None, offers: Sequence[Offer], runs: pd.DataFrame
 ) -> list[Row]:
     """Rows for every workload of srift.toml and each of its goals."""
-    rows = []
-    for workload in here.workloads:
-        rows += recommend_one(here, champion, workload, offers, runs)
-    return rows
+    with one_thread():
+        return [row for workload in here.workloads for row in recommend_one(here, champion, workload, offers, runs)]
 
 
 def recommend_one(

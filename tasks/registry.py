@@ -21,6 +21,7 @@ import pandas as pd
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
+from mlflow.pyfunc import PyFuncModel
 from mlflow.types import ColSpec, Schema, TensorSpec
 from mlflow.types.schema import AnyType
 
@@ -187,6 +188,13 @@ def load_champion(home: Path, provider: str) -> Champion | None:
             "mlflow.db and be refreshed"
         ) from error
     return Champion(version=number, model=model)
+
+
+def load_served(home: Path, provider: str) -> PyFuncModel:
+    """The model in force as a puller has it. Raises MlflowException where there is none."""
+    with _client(home):
+        served: PyFuncModel = mlflow.pyfunc.load_model(f"models:/{name_of(provider)}@{ALIAS}")
+    return served
 
 
 def _number_in_force(client: MlflowClient, name: str) -> int | None:

@@ -20,6 +20,7 @@ from . import registry
 from .installation import Installation
 from .jobs import code_commit
 from .registry import Champion, Provenance
+from .threads import one_thread
 
 SEED = 11
 
@@ -39,8 +40,9 @@ def challenge(frames: Mapping[str, pd.DataFrame], champion: Champion | None) -> 
     data = TrainingData(**frames)
     if not len(data.runs):
         return None
-    model = fit(data, seed=SEED)
-    scores, decision = evaluate.contest(data, model, None if champion is None else champion.model, seed=SEED)
+    with one_thread():
+        model = fit(data, seed=SEED)
+        scores, decision = evaluate.contest(data, model, None if champion is None else champion.model, seed=SEED)
     return Challenger(model=model, scoreboard=scores, decision=decision)
 
 
