@@ -10,6 +10,7 @@ time (models/outlook.py). A choice that misses its constraint is a failure, and 
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -110,14 +111,17 @@ def _by_key(runs: pd.DataFrame, devices: Mapping[str, int]) -> dict[Key, list[Ru
             continue
         run = Run(run_id=str(row["run_id"]), measured_at=row["measured_at"], step_s=float(row["step_s"]))
         found.setdefault(row_key(row, devices), []).append(run)
-    return found
+    return {key: sorted(mine, key=lambda run: (run.measured_at, run.run_id)) for key, mine in found.items()}
 
 
 def _within(runs: Sequence[Run], row: Row, until: pd.Timestamp | None) -> tuple[Run, ...]:
-    """The runs after `row` was published, up to `until` (missing: for ever), oldest first."""
-    mine = [run for run in runs if run.measured_at > row["published_at"]]
-    mine = [run for run in mine if until is None or pd.isna(until) or run.measured_at <= until]
-    return tuple(sorted(mine, key=lambda run: (run.measured_at, run.run_id)))
+    """Of `runs`, oldest first, those after `row` was published, up to `until` (missing: for ever)."""
+    first = bisect_right(runs, row["published_at"], key=_time)
+    return tuple(runs[first : None if until is None or pd.isna(until) else bisect_right(runs, until, key=_time)])
+
+
+def _time(run: Run) -> pd.Timestamp:
+    return run.measured_at
 
 
 def _outcome(row: Row, runs: tuple[Run, ...], gradient_bytes: float | None) -> Outcome:
@@ -145,8 +149,8 @@ def _judged(
     own = next(key for other, key in named if other is row)
     choice = _outcome(row, _within(measured[own], row, until), gradient_bytes)
     others = [(other, key) for other, key in named if key != own]
-    with_runs = [(other, _within(measured.get(key, ()), row, until)) for other, key in others]
-    rivals = [_outcome(other, found, gradient_bytes) for other, found in with_runs if found]
+    since = {key: _within(measured.get(key, ()), row, until) for _, key in others}
+    rivals = [_outcome(other, since[key], gradient_bytes) for other, key in others if since[key]]
     met = [one for one in rivals if one.met and np.isfinite(one.objective())]
     best = min(met, key=Outcome.objective, default=None)
     used = sorted((run for one in (choice, *rivals) for run in one.runs), key=lambda run: (run.measured_at, run.run_id))
@@ -169,8 +173,8 @@ def _judged(
         "measured_p_meets": choice.p_meets,
         "within_interval": bool(row["step_low_s"] <= choice.step_s <= row["step_high_s"]),
         "met_constraint": None if choice.p_meets is None else choice.met,
-        "rivals_named": len({key for _, key in others}),
-        "rivals_measured": len({key for _, key in others if _within(measured.get(key, ()), row, until)}),
+        "rivals_named": len(since),
+        "rivals_measured": sum(bool(found) for found in since.values()),
         **{f"best_rival_{name}": None if best is None else best.row[name] for name in _RIVAL},
         "best_rival_step_s": None if best is None else best.step_s,
         "best_rival_hours": None if best is None else best.hours,

@@ -44,3 +44,9 @@ def test_what_was_settled_on_it_is_bought_again_until_it_was_measured_since() ->
     assert again(shop(*frames, drifting={"medium": AS_OF}), frames[0]) > 0
     since = past(+1.0)
     assert again(shop(*since, drifting={"medium": AS_OF}), since[0]) == 0
+
+
+def test_a_run_on_it_is_worth_more_than_one_that_was_never_tried_elsewhere() -> None:
+    _, profiles, probes = past(-1.0)
+    plain, moved = (shop(pd.DataFrame(), profiles, probes, drifting=one) for one in ({}, {"small": AS_OF}))
+    assert touching(moved, "small") > 1.2 * touching(plain, "small")

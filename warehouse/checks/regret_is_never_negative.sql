@@ -2,9 +2,12 @@
 select format('{} {} of {}: verdict {}, met {}, regret {}', workload, goal, publication_id, verdict, met_constraint, regret)
     as problem
 from regret_ledger
-where regret < 0
-    or (regret is not null and not isfinite(regret))
-    or (verdict = 'compared') is distinct from (regret is not null)
-    or (verdict = 'missed_constraint') is distinct from (met_constraint is not distinct from false)
-    or (verdict = 'compared' and rivals_measured = 0)
-    or rivals_measured > rivals_named;
+where provider = $provider
+    and (
+        regret < 0
+        or (regret is not null and not isfinite(regret))
+        or (verdict = 'compared') is distinct from (regret is not null)
+        or (verdict = 'missed_constraint') is distinct from (met_constraint is not distinct from false)
+        or (verdict = 'compared' and rivals_measured = 0)
+        or rivals_measured > rivals_named
+    );
