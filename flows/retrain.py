@@ -1,4 +1,4 @@
-"""Challenger, scoreboard, champion or refusal."""
+"""What became of promises, drift, then challenger, scoreboard, champion or refusal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from datetime import UTC, datetime
 
 from prefect import flow
 
+from tasks.drift import note_drift
 from tasks.installation import open_installation
+from tasks.ledger import judge_promises
 from tasks.registry import load_champion
 from tasks.report import reporter
 from tasks.train import challenge, register
@@ -18,7 +20,11 @@ def retrain(refresh_id: str, provider: str = "local") -> str:
     """Fit on everything measured under today's definitions; returns the promotion rule's sentence."""
     here = open_installation(provider)
     frames = training_frames(here.warehouse, provider)
-    challenger = challenge(frames, load_champion(here.home, provider))
+    champion, now = load_champion(here.home, provider), datetime.now(UTC)
+    judge_promises(here, frames, refresh_id, now)
+    for drift in note_drift(here, frames, champion, refresh_id, now):  # before the challenger has seen those runs
+        reporter().say(drift)
+    challenger = challenge(frames, champion)
     if challenger is None:
         return "nothing was ever measured: there is no challenger"
     version = register(here, challenger, frames, refresh_id, datetime.now(UTC))

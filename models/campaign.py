@@ -74,13 +74,15 @@ def shopping_list(
     stale_before: datetime | None = None,
     costs: Costs | None = None,
     failures: pd.DataFrame | None = None,
+    drifting: Mapping[str, datetime] | None = None,
 ) -> list[Launch]:
     """Launches to make, in order, whose estimates add up to at most `max_usd` dollars and `max_seconds` seconds.
 
     `runs`, `profiles` and `probes` are past matching measurements of this provider (the marts' columns; empty frames
     where there are none). A setup with a steady run that is not older than `stale_before` is known well and not
     repeated; one that was interrupted may come again, one that failed twice (`failures`: kind and the columns of runs)
-    may not. `expected_step` predicts setups
+    may not. What was measured on a `drifting` instance type up to the time given for it is known no more, and comes
+    first. `expected_step` predicts setups
     (step_s, step_low_s, step_high_s); `batches` are global batches by workload where not those of its range. Machines
     are bought in `market`; an offer without a price, or of another market, is not bought. The same arguments give the
     same list.
@@ -95,7 +97,16 @@ def shopping_list(
         workloads, list(parts.values()), profiles, batches=batches or {}, expected_step=expected_step, costs=prices
     )
     devices = {offer.instance_type.name: offer.instance_type.devices for offer in priced}
-    known = Knowledge.of(workloads, runs, profiles, probes, devices=devices, stale_before=stale_before, seed=seed)
+    known = Knowledge.of(
+        workloads,
+        runs,
+        profiles,
+        probes,
+        devices=devices,
+        stale_before=stale_before,
+        seed=seed,
+        drifting=drifting or {},
+    )
     if failures is not None:
         known.give_up(failures, devices)
     wants = {key: want for key, want in wants.items() if key not in known.settled}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
+from scipy.stats import norm
 
 from .cloud import cluster_name, parse_cluster
 from .learning import TrainingData, definition_digests, valid_runs
@@ -18,6 +19,7 @@ from .setups import column
 from .step_time import StepTimeModel, fit
 
 SPLITS = ("workload", "cluster_size", "setup")
+LEVELS = (0.5, 0.8, 0.9)  # of the intervals in `calibration`
 COLUMNS = ("split", "group", "rows", "mean_error", "median_error", "p90_error", "coverage_90", "median_width")
 # Folds of the split by setup; fewest rows that say anything about coverage, and the coverage that they must show.
 _FOLDS, _ENOUGH_ROWS, _LEAST_COVERAGE = 5, 20, 0.8
@@ -140,6 +142,24 @@ def scoreboard(data: TrainingData, *, seed: int) -> pd.DataFrame:
     return summarise(predictions(data, seed=seed))
 
 
+def calibration(scored: pd.DataFrame) -> pd.DataFrame:
+    """Stated against observed coverage of `predictions`: split, stated (0.5, 0.8, 0.9), observed (part of one), rows.
+
+    The intervals are central ones of a log-normal whose 90 % is step_low_s to step_high_s.
+    """
+    rows: list[dict[str, object]] = []
+    for split, own in scored.groupby("split", sort=False):
+        measured, low, high = (
+            np.log(own[name].to_numpy(float)) for name in ("measured_s", "step_low_s", "step_high_s")
+        )
+        away = np.abs(measured - (low + high) / 2) / ((high - low) / 2)  # in half-widths of 90 %
+        for level in LEVELS:
+            half = norm.ppf((1 + level) / 2) / norm.ppf(0.95)
+            told = {"stated": level, "observed": float(np.mean(away <= half)), "rows": len(own)}
+            rows.append({"split": split, **told})
+    return pd.DataFrame(rows, columns=["split", "stated", "observed", "rows"])
+
+
 def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     """What the fixed `model` predicts for those runs whose workload and instance types it has met as they are now.
 
@@ -167,26 +187,32 @@ def known_of(model: StepTimeModel, data: TrainingData) -> set[tuple[str, str]]:
 def contest(
     data: TrainingData, challenger: StepTimeModel, champion: StepTimeModel | None, *, seed: int
 ) -> tuple[pd.DataFrame, Decision]:
-    """The challenger's scoreboard, and whether it may replace the champion.
+    """The challenger's scoreboard, and whether it may replace the champion by `verdict`."""
+    scored = predictions(data, seed=seed)
+    return summarise(scored), verdict(data, scored, challenger, champion)
+
+
+def verdict(
+    data: TrainingData, scored: pd.DataFrame, challenger: StepTimeModel, champion: StepTimeModel | None
+) -> Decision:
+    """May the challenger, whose held-out `predictions` are `scored`, replace the champion.
 
     They are compared on the runs that both can predict: those that the champion has not seen, if 8 or more. With fewer,
     all of them: the champion then has the advantage of having seen them, and stays, unless the challenger has met more
     workloads or instance types, which such a comparison may not outweigh. A champion that has met no workload as it is
     defined now counts as absent.
     """
-    scored = predictions(data, seed=seed)
-    board = summarise(scored)
     if champion is None:
-        return board, decide(scored, None)
+        return decide(scored, None)
     before, now = known_of(champion, data), known_of(challenger, data)
     news = ", ".join(f"{what} {name}" for what, name in sorted(now - before, reverse=True)) if now > before else ""
     if not any(what == "workload" for what, _ in before):
-        return board, decide(scored, None, news=news)
+        return decide(scored, None, news=news)
     rival = predictions_of(champion, data)
     fresh = rival[~rival["run_id"].isin(champion.trained_on) & rival["row"].isin(scored["row"])]
     if len(fresh) >= _FRESH_ROWS or news:
         rival = fresh if len(fresh) >= _FRESH_ROWS else rival.iloc[:0]
-    return board, decide(scored, rival, news=news)
+    return decide(scored, rival, news=news)
 
 
 def _coverage_short(own: pd.DataFrame) -> str:

@@ -23,6 +23,7 @@ _ENOUGH_FAILURES = 2
 _ENOUGH_RUNS = 3  # of an unsteady setup: more would repeat the noise
 _RARELY_NAMED = 0.7  # worth of a run off the global batch or with accumulation, which recommendations seldom name
 _KNOWN_WIDTH = 0.1  # relative width of an interval at which a run is worth its plain value
+_DRIFTED = 4.0  # worth of a run on a drifting machine, whose predictions are wrong however narrow
 _WEIGHTS = {
     "cluster": 0.75,
     "workload and cluster": 1.0,
@@ -44,6 +45,7 @@ class Knowledge:
     workloads: tuple[str, ...]
     seen: Counter[tuple[str, ...]] = field(default_factory=Counter)
     seed: int = 0
+    drifting: Mapping[str, datetime] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -56,15 +58,21 @@ class Knowledge:
         devices: Mapping[str, int],
         stale_before: datetime | None,
         seed: int,
+        drifting: Mapping[str, datetime],
     ) -> Knowledge:
-        """What the marts hold. Runs that are unsteady, or older than `stale_before`, may be repeated."""
+        """What the marts hold. Runs that are unsteady, or older than `stale_before`, may be repeated.
+
+        Runs on a `drifting` instance type up to the time given for it are as if they had not been.
+        """
         seen: Counter[tuple[str, ...]] = Counter()
         settled: set[Key] = set()
         times: Counter[Key] = Counter()
         for row in rows_of(runs):
             key = row_key(row, devices)
-            times[key] += 1
             workload, machines, steps, *_ = key
+            if any(name in drifting and not _after(row.get("measured_at"), drifting[name]) for name, _, _ in machines):
+                continue
+            times[key] += 1
             batch = steps * sum(count * share for _, count, share in machines)
             seen.update(_features(workload, tuple(name for name, _, _ in machines), batch, steps))
             unsteady = float(row.get("step_spread") or 0.0) > _STEADY  # NaN: unknown, taken for steady
@@ -79,6 +87,7 @@ class Knowledge:
             workloads=tuple(workload.name for workload in workloads),
             seen=seen,
             seed=seed,
+            drifting=drifting,
         )
 
     def give_up(self, failures: pd.DataFrame, devices: Mapping[str, int]) -> None:
@@ -112,7 +121,9 @@ class Knowledge:
         worth = sum(_WEIGHTS[one[0]] * shared.get(one[0], 1.0) / (1 + self.seen[one]) for one in features)
         if not want.exact or want.accumulation_steps > 1:
             worth *= _RARELY_NAMED
-        if want.width is not None:
+        if not self.drifting.keys().isdisjoint(want.members):
+            worth *= _DRIFTED
+        elif want.width is not None:
             worth *= min(max(want.width / _KNOWN_WIDTH, 0.25), 4.0)
         return worth * (1 + 0.01 * _tie(self.seed, want))
 
@@ -134,6 +145,7 @@ class Knowledge:
             workloads=self.workloads,
             seen=self.seen.copy(),
             seed=self.seed,
+            drifting=self.drifting,
         )
 
     def reason(self, want: Want) -> str:
@@ -146,6 +158,8 @@ class Knowledge:
         if want.accumulation_steps > 1:
             where += f" in {want.accumulation_steps} accumulation steps"
         tail = "" if want.exact else ", off its own batch for variety"
+        if drifted := sorted(self.drifting.keys() & set(want.members)):
+            return f"{where}: {' and '.join(drifted)} drifted, recent runs lay outside their intervals{tail}"
         if want.width is not None:
             return f"{where}: predicted only within {want.width / 2:.0%} either way{tail}"
         if not self.seen["workload and cluster", want.workload, want.cluster]:
@@ -250,8 +264,20 @@ def _tie(seed: int, want: Want) -> float:
 
 
 def _older(measured_at: object, than: datetime) -> bool:
+    moment = _moment(measured_at)
+    return moment is not None and moment < _aware(than)
+
+
+def _after(measured_at: object, than: datetime) -> bool:
+    moment = _moment(measured_at)
+    return moment is not None and moment > _aware(than)
+
+
+def _moment(measured_at: object) -> datetime | None:
     if measured_at is None or pd.isna(measured_at):  # type: ignore[call-overload]
-        return False
-    moment = pd.Timestamp(measured_at).to_pydatetime()  # type: ignore[arg-type]
-    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return bool(aware < (than if than.tzinfo else than.replace(tzinfo=UTC)))
+        return None
+    return _aware(pd.Timestamp(measured_at).to_pydatetime())  # type: ignore[arg-type]
+
+
+def _aware(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

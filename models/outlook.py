@@ -56,7 +56,26 @@ class Outlook:
 
 def state_bytes(workload: Workload) -> float:
     """Size of a checkpoint; 0 where nobody has measured the workload's gradient."""
-    return _STATE_PER_WEIGHT * float(workload.gradient_bytes or 0)
+    return state_bytes_of(workload.gradient_bytes)
+
+
+def state_bytes_of(gradient_bytes: float | None) -> float:
+    """The same from the bytes of the gradient; None and NaN are unknown."""
+    return 0.0 if gradient_bytes is None or np.isnan(gradient_bytes) else _STATE_PER_WEIGHT * float(gradient_bytes)
+
+
+def cost_at(
+    step_s: float, *, steps: int, hazard_per_hour: float, usd_per_hour: float, checkpoint_s: float
+) -> tuple[float, float]:
+    """Expected hours and dollars of a job of `steps` at a measured step time; NaN where the step or the price is.
+
+    Only the part of the hours that is work scales with the step; start-up and interruptions are at their expectation.
+    """
+    if not np.isfinite(step_s):
+        return float("nan"), float("nan")
+    work = steps * step_s / 3600.0
+    hours = float(spot.expected_hours(work, hazard_per_hour, checkpoint_s=checkpoint_s))
+    return hours, hours * usd_per_hour
 
 
 def outlook(

@@ -13,7 +13,7 @@ from models import spot
 from models.campaign import Launch
 from models.cloud import Cluster, Offer, parse_numbers
 from models.holdout import Unseen, key, split_by_cores
-from models.outlook import state_bytes
+from models.outlook import cost_at, state_bytes
 from models.workload import Goal, Setup, Workload
 from warehouse.reads import mart
 
@@ -157,17 +157,13 @@ def _habitual(
 
 def _true_cost(workload: Workload, setup: Setup, step_s: float) -> tuple[float, float]:
     """Hours and dollars of the whole job at a measured step time, start-up and interruptions at their expectation."""
-    if not np.isfinite(step_s):
-        return np.nan, np.nan
-    steps = -(-workload.samples // setup.global_batch)
-    hours = spot.expected_hours(
-        np.array([steps * step_s / 3600.0]),
-        np.array([spot.gang_hazard(setup.cluster)]),
-        startup_s=spot.STARTUP_S,
+    return cost_at(
+        step_s,
+        steps=-(-workload.samples // setup.global_batch),
+        hazard_per_hour=spot.gang_hazard(setup.cluster),
+        usd_per_hour=setup.cluster.usd_per_hour or np.nan,
         checkpoint_s=spot.checkpoint_seconds(state_bytes(workload)),
-        replacement_s=spot.REPLACEMENT_S,
     )
-    return float(hours[0]), float(hours[0]) * (setup.cluster.usd_per_hour or np.nan)
 
 
 def _row(

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -124,8 +124,12 @@ def log_challenger(
     scoreboard: pd.DataFrame,
     card: str,
     provenance: Provenance,
+    plots: Sequence[Path] = (),
 ) -> int:
-    """Register a new version with its scoreboard, card and provenance; returns its number. Moves no alias."""
+    """Register a new version with its scoreboard, its plots (image files), card and provenance; returns its number.
+
+    Moves no alias.
+    """
     name = name_of(provider)
     with _client(home) as client, tempfile.TemporaryDirectory() as folder:
         run_name = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
@@ -135,6 +139,8 @@ def log_challenger(
             mlflow.log_metrics(_metrics(scoreboard))
             mlflow.log_text(card, "card.md")
             mlflow.log_text(scoreboard.to_csv(index=False), "scoreboard.csv")
+            for plot in plots:
+                mlflow.log_artifact(str(plot), "plots")
             info = mlflow.pyfunc.log_model(
                 name="model",
                 python_model=str(Path(__file__).with_name("served_model.py")),

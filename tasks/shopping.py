@@ -18,6 +18,7 @@ from models.workload import Workload
 from warehouse import reads
 from warehouse.database import WarehouseMissing
 
+from .drift import drifting_types
 from .facts import with_facts
 from .installation import Installation, open_installation
 from .prices import current_offers, nothing_to_buy
@@ -56,6 +57,7 @@ def shop(
         stale_before=datetime.now(UTC) - timedelta(days=campaign.stale_after_days),
         expected_step=None if champion is None else lambda setups: _expected(champion.model, workloads, types, setups),
         failures=_failures(here),
+        drifting=drifting_types(here),
     )
 
 

@@ -7,10 +7,13 @@ from typing import Any
 
 import pandas as pd
 
+from models.ledger import summary
 from warehouse.database import WarehouseMissing
 from warehouse.export import read_published
 
+from .drift import drift_sentences
 from .installation import Installation, open_installation
+from .ledger import ledger_sentence
 from .turn import at_work
 
 STALE_AFTER_H = 48.0
@@ -32,6 +35,7 @@ def status_of(provider: str) -> dict[str, Any]:
         for lease in here.provider.leases()
     ]
     published, stale = _published(here, now)
+    ledger = _relation(here, "regret_ledger")
     orphans = [lease["lease_id"] for lease in leases if not lease["controller_alive"]]
     stale += [f"lease {name} has lost its controller: run `srift reap`" for name in orphans]
     unloaded = here.provider.ended()
@@ -42,6 +46,9 @@ def status_of(provider: str) -> dict[str, Any]:
         "at_work": at_work(here.home),
         "leases": leases,
         "published": published,
+        "ledger": summary(ledger),
+        "ledger_sentence": ledger_sentence(ledger),
+        "drift": drift_sentences(here, _drifting(here)),
         "stale": stale,
         "limits": here.provider.limits(),
     }
@@ -63,6 +70,19 @@ def _published(here: Installation, now: datetime) -> tuple[dict[str, Any] | None
     stale += [f"workload {name} is not in the published table: run `srift refresh`" for name in missing]
     facts = {"rows": len(mine), "model_version": mine["model_version"].iloc[0]}
     return facts | {f"{name}_h_ago": age for name, age in ages.items()}, stale
+
+
+def _relation(here: Installation, name: str) -> pd.DataFrame:
+    """This provider's rows of a published relation; none where nothing, or an older version's table, is published."""
+    try:
+        return read_published(here.published, name, {"provider": here.provider.name})
+    except WarehouseMissing:
+        return pd.DataFrame(columns=["verdict", "regret", "within_interval", "drifting"])
+
+
+def _drifting(here: Installation) -> pd.DataFrame:
+    found = _relation(here, "drift")
+    return found[found["drifting"].astype(bool)]
 
 
 def _hours_since(at: Any, now: datetime) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 import pandas as pd
 from prefect import task
@@ -16,7 +18,7 @@ from models.learning import TrainingData
 from models.step_time import StepTimeModel, fit
 from warehouse import append, reads
 
-from . import registry
+from . import plots, registry
 from .installation import Installation
 from .jobs import code_commit
 from .registry import Champion, Provenance
@@ -27,9 +29,10 @@ SEED = 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenger:
-    """A fitted model with its scoreboard and the rule's decision about it. `version` None: not registered."""
+    """A fitted model, its predictions for rows held out, their scoreboard, and the rule's decision about it."""
 
     model: StepTimeModel
+    held_out: pd.DataFrame
     scoreboard: pd.DataFrame
     decision: Decision
 
@@ -42,8 +45,9 @@ def challenge(frames: Mapping[str, pd.DataFrame], champion: Champion | None) -> 
         return None
     with one_thread():
         model = fit(data, seed=SEED)
-        scores, decision = evaluate.contest(data, model, None if champion is None else champion.model, seed=SEED)
-    return Challenger(model=model, scoreboard=scores, decision=decision)
+        held_out = evaluate.predictions(data, seed=SEED)
+        decision = evaluate.verdict(data, held_out, model, None if champion is None else champion.model)
+    return Challenger(model=model, held_out=held_out, scoreboard=evaluate.summarise(held_out), decision=decision)
 
 
 @task(cache_policy=NO_CACHE)
@@ -59,14 +63,16 @@ def register(
         seed=SEED,
         refresh_id=refresh_id,
     )
-    version = registry.log_challenger(
-        here.home,
-        provider,
-        challenger.model,
-        scoreboard=challenger.scoreboard,
-        card=card(provider, challenger, provenance, now),
-        provenance=provenance,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        version = registry.log_challenger(
+            here.home,
+            provider,
+            challenger.model,
+            scoreboard=challenger.scoreboard,
+            card=card(provider, challenger, provenance, now),
+            provenance=provenance,
+            plots=plots.draw(challenger.held_out, here.home, Path(folder)),
+        )
     decision = challenger.decision
     (registry.promote if decision.promote else registry.refuse)(here.home, provider, version, decision.reason)
     with here.warehouse.transact() as connection:

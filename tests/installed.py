@@ -171,8 +171,10 @@ def furnished() -> Path:
     """A project's folder whose state/ has the model registered as champion, prices of noon, and a published table."""
     folder = Path(tempfile.mkdtemp(dir=Path(os.environ["SRIFT_HOME"]).parent, prefix="furnished-"))
     here = install(folder)
+    plot = folder / "calibration.png"
+    plot.write_bytes(b"a picture")
     version = registry.log_challenger(
-        here.home, "local", model(), scoreboard=scores(), card="# a card", provenance=provenance()
+        here.home, "local", model(), scoreboard=scores(), card="# a card", provenance=provenance(), plots=[plot]
     )
     registry.promote(here.home, "local", version, "the first")
     prices.note_definitions.fn(here, NOON)

@@ -91,6 +91,20 @@ def append_scores(connection: Connection, scores: Sequence[Row], *, provider: st
     return append(connection, "raw_scores", [row | stamp for row in rows])
 
 
+def append_ledger(connection: Connection, rows: Sequence[Row], *, refresh_id: str, judged_at: datetime) -> int:
+    """Promises judged: the columns of raw_ledger. One that was judged by the same runs before is not added."""
+    stamp = {"refresh_id": refresh_id, "judged_at": judged_at}
+    return append(connection, "raw_ledger", [dict(row) | stamp for row in rows])
+
+
+def append_drift(
+    connection: Connection, rows: Sequence[Row], *, provider: str, refresh_id: str, judged_at: datetime
+) -> int:
+    """Groups of recent runs judged by a refresh: the columns of the mart `drift`."""
+    stamp = {"provider": provider, "refresh_id": refresh_id, "judged_at": judged_at}
+    return append(connection, "raw_drift", [dict(row) | stamp for row in rows])
+
+
 def append_timings(connection: Connection, seconds: Mapping[str, float], *, refresh_id: str) -> int:
     """Seconds of a refresh that are not steps of a benchmark, by phase."""
     rows = [{"refresh_id": refresh_id, "phase": phase, "seconds": spent} for phase, spent in seconds.items()]

@@ -157,6 +157,12 @@ def select(
     return frame
 
 
+def has_relation(connection: duckdb.DuckDBPyConnection, name: str) -> bool:
+    """Is there a table or view of that name? A file of an older version may lack the newer ones."""
+    query = "select 1 from information_schema.tables where table_name = ?"
+    return connection.execute(query, [name]).fetchone() is not None
+
+
 def drop_views(connection: duckdb.DuckDBPyConnection) -> None:
     """Drop every view, so that one whose file is gone does not linger."""
     names = connection.execute("select view_name from duckdb_views() where not internal").fetchall()

@@ -14,52 +14,59 @@ from typing import Any
 import duckdb
 import pandas as pd
 
-from .database import SQL_FOLDER, Warehouse, WarehouseMissing, create_views, select
+from .database import SQL_FOLDER, Warehouse, WarehouseMissing, create_views, has_relation, select
 
-TABLES = ("recommendations", "recommendation_history")
+TABLES = ("recommendations", "recommendation_history", "regret_ledger", "drift")
+FILES = ("recommendations", "regret_ledger")  # that stand beside as .parquet and .csv too
 VIEWS = frozenset({"recommendation_changes", "pareto"})
 _STORAGE = "v1.0.0"  # readable by 1.x: what 2.0 writes by default is not
 
 
 def export(warehouse: Warehouse, folder: Path) -> list[Path]:
-    """Replace recommendations.duckdb, .parquet and .csv in `folder` by the current state; returns their paths.
+    """Replace recommendations.duckdb, and .parquet and .csv of each of FILES, by the current state; returns the paths.
 
     Raises WarehouseBusy, WarehouseMissing, and OSError (a full disk); then the old files stay as they were.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    beside = {
-        kind: folder / f".recommendations.{os.getpid()}.{kind}" for kind in ("duckdb", "parquet", "csv", "history")
-    }
+    targets = [folder / "recommendations.duckdb"]
+    targets += [folder / f"{name}.{kind}" for name in FILES for kind in ("parquet", "csv")]
+    beside = {target: _beside(target) for target in targets}
+    sources = {name: beside.get(folder / f"{name}.parquet", _beside(folder / f"{name}.parquet")) for name in TABLES}
     with ExitStack() as leftovers:
-        for path in beside.values():
+        for path in {*beside.values(), *sources.values()}:
             leftovers.callback(path.unlink, missing_ok=True)
             path.unlink(missing_ok=True)
         with warehouse.read() as connection:
             comments = _comments(connection)
-            _copy(connection, "select * from recommendations", beside["parquet"], "format parquet")
-            _copy(connection, "select * from recommendation_history", beside["history"], "format parquet")
-            _copy(
-                connection,
-                "select * replace (to_json(cluster_offers) as cluster_offers) from recommendations",
-                beside["csv"],
-                "format csv, header",
-            )
-        sources = dict(zip(TABLES, (beside["parquet"], beside["history"]), strict=True))
-        _write_database(beside["duckdb"], sources, comments)
-        targets = [folder / f"recommendations.{kind}" for kind in ("duckdb", "parquet", "csv")]
+            for name, path in sources.items():
+                _copy(connection, f"select * from {name}", path, "format parquet")
+            for name in FILES:
+                offers = " replace (to_json(cluster_offers) as cluster_offers)" if name == "recommendations" else ""
+                _copy(connection, f"select *{offers} from {name}", beside[folder / f"{name}.csv"], "format csv, header")
+        _write_database(beside[targets[0]], sources, comments)
         for target in targets:
-            os.replace(beside[target.suffix[1:]], target)
+            os.replace(beside[target], target)
     return targets
+
+
+def _beside(path: Path) -> Path:
+    """Where a file is written before it is renamed into place."""
+    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def read_published(
     folder: Path, relation: str = "recommendations", params: Mapping[str, Any] | None = None
 ) -> pd.DataFrame:
-    """A relation of the published copy as a frame. Raises WarehouseMissing where nothing was published yet."""
+    """A relation of the published copy as a frame.
+
+    Raises WarehouseMissing where nothing was published yet, or by an older version that had no such relation.
+    """
     path = folder / "recommendations.duckdb"
     if not path.exists():
         raise WarehouseMissing(f"nothing has been published in {folder} yet: run `srift refresh` first")
     with duckdb.connect(str(path), read_only=True) as connection:
+        if not has_relation(connection, relation):
+            raise WarehouseMissing(f"{path} has no {relation} yet: run `srift refresh` first")
         return select(connection, relation, params)
 
 

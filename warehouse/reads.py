@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from .database import Warehouse, select
+from .database import Warehouse, has_relation, select
 
 TRAINING_FRAMES = ("runs", "profiles", "buckets", "probes", "workloads", "instance_types")
 
@@ -32,6 +32,16 @@ def training_digest(frames: dict[str, pd.DataFrame]) -> str:
 def offers(warehouse: Warehouse, provider: str) -> pd.DataFrame:
     """The provider's newest snapshot of prices; unknown dollars are NaN."""
     return warehouse.select("offers", {"provider": provider})
+
+
+def drifting(warehouse: Warehouse, provider: str) -> pd.DataFrame:
+    """Rows of the mart `drift` that are drifting now; none before the first refresh, or the first of this version."""
+    if not warehouse.path.exists():
+        return pd.DataFrame()
+    with warehouse.read() as connection:
+        if not has_relation(connection, "drift"):
+            return pd.DataFrame()
+        return select(connection, "drift", {"provider": provider, "drifting": True})
 
 
 def mart(warehouse: Warehouse, name: str, **equal: Any) -> pd.DataFrame:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from functools import cache
 
+import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import norm
 
 from models.evaluate import (
     COLUMNS,
     SPLITS,
+    calibration,
     contest,
     decide,
     held_out,
@@ -104,6 +107,17 @@ def test_a_clearly_better_challenger_is_promoted_and_a_slightly_better_one_is_no
     lucky = one_setup_only["setup"] == one_setup_only["setup"].iloc[0]
     refused = decide(off(1.05), one_setup_only.assign(step_s=one_setup_only["step_s"].where(~lucky, 9.0)))
     assert not refused.promote and "less than noise" in refused.reason
+
+
+def test_calibration_states_how_many_lie_inside_narrower_intervals() -> None:
+    spread = 0.1
+    quantiles = norm.ppf((np.arange(1000) + 0.5) / 1000)
+    rows = pd.DataFrame({"split": "setup", "measured_s": np.exp(spread * quantiles), "step_s": 1.0})
+    honest = rows.assign(step_low_s=np.exp(-1.6449 * spread), step_high_s=np.exp(1.6449 * spread))
+    assert calibration(honest)["observed"].tolist() == pytest.approx([0.5, 0.8, 0.9], abs=0.002)
+    wide = calibration(honest.assign(step_low_s=np.exp(-3.3 * spread), step_high_s=np.exp(3.3 * spread)))
+    assert (wide["observed"] > wide["stated"] + 0.05).all() and set(wide["rows"]) == {1000}
+    assert len(calibration(rows.iloc[:0])) == 0
 
 
 def test_a_run_counts_once_however_many_splits_hold_it_out() -> None:

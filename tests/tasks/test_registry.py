@@ -140,6 +140,7 @@ def test_a_version_carries_its_scoreboard_its_card_and_where_it_came_from(home: 
     assert run.data.metrics["workload/all/mean_error"] == 0.05
     artifacts = {one.path for one in client(home).list_artifacts(str(found.run_id))}
     assert artifacts >= {"card.md", "scoreboard.csv"}
+    assert [one.path for one in client(home).list_artifacts(str(found.run_id), "plots")] == ["plots/calibration.png"]
 
 
 def test_the_champion_comes_back_bit_for_bit(home: Path) -> None:

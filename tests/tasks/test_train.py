@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from models.evaluate import Decision
+from models.evaluate import Decision, predictions_of
 from tasks import registry
 from tasks.installation import Installation
 from tasks.registry import Champion
@@ -46,7 +47,10 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def challenger(promote: bool) -> Challenger:
     return Challenger(
-        model=model(), scoreboard=scores(), decision=Decision(promote=promote, reason="so says the rule.")
+        model=model(),
+        held_out=pd.DataFrame(),
+        scoreboard=scores(),
+        decision=Decision(promote=promote, reason="so says the rule."),
     )
 
 
@@ -58,7 +62,7 @@ def test_the_first_challenger_is_scored_on_rows_held_out_and_promoted() -> None:
     made = challenge.fn(few(), None)
     assert made is not None and made.decision.promote
     assert set(made.model.trained_on) <= set(few()["runs"]["run_id"])
-    assert {"workload", "setup"} <= set(made.scoreboard["split"])
+    assert {"workload", "setup"} <= set(made.scoreboard["split"]) == set(made.held_out["split"])
     assert set(made.scoreboard.loc[made.scoreboard["split"] == "workload", "group"]) == {"conv", "lm", "all"}
 
 
@@ -88,6 +92,22 @@ def test_the_version_its_scores_and_the_decision_are_written_down(
     assert row["training_digest"] == logged["provenance"].training_digest == reads.training_digest(frames())
     written = mart(here.warehouse, "scores", provider="local", version="4")
     assert sorted(written["mean_error"]) == [0.05, 0.05]
+
+
+def test_what_was_held_out_is_drawn_for_the_versions_page(
+    here: Installation, logged: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bytes] = []
+    keep = registry.log_challenger
+
+    def log(*told: Any, plots: list[Path], **rest: Any) -> int:
+        seen.extend(path.read_bytes()[:4] for path in plots)
+        return keep(*told, **rest)
+
+    monkeypatch.setattr(registry, "log_challenger", log)
+    made = replace(challenger(True), held_out=predictions_of(model(), measured()).assign(split="setup", group="one"))
+    register.fn(here, made, frames(), "refresh-9", NOON)
+    assert seen == [b"\x89PNG"] * 3
 
 
 def test_the_card_tells_the_puller_what_how_well_and_how(here: Installation, logged: dict[str, Any]) -> None:

@@ -202,3 +202,38 @@ def stamp(n: int, provider: str = "local", model_version: str = "1") -> dict[str
         "refresh_id": f"refresh-{n}",
         "model_version": model_version,
     }
+
+
+def judgement(promise_id: str = "p1", evidence: str = "e1", **changes: Any) -> dict[str, Any]:
+    """A promise of the first publication, judged by two runs of the choice and one of a rival."""
+    row: dict[str, Any] = {
+        "promise_id": promise_id,
+        "evidence": evidence,
+        "evidence_runs": 3,
+        "provider": "local",
+        "publication_id": "local-1",
+        "published_at": NOON,
+        "model_version": "1",
+        "workload": "tiny",
+        "goal": "cheapest",
+        "cluster": "2xsmall",
+        "market": "spot",
+        "promised_step_s": 0.5,
+        "promised_step_low_s": 0.4,
+        "promised_step_high_s": 0.6,
+        "promised_hours": 1.0,
+        "promised_usd": 0.02,
+        "runs": 2,
+        "measured_step_s": 0.55,
+        "measured_hours": 1.1,
+        "measured_usd": 0.022,
+        "within_interval": True,
+        "met_constraint": None,
+        "rivals_named": 2,
+        "rivals_measured": 1,
+        "verdict": "compared",
+        "regret": 0.1,
+        "first_measured_at": NOON + timedelta(hours=1),
+        "newest_measured_at": NOON + timedelta(hours=2),
+    }
+    return row | changes

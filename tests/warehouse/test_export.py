@@ -16,7 +16,7 @@ from warehouse.database import Warehouse, WarehouseMissing
 from warehouse.export import export, read_published
 from warehouse.publication import publish
 
-PUBLISHED = ("recommendations", "recommendation_history", "recommendation_changes", "pareto")
+PUBLISHED = ("recommendations", "recommendation_history", "recommendation_changes", "pareto", "regret_ledger", "drift")
 READ = """
 import duckdb, sys
 with duckdb.connect(sys.argv[1], read_only=True) as connection:
@@ -36,7 +36,7 @@ def test_every_published_column_is_commented_with_its_unit(warehouse: Warehouse,
         whole = connection.execute("select comment from duckdb_tables()").fetchall()
     with warehouse.read() as connection:
         inside = connection.execute(query, [list(PUBLISHED)]).fetchall()
-    assert tables == {"recommendations", "recommendation_history"}
+    assert tables == {"recommendations", "recommendation_history", "regret_ledger", "drift"}
     assert all(comment for (comment,) in whole)
     for name in ("recommendations", "recommendation_history"):
         assert [column for table, column, _ in outside if table == name] == CONTRACT
@@ -58,7 +58,10 @@ def test_the_copies_agree_and_parquet_and_csv_have_the_contracts_columns(warehou
     publish(warehouse, [recommendation(), recommendation(goal="fastest", bottleneck=None)], **stamp(1))
     folder = tmp_path / "published"
     paths = export(warehouse, folder)
-    assert [path.name for path in paths] == [f"recommendations.{kind}" for kind in ("duckdb", "parquet", "csv")]
+    assert [path.name for path in paths] == [
+        *(f"recommendations.{kind}" for kind in ("duckdb", "parquet", "csv")),
+        *(f"regret_ledger.{kind}" for kind in ("parquet", "csv")),
+    ]
     assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in paths)  # nothing left beside
     frames = [read_published(folder), pd.read_parquet(paths[1]), pd.read_csv(paths[2])]
     for frame in frames:

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.warehouse.builders import CONTRACT, NOON, TYPES, offered, recommendation, stamp
-from warehouse.append import note_instance_types
+from tests.warehouse.builders import CONTRACT, NOON, TYPES, judgement, offered, recommendation, stamp
+from warehouse.append import append_ledger, note_instance_types
 from warehouse.database import SQL_FOLDER, Warehouse
 from warehouse.publication import PublicationRefused, publish
 
@@ -89,6 +89,32 @@ def test_an_unsound_row_stops_the_publication(warehouse: Warehouse, check: str, 
 def test_duplicate_ranks_and_empty_publications_are_refused(warehouse: Warehouse) -> None:
     assert refused(warehouse, recommendation(), recommendation()) == ["ranks_are_distinct"]
     assert refused(warehouse) == ["something_is_published"]
+
+
+@pytest.mark.parametrize(
+    ("check", "change"),
+    [
+        ("regret_is_never_negative", {"regret": -0.01}),
+        ("regret_is_never_negative", {"regret": None}),
+        ("regret_is_never_negative", {"met_constraint": False}),
+        ("regret_is_never_negative", {"verdict": "missed_constraint", "met_constraint": False}),
+        ("regret_is_never_negative", {"rivals_measured": 0}),
+        ("ledger_is_positive", {"measured_step_s": 0.0}),
+        ("ledger_is_positive", {"measured_hours": None}),
+        ("ledger_is_positive", {"measured_usd": 0.0}),
+        ("ledger_is_positive", {"measured_p_meets": 1.1}),
+        ("ledger_is_positive", {"first_measured_at": NOON}),
+    ],
+)
+def test_an_unsound_judgement_stops_the_publication(warehouse: Warehouse, check: str, change: dict[str, Any]) -> None:
+    with warehouse.transact() as connection:
+        append_ledger(connection, [judgement()], refresh_id="r", judged_at=NOON)
+    publish(warehouse, [recommendation()], **stamp(0))  # a sound one does not
+    with warehouse.transact() as connection:
+        append_ledger(connection, [judgement("p2", **change)], refresh_id="r", judged_at=NOON)
+    with pytest.raises(PublicationRefused) as caught:
+        publish(warehouse, [recommendation()], **stamp(1))
+    assert {failure.split(":")[0] for failure in caught.value.failures} == {check}
 
 
 def test_a_machine_of_another_provider_is_refused(warehouse: Warehouse) -> None:

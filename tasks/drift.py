@@ -1,0 +1,60 @@
+"""Lets the champion judge the runs that it has not learned from, and tells the next campaign which machines drift."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+
+import pandas as pd
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from models import drift
+from models.identity import rows_of
+from models.learning import TrainingData
+from warehouse import append, reads
+
+from .installation import Installation
+from .registry import Champion
+
+
+@task(cache_policy=NO_CACHE)
+def note_drift(
+    here: Installation, frames: Mapping[str, pd.DataFrame], champion: Champion | None, refresh_id: str, now: datetime
+) -> list[str]:
+    """Judge the recent runs before a challenger learns from them; returns a sentence for each drift that goes on.
+
+    Without a champion, or a run that is new to it, nothing is judged and what was known stays.
+    """
+    provider = here.provider.name
+    if champion is not None:
+        before = {
+            (row["scope"], row["instance_type"], row["zone"]): row["since"]
+            for row in rows_of(reads.drifting(here.warehouse, provider))
+        }
+        found = drift.judge(drift.recent(champion.model, TrainingData(**frames)), before)
+        rows = [asdict(one) | {"model_version": str(champion.version)} for one in found]
+        with here.warehouse.transact() as connection:
+            append.append_drift(connection, rows, provider=provider, refresh_id=refresh_id, judged_at=now)
+    return drift_sentences(here, reads.drifting(here.warehouse, provider))
+
+
+def drift_sentences(here: Installation, drifting: pd.DataFrame) -> list[str]:
+    """What to say of the drifting rows of the mart `drift`; not of instance types that are offered no more."""
+    known = {one.name for one in here.provider.instance_types()}
+    rows = rows_of(drifting)
+    return [drift.sentence(row) for row in rows if row["scope"] == "provider" or row["instance_type"] in known]
+
+
+def drifting_types(here: Installation) -> dict[str, datetime]:
+    """When each drifting instance type was found to drift: what was measured before has to be measured again.
+
+    Where all runs together drift, that is every type on offer.
+    """
+    moments: dict[str, datetime] = {}
+    for row in rows_of(reads.drifting(here.warehouse, here.provider.name)):
+        everything = [one.name for one in here.provider.instance_types()]
+        for name in [row["instance_type"]] if row["scope"] == "type" else everything:
+            moments[name] = max(row["newest_measured_at"].to_pydatetime(), moments.get(name, datetime.min))
+    return moments
