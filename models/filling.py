@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import pandas as pd
 
+from .appraisal import Appraisal
 from .cloud import Cluster, parse_cluster
 from .identity import Key, row_key, rows_of
 from .schedule import Schedule
@@ -32,6 +33,8 @@ _WEIGHTS = {
 }
 _PROBE_WORTH = 1.5  # a sweep serves every workload on its cluster
 _PROBED_SIZES = 4  # message sizes that make a sweep
+_REGRET_WORTH = 100.0  # a run that saves 1 % of regret is worth as much as one new feature: pilots of a new workload,
+# of which some ten bring its regret of tens of per cent down, then compete with what betters known choices
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,6 +47,7 @@ class Knowledge:
     workloads: tuple[str, ...]
     seen: Counter[tuple[str, ...]] = field(default_factory=Counter)
     seed: int = 0
+    appraisal: Appraisal | None = None
 
     @classmethod
     def of(
@@ -104,8 +108,17 @@ class Knowledge:
         pairs.sort(key=lambda pair: ((pair[0] - pair[1]) % len(self.workloads), pair[1]))
         return [(self.workloads[w], names[t]) for w, t in pairs if (self.workloads[w], names[t]) not in self.profiled]
 
+    def explores(self, members: tuple[str, ...]) -> bool:
+        """Is there a model yet, and does it know these instance types? Else collectives are timed on them."""
+        return self.appraisal is None or not self.appraisal.covers(members)
+
     def value(self, want: Want) -> float:
-        """Worth of a training run beside all that is known; at most the sum of the weights times its uncertainty."""
+        """Worth of a training run beside all that is known: by the choices it may change, where the model knows it.
+
+        Else by how new its features are, at most the sum of the weights times its uncertainty.
+        """
+        if self.appraisal is not None and self.appraisal.judges(want):
+            return _REGRET_WORTH * self.appraisal.value(want)
         features = _features(want.workload, want.members, want.global_batch, want.accumulation_steps)
         types = len(set(want.members))
         shared = {"workload and machine": 1 / types}
@@ -120,6 +133,8 @@ class Knowledge:
         """Count a chosen run as if it were measured."""
         if want.kind == "train":
             self.seen.update(_features(want.workload, want.members, want.global_batch, want.accumulation_steps))
+            if self.appraisal is not None and self.appraisal.judges(want):
+                self.appraisal.add(want)
         elif want.kind == "profile":
             self.profiled.add((want.workload, want.members[0]))
         else:
@@ -134,6 +149,7 @@ class Knowledge:
             workloads=self.workloads,
             seen=self.seen.copy(),
             seed=self.seed,
+            appraisal=None if self.appraisal is None else self.appraisal.copy(),
         )
 
     def reason(self, want: Want) -> str:
@@ -145,6 +161,8 @@ class Knowledge:
         where = f"{want.workload} on {want.cluster} at global batch {want.global_batch}"
         if want.accumulation_steps > 1:
             where += f" in {want.accumulation_steps} accumulation steps"
+        if self.appraisal is not None and self.appraisal.judges(want):
+            return f"{where}: {self.appraisal.reason(want)}"
         tail = "" if want.exact else ", off its own batch for variety"
         if want.width is not None:
             return f"{where}: predicted only within {want.width / 2:.0%} either way{tail}"
@@ -158,7 +176,7 @@ class Filled:
     """What a launch would measure, in order, and what it is worth a second."""
 
     wants: tuple[Want, ...]
-    worth: float
+    worth: float  # of a billed second
 
 
 def fill(
@@ -174,7 +192,8 @@ def fill(
 
     Profiles that are missing come first, then a sweep of collectives over two machines and over all (unless known),
     then training runs by value per second (lazily re-valued: values only fall as runs are added) until one more is
-    worth less per second than the launch so far.
+    worth less per second than the launch so far. Runs of no worth are left out; seconds that the minimum bills anyway
+    cost nothing.
     """
     schedule = Schedule.of(cluster)
     left = most_s - costs.launch_s
@@ -187,7 +206,7 @@ def fill(
         must.append(profile_want(sized[workload], kinds[name], costs))
     names = tuple(offer.instance_type.name for offer in cluster.members)
     probed = sorted({names[:2], names} - {names[:1]}, key=len)  # sizes between follow from the two ends
-    must += [probe_want(members, costs) for members in probed if members not in trial.probed]
+    must += [probe_want(one, costs) for one in probed if one not in trial.probed and trial.explores(one)]
     chosen: list[Want] = []
     for want in must:
         if schedule.seconds + schedule.extra_s(want) <= left:
@@ -198,7 +217,8 @@ def fill(
     worth, must_s = _PROBE_WORTH * len(probing), max(schedule.alone_s)  # profiles must be: no run is weighed by them
     trains: list[Want] = []
     wants = [want for members in parts for want in by_members.get(members, ())]
-    heap = [(-trial.value(want) / want.est_s, place) for place, want in enumerate(wants)]
+    values = [trial.value(want) for want in wants]
+    heap = [(-values[place] / want.est_s, place) for place, want in enumerate(wants) if values[place] > 0]
     heapq.heapify(heap)
     while heap:
         _, place = heapq.heappop(heap)
@@ -209,8 +229,8 @@ def fill(
         if heap and -value / want.est_s > heap[0][0]:
             heapq.heappush(heap, (-value / want.est_s, place))
             continue
-        spent = costs.launch_s + schedule.seconds - must_s
-        if value / want.est_s < worth / spent:
+        spent, more = (costs.billed_s(schedule.seconds - must_s + one) for one in (0.0, want.est_s))
+        if value <= 0 or (more > spent and value / want.est_s < worth / spent):
             break
         trains.append(want)
         schedule.add(want)
@@ -218,7 +238,7 @@ def fill(
         worth += value
     if not trains and not any(want.kind == "profile" for want in chosen):
         return Filled(wants=(), worth=0.0)
-    spent = costs.launch_s + schedule.seconds - must_s
+    spent = costs.billed_s(schedule.seconds - must_s)
     return Filled(wants=(*chosen, *_alternating(trains, trial.workloads)), worth=worth / spent)
 
 

@@ -11,9 +11,14 @@ import pandas as pd
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from models.campaign import Launch, shopping_list
+from models import campaign as pure
+from models.campaign import STOPS, Launch, shopping_list
 from models.cloud import InstanceType, Offer, parse_cluster
+from models.contenders import Contenders, contenders_of
+from models.learning import valid_runs
+from models.planner import distinct
 from models.step_time import StepTimeModel
+from models.wants import EC2_COSTS, Costs
 from models.workload import Workload
 from warehouse import reads
 from warehouse.database import WarehouseMissing
@@ -21,10 +26,12 @@ from warehouse.database import WarehouseMissing
 from .facts import with_facts
 from .installation import Installation, open_installation
 from .prices import current_offers, nothing_to_buy
+from .recommend import setups_of
 from .registry import Champion, load_champion
 from .report import reporter
 from .tally import Tally
 
+COSTS = {"local": Costs()}  # elsewhere EC2's: a launch is billed for a minute at least
 MOST_LISTS = 4  # of one campaign: where machines are always refused, asking on is no use
 
 
@@ -56,6 +63,8 @@ def shop(
         stale_before=datetime.now(UTC) - timedelta(days=campaign.stale_after_days),
         expected_step=None if champion is None else lambda setups: _expected(champion.model, workloads, types, setups),
         failures=_failures(here),
+        costs=COSTS.get(here.provider.name, EC2_COSTS),
+        model=None if champion is None else _model(here, champion.model, workloads, offers, frames["runs"]),
     )
 
 
@@ -73,6 +82,8 @@ def within(here: Installation, champion: Champion | None, tally: Tally) -> Itera
                 break
             yield launch
         if not launches:
+            if champion is not None and tally.left_usd > 0 and tally.left_s > 0:
+                reporter().say(STOPS)
             break
     reporter().stop()
 
@@ -88,6 +99,31 @@ def _failures(here: Installation) -> pd.DataFrame:
         return pd.DataFrame()
     digests = {workload.digest for workload in here.workloads}
     return failed[(failed["kind"] == "probe") | failed["workload_digest"].isin(digests)]
+
+
+def _model(
+    here: Installation,
+    model: StepTimeModel,
+    workloads: Sequence[Workload],
+    offers: Sequence[Offer],
+    runs: pd.DataFrame,
+) -> pure.Model:
+    """What the champion says of the workloads and types that it has met as they are defined now."""
+    known = [offer for offer in offers if model.met_type(offer.instance_type)]
+    contenders: dict[str, Contenders] = {}
+    for workload in workloads:
+        setups = setups_of(here, model, workload, known) if known and model.met_workload(workload) else []
+        if setups:
+            firsts, twins = distinct(setups)
+            predicted = model.predict(pd.DataFrame([setup.row() for setup in firsts])).iloc[twins]
+            contenders[workload.name] = contenders_of(workload, setups, predicted)
+    fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
+    return pure.Model(
+        contenders=contenders,
+        joint=model.joint,
+        types=frozenset(offer.instance_type.name for offer in known),
+        fresh=valid_runs(fresh),
+    )
 
 
 def _expected(
