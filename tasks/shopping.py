@@ -82,8 +82,7 @@ def within(here: Installation, champion: Champion | None, tally: Tally) -> Itera
                 break
             yield launch
         if not launches:
-            if champion is not None and tally.left_usd > 0 and tally.left_s > 0:
-                reporter().say(STOPS)
+            _say_why(champion, tally.left_usd)
             break
     reporter().stop()
 
@@ -155,7 +154,16 @@ def dry_run(provider: str, max_usd: float | None) -> list[Launch]:
     offers = here.provider.offers(now)
     for sentence in filter(None, [nothing_to_buy(offers, here.settings.campaign.market)]):
         reporter().say(sentence)
-    return shop.fn(here, offers, _of_today(frames, here.workloads), champion, max_usd)
+    launches = shop.fn(here, offers, _of_today(frames, here.workloads), champion, max_usd)
+    if not launches:
+        _say_why(champion, here.settings.campaign.max_usd if max_usd is None else max_usd)
+    return launches
+
+
+def _say_why(champion: Champion | None, left_usd: float) -> None:
+    """Why a list is empty though there is money: with a champion, since nothing more would change a choice."""
+    if champion is not None and left_usd > 0:
+        reporter().say(STOPS)
 
 
 def _of_today(frames: Mapping[str, pd.DataFrame], workloads: Sequence[Workload]) -> dict[str, pd.DataFrame]:

@@ -15,9 +15,9 @@ from models.campaign import Launch, Model, shopping_list
 from models.cloud import Cluster
 from models.contenders import contenders_of
 from models.planner import candidates
+from models.ranking import recommend
 from models.wants import Costs, train_wants
 from models.workload import Goal, Workload
-from models.ranking import recommend
 from models.worth import Belief, choice
 from tests.models.planning import (
     CORES,
