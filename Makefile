@@ -48,7 +48,7 @@ bench-models: setup ## the step-time models on measured rows: ROWS=file FACTS=fi
 	@$(BIN)/pip install --quiet --quiet --constraint constraints.txt --editable '.[dev,bench]'
 	@$(BIN)/python -m flows.bench_models $(ROWS) --workloads $(FACTS) --catalogue $(CATALOGUE) $(ARGS)
 
-bench-campaign: setup ## dollars until choices are good, ours and rivals': ROWS=file FACTS=file CATALOGUE=file (about 6 minutes)
+bench-campaign: setup ## dollars until choices are good, ours and rivals': ROWS=file FACTS=file CATALOGUE=file (about 4 minutes)
 	@$(BIN)/python -m flows.bench_campaign $(ROWS) --workloads $(FACTS) --catalogue $(CATALOGUE) $(ARGS)
 
 clean: ## remove the environment and the caches; the measurements in SRIFT_HOME stay

@@ -28,7 +28,7 @@ def bench_campaign(
     hard: Annotated[
         bool, typer.Option(help="Nothing of the workload is known: one device must be bought too.")
     ] = False,
-    seeds: Annotated[int, typer.Option(min=1)] = 5,
+    seeds: Annotated[int, typer.Option(min=1)] = 3,
     seed: int = 2026,
     percent: Annotated[float, typer.Option(min=0)] = 5.0,
     out: Annotated[Path | None, typer.Option(help="Where to write every curve, CSV; the plot lands beside it.")] = None,

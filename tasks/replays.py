@@ -167,8 +167,8 @@ def plot(curves: pd.DataFrame, path: Path, *, title: str) -> None:
     usd = np.geomspace(most / 500, most, 200).tolist()
     table = regrets(curves, usd).set_index("policy")
     for policy, values in table.iterrows():
-        ours = policy == OURS
-        axes.plot(usd, values.to_numpy(float), label=str(policy), linewidth=3 if ours else 1.2, zorder=3 if ours else 2)
+        style = {"color": "black", "linewidth": 3, "zorder": 3} if policy == OURS else {"linewidth": 1.2}
+        axes.plot(usd, values.to_numpy(float), label=str(policy), **style)
     axes.axhline(5, color="grey", linewidth=0.8, linestyle="--")
     axes.set(
         xscale="log", xlabel="dollars spent on one workload", ylabel="mean regret, per cent", title=title, ylim=(0, 60)
