@@ -32,7 +32,7 @@ from .report import reporter
 from .tally import Tally
 
 COSTS = {"local": Costs()}  # elsewhere EC2's: a launch is billed for a minute at least
-MOST_LISTS = 4  # of one campaign: where machines are always refused, asking on is no use
+MOST_LISTS = 4  # of one campaign, with a champion those without a run: always refused, asking on is no use
 
 
 @task(cache_policy=NO_CACHE)
@@ -71,19 +71,23 @@ def shop(
 def within(here: Installation, champion: Champion | None, tally: Tally) -> Iterator[Launch]:
     """Launches within what `tally` has left, list after list, each made with what came home from the last.
 
-    So a cluster that was taken away by the market or refused is not the end of what it was to measure.
+    So a cluster that was taken away by the market or refused is not the end of what it was to measure. With a champion
+    every launch is chosen anew, since what the one before it measured says what is still worth measuring.
     """
-    for _ in range(MOST_LISTS):
+    lists = 0
+    while lists < MOST_LISTS:
         frames = reads.training_frames(here.warehouse, here.provider.name)
         launches = shop(here, current_offers(here), frames, champion, tally.left_usd, tally.left_s)
         reporter().start(tally.runs + sum(len(launch.items) for launch in launches))
-        for launch in launches:
+        before = tally.runs
+        for launch in launches if champion is None else launches[:1]:
             if not tally.affords(launch):
                 break
             yield launch
         if not launches:
             _say_why(champion, tally.left_usd)
             break
+        lists += champion is None or tally.runs == before  # a champion's lists end by themselves
     reporter().stop()
 
 

@@ -220,3 +220,25 @@ def test_a_campaign_that_stops_with_money_left_says_why(
     for asked, usd, said in ((champion(), 1.0, True), (champion(), 0.0, False), (None, 1.0, False)):
         assert list(shopping.within(here, asked, Tally(cap_usd=usd, stop_at=time.monotonic() + 100.0))) == []
         assert (STOPS in capsys.readouterr().err) == said
+
+
+def test_with_a_champion_every_launch_is_chosen_by_what_the_last_one_measured(
+    here: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = shop(here, None, asked=champion())[:1] * 2
+    lists: list[int] = []
+
+    def shopped(*_: object) -> list[Launch]:
+        lists.append(tally.runs)
+        return planned if len(lists) <= 6 else []
+
+    monkeypatch.setattr(shopping, "shop", shopped)
+    monkeypatch.setattr(shopping, "current_offers", lambda here: here.provider.offers(NOON))
+    monkeypatch.setattr(reads, "training_frames", lambda *_: FRAMES)
+    tally = Tally(cap_usd=1.0, stop_at=time.monotonic() + 1000.0)
+    for _ in shopping.within(here, champion(), tally):
+        tally.runs += 1
+    assert lists == [0, 1, 2, 3, 4, 5, 6], "a list for each launch, as long as runs come home"
+    lists.clear()
+    tally.runs = 0
+    assert len(list(shopping.within(here, champion(), tally))) == shopping.MOST_LISTS  # nothing comes home
