@@ -3,10 +3,13 @@
 A run is worth what it adds to what is known, with diminishing returns, more where predictions are uncertain and less
 off the global batch, per second it takes:
 
-    value = sum over features f of weight_f / (1 + runs that share f)
+    value = sum over features f of weight_f / (1 + runs that share f)                   what no model has met yet
+    value = expected fall of the regret of the table's choices (worth.py)               what the model knows
 
-First every workload is profiled on every instance type, by few launches that hold all types. Then the launch with the
-best value per second follows, and so on; a launch ends where one more run is worth less per second than it is.
+First every workload is profiled on every instance type, by few launches that hold all types. Then the launch follows
+with the best value per part of the caps that it uses up (dollars or seconds, whichever it uses more of), and so on; a
+launch ends where one more run is worth less per second than it is. Where no run is expected to change a choice, the
+list ends, however much is left.
 """
 
 from __future__ import annotations
@@ -17,15 +20,23 @@ from datetime import datetime
 
 import pandas as pd
 
+from .appraisal import Appraisal, Joint
 from .cloud import Cluster, Offer
 from .clusters import Refusal, clusters_of
-from .filling import Knowledge, fill
+from .contenders import Contenders
+from .filling import Filled, Knowledge, fill
 from .identity import Key
+from .moments import gone_stale
 from .schedule import in_order
 from .wants import Costs, Expected, Want, sub_clusters, train_wants
 from .workload import Workload
+from .worth import LEAST_CHANCE, LEAST_REGRET
 
 MOST_CLUSTERS = 600  # that one campaign weighs against each other
+STOPS = (
+    "the campaign stops: no launch that the caps still pay for is expected to change a choice of the table (a run"
+    f" counts for a goal if it changes its choice in {LEAST_CHANCE:.0%} of outcomes and saves {LEAST_REGRET:.1%})"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +54,19 @@ class Wanted:
     message_bytes: tuple[int, ...]
     reason: str
     est_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What the model in force says: who may be chosen in each workload that it has met, and step times jointly.
+
+    `types` are the instance types that it has met; `fresh` are runs that it has not learned from.
+    """
+
+    contenders: Mapping[str, Contenders]
+    joint: Joint
+    types: frozenset[str]
+    fresh: pd.DataFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +99,7 @@ def shopping_list(
     costs: Costs | None = None,
     failures: pd.DataFrame | None = None,
     drifting: Mapping[str, datetime] | None = None,
+    model: Model | None = None,
 ) -> list[Launch]:
     """Launches to make, in order, whose estimates add up to at most `max_usd` dollars and `max_seconds` seconds.
 
@@ -84,8 +109,9 @@ def shopping_list(
     may not. What was measured on a `drifting` instance type up to the time given for it is known no more, and comes
     first. `expected_step` predicts setups
     (step_s, step_low_s, step_high_s); `batches` are global batches by workload where not those of its range. Machines
-    are bought in `market`; an offer without a price, or of another market, is not bought. The same arguments give the
-    same list.
+    are bought in `market`; an offer without a price, or of another market, is not bought. Workloads and types that
+    `model` has met are measured only where that is expected to change a choice; drifting types, and those of which all
+    runs are older than `stale_before`, count as not met. The same arguments give the same list.
     """
     priced = [offer for offer in offers if offer.market == market and offer.usd_per_hour is not None]
     if max_usd <= 0 or max_seconds <= 0 or not priced or not workloads:
@@ -110,6 +136,11 @@ def shopping_list(
     if failures is not None:
         known.give_up(failures, devices)
     wants = {key: want for key, want in wants.items() if key not in known.settled}
+    if model is not None:
+        types = model.types - (drifting or {}).keys() - gone_stale(runs, stale_before)
+        known.appraisal = Appraisal.of(
+            model.contenders, wants.values(), model.joint, types=types, layouts=devices, fresh=model.fresh
+        )
     return _buy(workloads, clusters, wants, known, max_usd=max_usd, max_seconds=max_seconds, costs=prices)
 
 
@@ -132,7 +163,7 @@ def _buy(
     max_seconds: float,
     costs: Costs,
 ) -> list[Launch]:
-    """Launch after launch, the best value per second first, until nothing is left worth or able to be paid."""
+    """Launch after launch, the best value per part of the caps first, until nothing is worth or able to be paid."""
     by_members: dict[tuple[str, ...], list[Want]] = {}
     for want in wants.values():
         by_members.setdefault(want.members, []).append(want)
@@ -142,12 +173,16 @@ def _buy(
     while True:
         first = covering[:1] or clusters
         share = seconds / len(covering) if covering else seconds
-        best = None
+        best: tuple[Cluster, Filled] | None = None
+        most = 0.0
         for cluster in first:
-            most_s = min(share, usd / _usd_per_second(cluster))
-            filled = fill(cluster, workloads, by_members, known, most_s=most_s, costs=costs)
-            if filled.wants and (best is None or filled.worth > best[1].worth):
-                best = (cluster, filled)
+            price = _usd_per_second(cluster)
+            if costs.minimum_s * price > usd:
+                continue
+            filled = fill(cluster, workloads, by_members, known, most_s=min(share, usd / price), costs=costs)
+            worth = filled.worth / max(1 / seconds, price / usd)
+            if filled.wants and (best is None or worth > most):
+                best, most = (cluster, filled), worth
         if covering:
             covering = covering[1:]
         elif best is None:
@@ -160,6 +195,8 @@ def _buy(
             known.add(want)
             if want.kind == "train":
                 by_members[want.members].remove(want)
+        if known.appraisal is not None:
+            known.appraisal.again()
         launches.append(launch)
         seconds -= launch.est_s
         usd -= launch.est_usd
@@ -205,7 +242,7 @@ def _launch(cluster: Cluster, wants: Sequence[Want], known: Knowledge, costs: Co
         cluster=cluster,
         items=items,
         est_s=est_s,
-        est_usd=est_s * _usd_per_second(cluster),
+        est_usd=costs.billed_s(run_s) * _usd_per_second(cluster),
         reason=_reason(wants),
     )
 

@@ -7,13 +7,15 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 
 import pandas as pd
 
+from .appraisal import Appraisal
 from .cloud import Cluster, parse_cluster
 from .identity import Key, row_key, rows_of
+from .moments import after, older
 from .schedule import Schedule
 from .wants import Costs, Want, probe_want, profile_want, sub_clusters
 from .workload import Workload
@@ -33,6 +35,8 @@ _WEIGHTS = {
 }
 _PROBE_WORTH = 1.5  # a sweep serves every workload on its cluster
 _PROBED_SIZES = 4  # message sizes that make a sweep
+_REGRET_WORTH = 100.0  # a run that saves 1 % of regret is worth as much as one new feature: pilots of a new workload,
+# of which some ten bring its regret of tens of per cent down, then compete with what betters known choices
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +50,7 @@ class Knowledge:
     seen: Counter[tuple[str, ...]] = field(default_factory=Counter)
     seed: int = 0
     drifting: Mapping[str, datetime] = field(default_factory=dict)
+    appraisal: Appraisal | None = None
 
     @classmethod
     def of(
@@ -70,13 +75,13 @@ class Knowledge:
         for row in rows_of(runs):
             key = row_key(row, devices)
             workload, machines, steps, *_ = key
-            if any(name in drifting and not _after(row.get("measured_at"), drifting[name]) for name, _, _ in machines):
+            if any(name in drifting and not after(row.get("measured_at"), drifting[name]) for name, _, _ in machines):
                 continue
             times[key] += 1
             batch = steps * sum(count * share for _, count, share in machines)
             seen.update(_features(workload, tuple(name for name, _, _ in machines), batch, steps))
             unsteady = float(row.get("step_spread") or 0.0) > _STEADY  # NaN: unknown, taken for steady
-            stale = stale_before is not None and _older(row.get("measured_at"), stale_before)
+            stale = stale_before is not None and older(row.get("measured_at"), stale_before)
             if not stale and (not unsteady or times[key] >= _ENOUGH_RUNS):
                 settled.add(key)
         sweeps = probes.groupby("cluster")["bytes"].nunique() if len(probes) else pd.Series(dtype=int)
@@ -113,8 +118,17 @@ class Knowledge:
         pairs.sort(key=lambda pair: ((pair[0] - pair[1]) % len(self.workloads), pair[1]))
         return [(self.workloads[w], names[t]) for w, t in pairs if (self.workloads[w], names[t]) not in self.profiled]
 
+    def explores(self, members: tuple[str, ...]) -> bool:
+        """Is there a model yet, and does it know these instance types? Else collectives are timed on them."""
+        return self.appraisal is None or not self.appraisal.covers(members)
+
     def value(self, want: Want) -> float:
-        """Worth of a training run beside all that is known; at most the sum of the weights times its uncertainty."""
+        """Worth of a training run beside all that is known: by the choices it may change, where the model knows it.
+
+        Else by how new its features are, at most the sum of the weights times its uncertainty.
+        """
+        if self.appraisal is not None and self.appraisal.judges(want):
+            return _REGRET_WORTH * self.appraisal.value(want)
         features = _features(want.workload, want.members, want.global_batch, want.accumulation_steps)
         types = len(set(want.members))
         shared = {"workload and machine": 1 / types}
@@ -131,6 +145,8 @@ class Knowledge:
         """Count a chosen run as if it were measured."""
         if want.kind == "train":
             self.seen.update(_features(want.workload, want.members, want.global_batch, want.accumulation_steps))
+            if self.appraisal is not None and self.appraisal.judges(want):
+                self.appraisal.add(want)
         elif want.kind == "profile":
             self.profiled.add((want.workload, want.members[0]))
         else:
@@ -146,6 +162,7 @@ class Knowledge:
             seen=self.seen.copy(),
             seed=self.seed,
             drifting=self.drifting,
+            appraisal=None if self.appraisal is None else self.appraisal.copy(),
         )
 
     def reason(self, want: Want) -> str:
@@ -157,6 +174,8 @@ class Knowledge:
         where = f"{want.workload} on {want.cluster} at global batch {want.global_batch}"
         if want.accumulation_steps > 1:
             where += f" in {want.accumulation_steps} accumulation steps"
+        if self.appraisal is not None and self.appraisal.judges(want):
+            return f"{where}: {self.appraisal.reason(want)}"
         tail = "" if want.exact else ", off its own batch for variety"
         if drifted := sorted(self.drifting.keys() & set(want.members)):
             return f"{where}: {' and '.join(drifted)} drifted, recent runs lay outside their intervals{tail}"
@@ -172,7 +191,7 @@ class Filled:
     """What a launch would measure, in order, and what it is worth a second."""
 
     wants: tuple[Want, ...]
-    worth: float
+    worth: float  # of a billed second
 
 
 def fill(
@@ -188,7 +207,8 @@ def fill(
 
     Profiles that are missing come first, then a sweep of collectives over two machines and over all (unless known),
     then training runs by value per second (lazily re-valued: values only fall as runs are added) until one more is
-    worth less per second than the launch so far.
+    worth less per second than the launch so far. Runs of no worth are left out; seconds that the minimum bills anyway
+    cost nothing.
     """
     schedule = Schedule.of(cluster)
     left = most_s - costs.launch_s
@@ -201,7 +221,7 @@ def fill(
         must.append(profile_want(sized[workload], kinds[name], costs))
     names = tuple(offer.instance_type.name for offer in cluster.members)
     probed = sorted({names[:2], names} - {names[:1]}, key=len)  # sizes between follow from the two ends
-    must += [probe_want(members, costs) for members in probed if members not in trial.probed]
+    must += [probe_want(one, costs) for one in probed if one not in trial.probed and trial.explores(one)]
     chosen: list[Want] = []
     for want in must:
         if schedule.seconds + schedule.extra_s(want) <= left:
@@ -212,7 +232,8 @@ def fill(
     worth, must_s = _PROBE_WORTH * len(probing), max(schedule.alone_s)  # profiles must be: no run is weighed by them
     trains: list[Want] = []
     wants = [want for members in parts for want in by_members.get(members, ())]
-    heap = [(-trial.value(want) / want.est_s, place) for place, want in enumerate(wants)]
+    values = [trial.value(want) for want in wants]
+    heap = [(-values[place] / want.est_s, place) for place, want in enumerate(wants) if values[place] > 0]
     heapq.heapify(heap)
     while heap:
         _, place = heapq.heappop(heap)
@@ -223,8 +244,8 @@ def fill(
         if heap and -value / want.est_s > heap[0][0]:
             heapq.heappush(heap, (-value / want.est_s, place))
             continue
-        spent = costs.launch_s + schedule.seconds - must_s
-        if value / want.est_s < worth / spent:
+        spent, more = (costs.billed_s(schedule.seconds - must_s + one) for one in (0.0, want.est_s))
+        if value <= 0 or (more > spent and value / want.est_s < worth / spent):
             break
         trains.append(want)
         schedule.add(want)
@@ -232,7 +253,7 @@ def fill(
         worth += value
     if not trains and not any(want.kind == "profile" for want in chosen):
         return Filled(wants=(), worth=0.0)
-    spent = costs.launch_s + schedule.seconds - must_s
+    spent = costs.billed_s(schedule.seconds - must_s)
     return Filled(wants=(*chosen, *_alternating(trains, trial.workloads)), worth=worth / spent)
 
 
@@ -261,23 +282,3 @@ def _features(workload: str, members: tuple[str, ...], batch: int, steps: int) -
 def _tie(seed: int, want: Want) -> float:
     """A number in [0, 1) by which equals are told apart; another seed, another order."""
     return zlib.crc32(f"{seed} {want}".encode()) / 2**32
-
-
-def _older(measured_at: object, than: datetime) -> bool:
-    moment = _moment(measured_at)
-    return moment is not None and moment < _aware(than)
-
-
-def _after(measured_at: object, than: datetime) -> bool:
-    moment = _moment(measured_at)
-    return moment is not None and moment > _aware(than)
-
-
-def _moment(measured_at: object) -> datetime | None:
-    if measured_at is None or pd.isna(measured_at):  # type: ignore[call-overload]
-        return None
-    return _aware(pd.Timestamp(measured_at).to_pydatetime())  # type: ignore[arg-type]
-
-
-def _aware(moment: datetime) -> datetime:
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -67,22 +67,23 @@ def recommend(
         checkpoint_s=checkpoint_s,
         seed=seed,
     )
-    return [row for goal in _goals(workload) for row in _rank(workload, goal, view, top)]
+    return [row for goal in goals_of(workload) for row in _rank(workload, goal, view, top)]
 
 
-def _goals(workload: Workload) -> list[Goal]:
+def goals_of(workload: Workload) -> list[Goal]:
     """The workload's goals, and the two that every workload has. Raises ValueError on one that cannot be judged."""
     stated = list(workload.goals)
     for goal in stated:
         if goal.goal not in GOALS:
             raise ValueError(f"{workload.name}: goal {goal.goal!r} is none of {', '.join(GOALS)}")
-        if goal.goal in LIMITED_BY and _limit(goal) is None:
+        if goal.goal in LIMITED_BY and limit_of(goal) is None:
             raise ValueError(f"{workload.name}: goal {goal.goal!r} needs {LIMITED_BY[goal.goal]}")
     names = {goal.goal for goal in stated}
     return stated + [Goal(goal=name) for name in ("cheapest", "fastest") if name not in names]
 
 
-def _limit(goal: Goal) -> float | None:
+def limit_of(goal: Goal) -> float | None:
+    """Hours or dollars of the constraint; None without one."""
     what = LIMITED_BY.get(goal.goal)
     return None if what is None else goal.hours if what == "hours" else goal.usd
 
@@ -91,7 +92,7 @@ def _rank(workload: Workload, goal: Goal, view: Outlook, top: int) -> list[Row]:
     """The rows of one goal."""
     aim = "usd" if goal.goal.startswith("cheapest") else "hours"
     other = "hours" if aim == "usd" else "usd"
-    what, limit = LIMITED_BY.get(goal.goal), _limit(goal)
+    what, limit = LIMITED_BY.get(goal.goal), limit_of(goal)
     usable = np.isfinite(view.hours) & (view.hours > 0) & np.isfinite(view.quantity(aim))
     p_meets: Floats | None = None
     if what is not None and limit is not None:

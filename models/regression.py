@@ -9,6 +9,7 @@ setups.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,8 @@ from .basis import Basis, cholesky
 from .effects import LOCAL, blocks, correlation, noise_variance, terms
 from .features import Features, Keys
 from .setups import FloatArray
+
+Places = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +121,28 @@ class Posterior:
         middle = psi @ self._beta + constant - at.offset
         return np.asarray(middle[:, None] + self.scale * (joint + alone), dtype=float)
 
+    def joint(self, at: Features) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Of log(step / physics) jointly: mean (setups,), covariance (setups, setups), noise variance (setups,).
+
+        The covariance is of what a setup is, without the noise of one new measurement of it.
+        """
+        psi, constant, own = self._project(at)
+        half, unmet = psi @ self._whitener, self._basis.unmet(at)
+        covariance = half @ half.T + unmet @ unmet.T
+        for picked, local in self._local_left(at, np.maximum(own - (unmet**2).sum(axis=1), 0)):
+            covariance[np.ix_(picked, picked)] += local
+        noise = noise_variance(at, self.variances)
+        return psi @ self._beta + constant - at.offset, self.scale**2 * covariance, self.scale**2 * noise
+
     def _local_draws(self, at: Features, own: FloatArray, random: np.random.Generator, count: int) -> FloatArray:
         """(setups, count) of what only neighbours share: one workload on one arrangement errs together."""
         found = np.zeros((len(own), count))
+        for picked, local in self._local_left(at, own):
+            found[picked] = cholesky(local) @ random.standard_normal((len(picked), count))
+        return found
+
+    def _local_left(self, at: Features, own: FloatArray) -> Iterator[tuple[Places, FloatArray]]:
+        """Positions of each block's setups and the covariance of what only they share, given what was measured."""
         for key, picked in _grouped(blocks(at)).items():
             mine = at.take(picked)
             shared = self._local(mine, mine)
@@ -128,9 +150,7 @@ class Posterior:
             if block is not None:
                 half = block.whitener @ self._local(mine, block.features).T
                 shared = shared - half.T @ half
-            rest = np.maximum(own[picked] - np.diag(shared), 0) + 1e-12
-            found[picked] = cholesky(shared + np.diag(rest)) @ random.standard_normal((len(picked), count))
-        return found
+            yield picked, shared + np.diag(np.maximum(own[picked] - np.diag(shared), 0) + 1e-12)
 
     def choose(self, candidates: Features, targets: Features, *, count: int) -> list[int]:
         """Positions of the candidates whose measurement tells most about the targets, one after another.
@@ -182,7 +202,7 @@ class Posterior:
         return np.concatenate(found) if found else np.zeros(0)
 
 
-def _grouped(keys: Keys) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.intp]]]:
+def _grouped(keys: Keys) -> dict[str, Places]:
     places: dict[str, list[int]] = {}
     for at, key in enumerate(keys):
         places.setdefault(key, []).append(at)

@@ -154,6 +154,19 @@ class StepTimeModel:
         middle = np.clip(drawn.mean(axis=1, keepdims=True), -_MOST_CORRECTION, _MOST_CORRECTION)
         return np.asarray(step.times.step_s[:, None] * np.exp(drawn - drawn.mean(axis=1, keepdims=True) + middle))
 
+    def joint(self, setups: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Of log step seconds jointly: mean (setups,), covariance (setups, setups) and variance of a run's noise.
+
+        Raises ValueError as `predict` does, and above 4,000 setups at once.
+        """
+        if len(setups) > MOST_JOINT:
+            raise ValueError(f"{len(setups)} setups at once: at most {MOST_JOINT} jointly")
+        arrays = self._read(setups)
+        step = self.physics.at(arrays)
+        mean, covariance, noise = self._posterior().joint(features_of(arrays, step, self.physics))
+        held = np.clip(mean, -_MOST_CORRECTION, _MOST_CORRECTION)
+        return np.log(step.times.step_s) + held, covariance, noise
+
     def choose(self, candidates: pd.DataFrame, targets: pd.DataFrame, *, count: int) -> list[int]:
         """Positions of the `count` candidates whose runs would tell most about the targets' step times, in order.
 

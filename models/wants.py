@@ -32,6 +32,19 @@ class Costs:
     probe_s: float = 7.0
     core_step_s: float = 0.15  # a step of the least global batch on one core; the built-in workloads take 0.1 to 0.2
     gradient_bytes: float = 6e6  # of a workload whose size nobody told yet; the built-in ones have 1 to 12 MB
+    minimum_s: float = 0.0  # a launch is paid for at least so long; on EC2 a minute
+
+    def run_s(self, step_s: float) -> float:
+        """Of one training run, its machines running: building the workload, and all its steps."""
+        return self.build_s + self.steps * step_s
+
+    def billed_s(self, run_s: float) -> float:
+        """Of a launch whose runs take `run_s` together."""
+        return max(self.minimum_s, self.launch_s + run_s)
+
+
+# Linux machines on EC2 are billed by the second from one minute on; the times to start are priors.
+EC2_COSTS = Costs(launch_s=60.0, build_s=5.0, minimum_s=60.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +158,7 @@ def train_wants(
                 message_bytes=(),
                 global_batch=setup.global_batch,
                 exact=exact,
-                est_s=min(costs.build_s + costs.steps * step_s, costs.train_most_s),
+                est_s=min(costs.run_s(step_s), costs.train_most_s),
                 width=width,
             ),
         )

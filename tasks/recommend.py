@@ -60,7 +60,7 @@ def recommend_one(
     met = champion is not None and champion.model.met_workload(workload)
     if champion is not None and met:
         known = [offer for offer in offers if champion.model.met_type(offer.instance_type)]
-        setups = _setups(here, champion.model, workload, known)
+        setups = setups_of(here, champion.model, workload, known)
         met = bool(known) or not offers
     if champion is not None and setups:
         setups, predictions, draws = _predict(champion.model, setups)
@@ -85,7 +85,8 @@ def _price_as_of(row: Row, offers: Sequence[Offer]) -> datetime | None:
     )
 
 
-def _setups(here: Installation, model: StepTimeModel, workload: Workload, offers: Sequence[Offer]) -> list[Setup]:
+def setups_of(here: Installation, model: StepTimeModel, workload: Workload, offers: Sequence[Offer]) -> list[Setup]:
+    """Every setup that the table chooses from."""
     return planner.candidates(
         workload,
         offers,

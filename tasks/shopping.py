@@ -11,9 +11,14 @@ import pandas as pd
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from models.campaign import Launch, shopping_list
+from models import campaign as pure
+from models.campaign import STOPS, Launch, shopping_list
 from models.cloud import InstanceType, Offer, parse_cluster
+from models.contenders import Contenders, contenders_of
+from models.learning import valid_runs
+from models.planner import distinct
 from models.step_time import StepTimeModel
+from models.wants import EC2_COSTS, Costs
 from models.workload import Workload
 from warehouse import reads
 from warehouse.database import WarehouseMissing
@@ -22,11 +27,13 @@ from .drift import drifting_types
 from .facts import with_facts
 from .installation import Installation, open_installation
 from .prices import current_offers, nothing_to_buy
+from .recommend import setups_of
 from .registry import Champion, load_champion
 from .report import reporter
 from .tally import Tally
 
-MOST_LISTS = 4  # of one campaign: where machines are always refused, asking on is no use
+COSTS = {"local": Costs()}  # elsewhere EC2's: a launch is billed for a minute at least
+MOST_LISTS = 4  # of one campaign, with a champion those without a run: always refused, asking on is no use
 
 
 @task(cache_policy=NO_CACHE)
@@ -58,24 +65,31 @@ def shop(
         expected_step=None if champion is None else lambda setups: _expected(champion.model, workloads, types, setups),
         failures=_failures(here),
         drifting=drifting_types(here),
+        costs=COSTS.get(here.provider.name, EC2_COSTS),
+        model=None if champion is None else _model(here, champion.model, workloads, offers, frames["runs"]),
     )
 
 
 def within(here: Installation, champion: Champion | None, tally: Tally) -> Iterator[Launch]:
     """Launches within what `tally` has left, list after list, each made with what came home from the last.
 
-    So a cluster that was taken away by the market or refused is not the end of what it was to measure.
+    So a cluster that was taken away by the market or refused is not the end of what it was to measure. With a champion
+    every launch is chosen anew, since what the one before it measured says what is still worth measuring.
     """
-    for _ in range(MOST_LISTS):
+    lists = 0
+    while lists < MOST_LISTS:
         frames = reads.training_frames(here.warehouse, here.provider.name)
         launches = shop(here, current_offers(here), frames, champion, tally.left_usd, tally.left_s)
         reporter().start(tally.runs + sum(len(launch.items) for launch in launches))
-        for launch in launches:
+        before = tally.runs
+        for launch in launches if champion is None else launches[:1]:
             if not tally.affords(launch):
                 break
             yield launch
         if not launches:
+            _say_why(champion, tally.left_usd)
             break
+        lists += champion is None or tally.runs == before  # a champion's lists end by themselves
     reporter().stop()
 
 
@@ -90,6 +104,31 @@ def _failures(here: Installation) -> pd.DataFrame:
         return pd.DataFrame()
     digests = {workload.digest for workload in here.workloads}
     return failed[(failed["kind"] == "probe") | failed["workload_digest"].isin(digests)]
+
+
+def _model(
+    here: Installation,
+    model: StepTimeModel,
+    workloads: Sequence[Workload],
+    offers: Sequence[Offer],
+    runs: pd.DataFrame,
+) -> pure.Model:
+    """What the champion says of the workloads and types that it has met as they are defined now."""
+    known = [offer for offer in offers if model.met_type(offer.instance_type)]
+    contenders: dict[str, Contenders] = {}
+    for workload in workloads:
+        setups = setups_of(here, model, workload, known) if known and model.met_workload(workload) else []
+        if setups:
+            firsts, twins = distinct(setups)
+            predicted = model.predict(pd.DataFrame([setup.row() for setup in firsts])).iloc[twins]
+            contenders[workload.name] = contenders_of(workload, setups, predicted)
+    fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
+    return pure.Model(
+        contenders=contenders,
+        joint=model.joint,
+        types=frozenset(offer.instance_type.name for offer in known),
+        fresh=valid_runs(fresh),
+    )
 
 
 def _expected(
@@ -121,7 +160,16 @@ def dry_run(provider: str, max_usd: float | None) -> list[Launch]:
     offers = here.provider.offers(now)
     for sentence in filter(None, [nothing_to_buy(offers, here.settings.campaign.market)]):
         reporter().say(sentence)
-    return shop.fn(here, offers, _of_today(frames, here.workloads), champion, max_usd)
+    launches = shop.fn(here, offers, _of_today(frames, here.workloads), champion, max_usd)
+    if not launches:
+        _say_why(champion, here.settings.campaign.max_usd if max_usd is None else max_usd)
+    return launches
+
+
+def _say_why(champion: Champion | None, left_usd: float) -> None:
+    """Why a list is empty though there is money: with a champion, since nothing more would change a choice."""
+    if champion is not None and left_usd > 0:
+        reporter().say(STOPS)
 
 
 def _of_today(frames: Mapping[str, pd.DataFrame], workloads: Sequence[Workload]) -> dict[str, pd.DataFrame]:

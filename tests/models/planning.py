@@ -104,6 +104,17 @@ class LineModel:
         errors = self.shared * rng.standard_normal(count) + self.own * rng.standard_normal((len(setups), count))
         return self.predict(setups)["step_s"].to_numpy()[:, None] * np.exp(errors)
 
+    def joint(self, setups: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """All err together, and each setup by itself, however often it is listed."""
+        names = [
+            f"{row['workload']} {sorted(parse_cluster(row['cluster']))} {row['batch_per_device']} "
+            f"{row.get('accumulation_steps', 1)}"
+            for row in setups.to_dict("records")
+        ]
+        same = np.array([[float(one == other) for other in names] for one in names])
+        mean = np.log(self.predict(setups)["step_s"].to_numpy())
+        return mean, self.shared**2 + self.own**2 * same, np.full(len(names), 0.02**2)
+
 
 def frame(setups: Sequence[object]) -> pd.DataFrame:
     return pd.DataFrame([setup.row() for setup in setups])  # type: ignore[attr-defined]

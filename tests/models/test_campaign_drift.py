@@ -10,6 +10,7 @@ from models.campaign import Launch
 from models.identity import row_key, rows_of
 from tests.models.planning import AS_OF
 from tests.models.test_campaign import lines, measured, shop
+from tests.models.test_campaign_worth import SURE, buy, model
 
 HOUR = timedelta(hours=1)
 
@@ -50,3 +51,19 @@ def test_a_run_on_it_is_worth_more_than_one_that_was_never_tried_elsewhere() -> 
     _, profiles, probes = past(-1.0)
     plain, moved = (shop(pd.DataFrame(), profiles, probes, drifting=one) for one in ({}, {"small": AS_OF}))
     assert touching(moved, "small") > 1.2 * touching(plain, "small")
+
+
+def only_of(launches: list[Launch], name: str) -> bool:
+    runs = list(lines(launches, "train"))
+    return bool(runs) and all(name in members for _, members in runs)
+
+
+def test_a_model_that_is_sure_of_everything_still_measures_what_drifted_or_went_stale() -> None:
+    runs, profiles, probes = past(-1.0)
+    frames = (runs, profiles, probes)
+    assert buy(model(SURE), frames=frames) == []
+    assert only_of(buy(model(SURE), frames=frames, drifting={"medium": AS_OF}), "medium")
+    on_medium = runs["cluster"].str.contains("medium")
+    aged = runs.assign(measured_at=runs["measured_at"].where(~on_medium, AS_OF - 1000 * HOUR))
+    assert buy(model(SURE), frames=(aged, profiles, probes), stale_before=None) == []
+    assert only_of(buy(model(SURE), frames=(aged, profiles, probes), stale_before=AS_OF - 10 * HOUR), "medium")

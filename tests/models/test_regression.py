@@ -223,3 +223,18 @@ def test_outliers_are_weighed_down_and_move_the_others_little() -> None:
         moved.append(Posterior(seen, one, share, variances, scale).moments(seen)[0])
     assert (share[odd] > 10).all() and np.median(share) == 1
     assert np.quantile(np.abs(moved[1] - moved[0]), 0.9) < 0.05
+
+
+def test_joint_moments_are_those_of_predictions_and_of_draws() -> None:
+    seen, asked = features(40, 1), features(15, 2)
+    random = np.random.default_rng(3)
+    variances = starting_variances()
+    target = random.normal(scale=0.1, size=40)
+    posterior = Posterior(seen, target, np.full(40, 1.0), variances, scale=1.3)
+    mean, covariance_, noise = posterior.joint(asked)
+    middle, spread = posterior.moments(asked)
+    assert mean == pytest.approx(middle) and np.sqrt(np.diag(covariance_) + noise) == pytest.approx(spread, rel=1e-6)
+    drawn = posterior.draws(asked, count=40_000, seed=4)
+    whole = covariance_ + np.diag(noise)
+    scale = np.sqrt(np.outer(np.diag(whole), np.diag(whole)))
+    assert np.abs(np.cov(drawn) / scale - whole / scale).max() < 0.03

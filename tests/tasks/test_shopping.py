@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from models.campaign import Launch
+from models.campaign import STOPS, Launch, Wanted
 from models.holdout import key
 from models.workload import Workload
 from tasks import shopping
@@ -193,3 +193,52 @@ def test_what_was_measured_too_long_ago_may_be_measured_again(here: Installation
     campaign = here.settings.campaign.model_copy(update={"stale_after_days": 1e-6})
     stale = replace(here, settings=here.settings.model_copy(update={"campaign": campaign}))
     assert repeated(here) == 0 < repeated(stale)
+
+
+def test_with_a_champion_a_run_is_bought_for_the_choice_that_it_may_change(here: Installation) -> None:
+    launches = shop(here, None, asked=champion())
+    items = [item for launch in launches for item in launch.items]
+    assert items and all("expected to change the choice of" in item.reason for item in items)
+    assert not {key_of(item, launch) for launch in launches for item in launch.items} & keys_of(FRAMES["runs"])
+    assert shop(here, None, asked=champion()) == launches
+    runs = FRAMES["runs"]
+    told = pd.concat([runs, runs.assign(run_id=[f"new-{one}" for one in range(len(runs))])])
+    again = shopping.shop.fn(here, here.provider.offers(NOON), dict(FRAMES) | {"runs": told}, champion(), None)
+    assert again != launches, "what was measured since the champion was fitted changed nothing"
+
+
+def key_of(item: Wanted, launch: Launch) -> object:
+    return key(item.workload, [launch.cluster.members[n].instance_type.name for n in item.nodes], item.batches)
+
+
+def test_a_campaign_that_stops_with_money_left_says_why(
+    here: Installation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shopping, "shop", lambda *_: [])
+    monkeypatch.setattr(shopping, "current_offers", lambda here: here.provider.offers(NOON))
+    monkeypatch.setattr(reads, "training_frames", lambda *_: FRAMES)
+    for asked, usd, said in ((champion(), 1.0, True), (champion(), 0.0, False), (None, 1.0, False)):
+        assert list(shopping.within(here, asked, Tally(cap_usd=usd, stop_at=time.monotonic() + 100.0))) == []
+        assert (STOPS in capsys.readouterr().err) == said
+
+
+def test_with_a_champion_every_launch_is_chosen_by_what_the_last_one_measured(
+    here: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = shop(here, None, asked=champion())[:1] * 2
+    lists: list[int] = []
+
+    def shopped(*_: object) -> list[Launch]:
+        lists.append(tally.runs)
+        return planned if len(lists) <= 6 else []
+
+    monkeypatch.setattr(shopping, "shop", shopped)
+    monkeypatch.setattr(shopping, "current_offers", lambda here: here.provider.offers(NOON))
+    monkeypatch.setattr(reads, "training_frames", lambda *_: FRAMES)
+    tally = Tally(cap_usd=1.0, stop_at=time.monotonic() + 1000.0)
+    for _ in shopping.within(here, champion(), tally):
+        tally.runs += 1
+    assert lists == [0, 1, 2, 3, 4, 5, 6], "a list for each launch, as long as runs come home"
+    lists.clear()
+    tally.runs = 0
+    assert len(list(shopping.within(here, champion(), tally))) == shopping.MOST_LISTS  # nothing comes home
