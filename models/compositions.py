@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Wholes = NDArray[np.int64]
 
-MOST_MIXED = 100_000
+MOST_MIXED = 150_000
 _FINE = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _DOUBLING, _COARSE = (1, 2, 4, 8, 16, 32, 64, 128), (1, 4, 16, 64)
 # Numbers of each of two types, and of each of three.

@@ -39,9 +39,13 @@ _GBPS = (5.0, 50.0, 2.5, 25.0, 5.0, 40.0, 100.0, 200.0, 400.0, 3200.0)
 _USD = (0.526, 3.912, 3.06, 24.48, 1.006, 5.672, 13.35, 30.13, 21.96, 55.04)
 
 
-def types(count: int = 10) -> list[InstanceType]:
-    """Up to ten of them, from a small machine with one device to a large one with eight."""
-    order = np.linspace(0, len(_SPEEDS) - 1, count).round().astype(int)
+def spread(count: int) -> list[int]:
+    """Places of so many of the ten types, from the smallest to the largest."""
+    return [int(at) for at in np.linspace(0, len(_SPEEDS) - 1, count).round()]
+
+
+def types() -> list[InstanceType]:
+    """Ten, from a small machine with one device to a large one with eight."""
     return [
         InstanceType(
             name=f"gpu{at}.{_DEVICES[at]}x",
@@ -54,7 +58,7 @@ def types(count: int = 10) -> list[InstanceType]:
             bandwidth_gbps=_GBPS[at],
             device_tflops=_SPEEDS[at],
         )
-        for at in order.tolist()
+        for at in range(len(_SPEEDS))
     ]
 
 
