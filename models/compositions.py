@@ -2,7 +2,8 @@
 
 Up to `most` multisets are all enumerated. Beyond, a cluster has one type in any number, or two or three types in
 numbers of a ladder: a machine more or less among 48 decides little, one among three decides much. The ladders are the
-first of LADDERS with at most MOST_MIXED clusters: 1, 2, 3, 4, 6, 8 ... for ten types and 64 machines.
+first of LADDERS with at most MOST_MIXED clusters: for ten types and 64 machines 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48 of
+each of two types, and 1, 2, 3, 4, 6, 8, 16, 32 of each of three; for more than 25 types, two at most.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from numpy.typing import NDArray
 
 Wholes = NDArray[np.int64]
 
-MOST_MIXED = 150_000
+MOST_MIXED = 100_000
 _FINE = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_SPARSE = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128)
 _DOUBLING, _COARSE = (1, 2, 4, 8, 16, 32, 64, 128), (1, 4, 16, 64)
 # Numbers of each of two types, and of each of three.
 LADDERS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     (_FINE, _FINE),
+    (_FINE, _SPARSE),
     (_FINE, _DOUBLING),
     (_FINE, _COARSE),
     (_FINE, ()),

@@ -56,6 +56,7 @@ def split_groups(
     tau = (total + (weight * a).sum(axis=1)) / np.maximum(weight.sum(axis=1), 1e-300)
     ideal = np.where(present, (tau[:, None] - a) / pace, np.inf)
     possible = present.any(axis=1) & (ideal.min(axis=1) >= 1 - _ALMOST)
+    possible &= ((ideal < np.inf) & (devices > 0) | ~present).all(axis=1)  # a machine without a device trains nothing
     whole = np.maximum(1, np.floor(np.where(present & possible[:, None], ideal, 1.0) + _ALMOST)).astype(np.int64)
     samples = whole * count
     left = total - (samples * devices).sum(axis=1)
