@@ -14,9 +14,10 @@ import pandas as pd
 
 from . import identity, spot
 from .cloud import Offer
-from .clusters import Refusal
+from .clusters import MOST_CLUSTERS, Refusal
+from .offered import offered
 from .outlook import state_bytes
-from .prospects import MOST_CLUSTERS, Job, Prospects, StepModel, offered
+from .prospects import Job, Prospects, StepModel
 from .ranking import Row, contenders, goals_of, recommend, summary
 from .search import deciding, frontier
 from .shapes import ACCUMULATION_STEPS
