@@ -18,7 +18,7 @@ ROWS      ?= ../shared/data/training_runs.csv
 FACTS     ?= ../shared/data/workloads.csv
 CATALOGUE ?= ../shared/data/ec2_catalogue.csv
 
-.PHONY: help setup tools refresh test check up bench bench-models bench-campaign clean
+.PHONY: help setup tools refresh test check up bench bench-models bench-campaign bench-planner clean
 
 help: ## the targets below
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -50,6 +50,10 @@ bench-models: setup ## the step-time models on measured rows: ROWS=file FACTS=fi
 
 bench-campaign: setup ## dollars until choices are good, ours and rivals': ROWS=file FACTS=file CATALOGUE=file (about 4 minutes)
 	@$(BIN)/python -m flows.bench_campaign $(ROWS) --workloads $(FACTS) --catalogue $(CATALOGUE) $(ARGS)
+
+bench-planner: setup ## the planner at EC2's scale, in a made-up market: ARGS="--plot planner.png" (about 3 minutes)
+	@$(BIN)/pip install --quiet --quiet --constraint constraints.txt --editable '.[dev,bench]'
+	@$(BIN)/python -m flows.bench_planner $(ARGS)
 
 clean: ## remove the environment and the caches; the measurements in SRIFT_HOME stay
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

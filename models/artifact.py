@@ -117,9 +117,9 @@ def _measured(body: dict[str, Any]) -> Measured:
 
     width = max((len(one) for one in body["types"]), default=1)
     return Measured(
-        setups=SetupArrays(
-            workloads=tuple(body["workloads"]),
-            types=tuple(tuple(one) for one in body["types"]),
+        setups=SetupArrays.of(
+            body["workloads"],
+            body["types"],
             batch=np.array(body["batch"], dtype=float).reshape(-1, width),
             layout=np.array(body["layout"], dtype=float).reshape(-1, width),
             accumulation=np.array(body["accumulation"], dtype=float),

@@ -7,13 +7,14 @@ belongs to each setup alone.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 from scipy.linalg import solve_triangular
 
 from .effects import GIVEN, LINEAR, SMOOTH, Term, correlation, terms
-from .features import Features
-from .setups import FloatArray
+from .features import Features, Keys
+from .setups import FloatArray, IntArray
 
 # Keys of one family that have a column: those met most often; what the others share is left to each alone.
 _MOST_KEYS = 400
@@ -56,19 +57,19 @@ class Basis:
             alone += self._smooth_diagonal(told)
         return np.concatenate(columns, axis=1), alone
 
-    def unmet(self, features: Features) -> FloatArray:
-        """(rows, columns) of the effects of keys that nobody has measured: as unknown as before, but shared."""
-        columns = [np.zeros((len(features.exposed), 0))]
+    def unmet(self, features: Features) -> Iterator[tuple[str, IntArray, Keys, FloatArray]]:
+        """Family by family the rows whose key nobody has measured, their keys and weights.
+
+        Such an effect is as unknown as before, but shared by all rows of its key.
+        """
         told = terms(features)
         for name, known in self._keys.items():
             term = told[name]
-            fresh = {key: at for at, key in enumerate(sorted(set(term.keys) - set(known)))}
-            block = np.zeros((len(term.keys), len(fresh)))
-            for row, key in enumerate(term.keys):
-                if key in fresh:
-                    block[row, fresh[key]] = np.sqrt(self._variances[name]) * term.weight[row]
-            columns.append(block)
-        return np.concatenate(columns, axis=1)
+            rows = [at for at, key in enumerate(term.keys) if key not in known and term.weight[at]]
+            if rows:
+                picked = np.array(rows, dtype=np.intp)
+                weight = np.sqrt(self._variances[name]) * term.weight[picked]
+                yield name, picked, tuple(term.keys[at] for at in rows), weight
 
     def _smooth(self, left: Features, right: Features, theirs: dict[str, Term] | None = None) -> FloatArray:
         ours, theirs = terms(left), theirs or terms(right)

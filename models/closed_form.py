@@ -76,6 +76,7 @@ class ClosedLine:
     fixed_s: FloatArray  # (rows, members) a
     optimizer_s: FloatArray  # (rows, members)
     devices: FloatArray  # (rows, members); 0 where padded
+    count: FloatArray  # (rows, members) equal machines
     doubt: FloatArray  # (rows,) of T1
     octaves: FloatArray  # (rows,) log2 batch from the middle of the curve, the members' mean
     outside: FloatArray  # (rows,) log2 batch outside what was measured, of the worst member
@@ -100,34 +101,28 @@ def lay_out_closed(
     """Everything about `setups` that is known before the parameters. Raises ValueError on a workload never measured."""
     forward, backward, optimizer, distance = compute.seconds(setups)
     fixed, part = np.zeros_like(forward), np.ones_like(forward)
-    gbps = np.full_like(forward, np.inf)
-    doubt, octaves = np.zeros(len(forward)), np.zeros(len(forward))
+    doubt, octaves = np.zeros_like(forward), np.zeros_like(forward)
     told = [one for one in gradient_bytes.values() if one > 0]
     guess = float(np.median(told)) if told else _BYTES
     sizes = np.array([gradient_bytes.get(name, 0.0) for name in setups.workloads])
-    lines: dict[tuple[str, str], tuple[float, float, float]] = {}
-    for row, (workload, types) in enumerate(zip(setups.workloads, setups.types, strict=True)):
-        for member, name in enumerate(types):
-            if (workload, name) not in lines:
-                curve = compute.curve(workload, name)
-                total = np.array(curve.forward_s) + np.array(curve.backward_s)
-                lines[workload, name] = (*curve.line(), float(total.max()))
-            intercept, _, most = lines[workload, name]
-            alone = forward[row, member] + backward[row, member]
-            fixed[row, member] = max(intercept, 0.02 * alone)
-            part[row, member] = alone / most
-            gbps[row, member] = machines[name].bandwidth_gbps
-        doubt[row] = max(compute.doubt(workload, name) for name in types)
-        middles = [curve.batches[len(curve.batches) // 2] for curve in (compute.curve(workload, one) for one in types)]
-        octaves[row] = np.mean(np.log2(setups.batch[row, : len(types)] / np.array(middles)))
+    for workload, name, at in setups.pairs():
+        curve = compute.curve(workload, name)
+        total = np.array(curve.forward_s) + np.array(curve.backward_s)
+        alone = forward[at] + backward[at]
+        fixed[at] = np.maximum(curve.line()[0], 0.02 * alone)
+        part[at] = alone / float(total.max())
+        doubt[at] = compute.doubt(workload, name)
+        octaves[at] = np.log2(setups.batch[at] / curve.batches[len(curve.batches) // 2])
+    gbps = setups.by_type({name: machines[name].bandwidth_gbps for name in setups.names}, np.inf)
     return ClosedLine(
         alone_s=forward + backward,
         part=part,
         fixed_s=fixed,
         optimizer_s=optimizer,
         devices=setups.layout,
-        doubt=doubt,
-        octaves=np.clip(octaves, -4, 4),
+        count=setups.count,
+        doubt=doubt.max(axis=1, initial=0.0),
+        octaves=np.clip((setups.count * octaves).sum(axis=1) / setups.instances, -4, 4),
         outside=distance.max(axis=1, initial=0.0),
         accumulation=setups.accumulation,
         gradient_bytes=np.where(sizes > 0, sizes, guess),
@@ -138,8 +133,8 @@ def lay_out_closed(
 
 def collective_seconds(line: ClosedLine, value: dict[str, FloatArray]) -> FloatArray:
     """(rows,) seconds of one exchange of all gradients; `value` holds each parameter, (rows,) or a scalar."""
-    ranks = line.devices.sum(axis=1)
-    machines = line.present.sum(axis=1)
+    ranks = (line.count * line.devices).sum(axis=1)
+    machines = line.count.sum(axis=1)
     each = ranks / machines
     uneven = 1 - each / line.devices.max(axis=1)
     two, spread, dense = machines == 2, np.log(np.maximum(machines, 2) / 2), np.log(each)
@@ -184,7 +179,7 @@ def closed_times(line: ClosedLine, values: FloatArray) -> StepTimes:
     return StepTimes(
         step_s=before + last - hidden + both,
         compute_s=before + last,
-        mean_compute_s=compute.sum(axis=1) / np.maximum(line.present.sum(axis=1), 1),
+        mean_compute_s=(line.count * compute).sum(axis=1) / np.maximum(line.count.sum(axis=1), 1),
         communication_s=exchange,
         slowest=slowest,
     )

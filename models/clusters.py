@@ -22,14 +22,14 @@ def clusters_of(
     Where a market has more than `most`, clusters keep to at most two types. The order does not depend on that of
     `offers`; of several offers of a type in one market and zone the cheapest stands for it.
     """
-    for group in _sold_together(offers):
+    for group in sold_together(offers):
         for members in _multisets(group, max_hosts, most):
             cluster = Cluster(members=members)
             if not fits(cluster):
                 yield cluster
 
 
-def _sold_together(offers: Sequence[Offer]) -> list[list[Offer]]:
+def sold_together(offers: Sequence[Offer]) -> list[list[Offer]]:
     """Offers by market and zone, each sorted by type with one offer a type."""
     groups: dict[tuple[str, str, str], dict[str, Offer]] = {}
     for offer in sorted(offers, key=lambda o: (o.instance_type.name, _price(o))):

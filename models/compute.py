@@ -136,13 +136,8 @@ class ComputeModel:
         """(rows, members) forward, backward, optimizer seconds and distance in log2 batch from the measured range."""
         forward, backward = np.zeros_like(setups.batch), np.zeros_like(setups.batch)
         optimizer, distance = np.zeros_like(setups.batch), np.zeros_like(setups.batch)
-        places: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        for row, (workload, types) in enumerate(zip(setups.workloads, setups.types, strict=True)):
-            for member, name in enumerate(types):
-                places.setdefault((workload, name), []).append((row, member))
-        for pair, where in places.items():
-            curve = self.curve(*pair)
-            at = tuple(np.array(where).T)
+        for workload, name, at in setups.pairs():
+            curve = self.curve(workload, name)
             batch = setups.batch[at]
             forward[at], backward[at] = curve.at(batch)
             optimizer[at] = curve.optimizer_s

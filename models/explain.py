@@ -16,13 +16,13 @@ _WORSE = {"usd": "dollars", "hours": "hours"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What a goal compared: its aim ("usd" or "hours"), what its constraint limits, to how much, how many met it."""
+    """What a goal compared: its aim ("usd" or "hours"), what its constraint limits, to how much, among how many."""
 
     goal: Goal
     aim: str
     what: str | None
     limit: float | None
-    contenders: int
+    clusters: int
 
 
 def amount(value: float, what: str) -> str:
@@ -47,11 +47,12 @@ def winner(row: Row, rival: Row | None, comparison: Comparison) -> str:
     """Why the first in rank is the first, and what limits it."""
     best = "cheapest" if comparison.aim == "usd" else "fastest"
     if comparison.what is None or comparison.limit is None:
-        among = f"{best} of {comparison.contenders} clusters"
+        among = f"{best} of {comparison.clusters} clusters"
     else:
         among = (
-            f"{best} of {comparison.contenders} that meet {amount(comparison.limit, comparison.what)} with at least"
-            f" {comparison.goal.p_required:.0%} probability (this one with {row['p_meets_constraint']:.0%})"
+            f"of {comparison.clusters} clusters the {best} that meets {amount(comparison.limit, comparison.what)}"
+            f" with at least {comparison.goal.p_required:.0%} probability (this one with"
+            f" {row['p_meets_constraint']:.0%})"
         )
     parts = [f"{among}: {amount(row[comparison.aim], comparison.aim)}"]
     if rival is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
@@ -22,6 +23,7 @@ class Features:
     slowest_type: Keys
     arrangement: Keys  # types and devices used, in one order
     exact: Keys  # the same as it was written: another order is another placement
+    identity: Keys  # and the batches: equal for equal setups alone
     exposed: FloatArray  # part of the step that answers to communication
     doubt: FloatArray  # of a filled-in compute time, where no parameter stands for it
     octaves: FloatArray  # log2 batch outside the measured range
@@ -53,14 +55,15 @@ class Features:
 def features_of(arrays: SetupArrays, step: PhysicalStep, physics: Physics) -> Features:
     """What the effects look at, from the setup and its physical step."""
     times = step.times
-    slowest = tuple(types[at] for types, at in zip(arrays.types, times.slowest, strict=True))
-    used = [
-        list(zip(types, row, strict=False)) for types, row in zip(arrays.types, arrays.layout.tolist(), strict=True)
-    ]
+    rows = np.arange(len(arrays.workloads))
+    slowest = tuple(arrays.names[kind] for kind in arrays.kind[rows, times.slowest].tolist())
     machines, each = arrays.instances, arrays.ranks / arrays.instances
-    cores = np.array([min(physics.machines[name].cores for name in types) for types in arrays.types])
-    gbps = np.array([min(physics.machines[name].bandwidth_gbps for name in types) for types in arrays.types])
-    doubt = [physics.compute.doubt(*pair) for pair in zip(arrays.workloads, slowest, strict=True)]
+    known = {name: physics.machines[name] for name in arrays.names}
+    cores = arrays.by_type({name: one.cores for name, one in known.items()}, np.inf).min(axis=1, initial=np.inf)
+    gbps = arrays.by_type({name: one.bandwidth_gbps for name, one in known.items()}, np.inf).min(axis=1, initial=np.inf)
+    doubts = {pair: physics.compute.doubt(*pair) for pair in set(zip(arrays.workloads, slowest, strict=True))}
+    doubt = [doubts[pair] for pair in zip(arrays.workloads, slowest, strict=True)]
+    arrangement, exact, identity = _names(arrays)
     by_timeline = np.array([name in physics.profiled for name in arrays.workloads], dtype=bool)
     batch = np.take_along_axis(arrays.batch, times.slowest[:, None], axis=1)[:, 0]
     near = [
@@ -76,8 +79,9 @@ def features_of(arrays: SetupArrays, step: PhysicalStep, physics: Physics) -> Fe
     return Features(
         workload=arrays.workloads,
         slowest_type=slowest,
-        arrangement=tuple(_text(sorted(one)) for one in used),
-        exact=tuple(_text(sorted(one, key=itemgetter(0))) for one in used),
+        arrangement=arrangement,
+        exact=exact,
+        identity=identity,
         exposed=step.exposed,
         doubt=np.where(by_timeline, np.array(doubt), 0.0),
         octaves=step.octaves,
@@ -91,5 +95,25 @@ def features_of(arrays: SetupArrays, step: PhysicalStep, physics: Physics) -> Fe
     )
 
 
-def _text(members: list[tuple[str, float]]) -> str:
-    return "+".join(f"{name}:{devices:g}" for name, devices in members)
+def _names(arrays: SetupArrays) -> tuple[Keys, Keys, Keys]:
+    """Arrangement, exact and identity of each row, as in `Features`."""
+    arrangement, exact, identity = [], [], []
+    columns = (arrays.kind, arrays.count, arrays.layout, arrays.batch)
+    for kinds, *numbers, steps in zip(*(one.tolist() for one in (*columns, arrays.accumulation)), strict=True):
+        used = [
+            (arrays.names[kind], *rest) for kind, *rest in zip(kinds, *numbers, strict=True) if kind >= 0
+        ]  # name, count, devices, batch
+        placed = _runs([(name, devices, count) for name, count, devices, _ in sorted(used, key=itemgetter(0))])
+        exact.append(placed)
+        arrangement.append(_runs(sorted((name, devices, count) for name, count, devices, _ in used)))
+        batches = _runs([(name, batch, count) for name, count, _, batch in sorted(used, key=itemgetter(0))])
+        identity.append(f"{placed} {batches} {steps:g}")
+    return tuple(arrangement), tuple(exact), tuple(identity)
+
+
+def _runs(members: list[tuple[str, float, float]]) -> str:
+    """`2*a:4+1*b:8`: equal neighbours are counted together, however many instances a member stands for."""
+    parts = []
+    for (name, number), run in groupby(members, key=itemgetter(0, 1)):
+        parts.append(f"{sum(count for *_, count in run):g}*{name}:{number:g}")
+    return "+".join(parts)

@@ -72,7 +72,7 @@ class Timeline:
 
     before: FloatArray  # optimizer, micro-steps without sync and the last forward
     backward: FloatArray
-    present: BoolArray
+    count: FloatArray  # equal machines; 0 where padded
     cores: FloatArray
     contended: FloatArray  # part of a host's communication CPU that backward must yield: 0 with a core to spare
     ready: FloatArray  # (rows, buckets)
@@ -81,6 +81,11 @@ class Timeline:
     gradient_bytes: FloatArray  # (rows,)
     ranks: FloatArray
     distance: FloatArray  # (rows,) log2 batch outside what was measured, of the worst member
+
+    @property
+    def present(self) -> BoolArray:
+        """(rows, members): is there an instance?"""
+        return self.count > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,25 +110,20 @@ def lay_out(
     """Everything about `setups` that profiles and probes tell. Raises ValueError on a workload never measured."""
     forward, backward, optimizer, distance = compute.seconds(setups)
     present, repeats = setups.present, setups.accumulation[:, None]
-    cores, gbps = np.ones_like(forward), np.full_like(forward, np.inf)
-    for row, types in enumerate(setups.types):
-        for member, name in enumerate(types):
-            cores[row, member] = machines[name].cores
-            gbps[row, member] = machines[name].bandwidth_gbps
+    cores = setups.by_type({name: machines[name].cores for name in setups.names}, 1.0)
+    gbps = setups.by_type({name: machines[name].bandwidth_gbps for name in setups.names}, np.inf)
     slowest_gbps = np.where(setups.instances > 1, gbps.min(axis=1, initial=np.inf), INSIDE_GBPS)
     least_cores = np.where(present, cores, np.inf).min(axis=1, initial=np.inf)
-    own = [buckets[name] for name in setups.workloads]
-    width = max((len(one.size_bytes) for one in own), default=0)
-    size, ready = np.zeros((len(own), width)), np.ones((len(own), width))
-    for row, one in enumerate(own):
-        size[row, : len(one.size_bytes)] = one.size_bytes
-        ready[row, : len(one.ready)] = one.ready
+    size, ready = _bucket_arrays([buckets[name] for name in dict.fromkeys(setups.workloads)])
+    places = {name: at for at, name in enumerate(dict.fromkeys(setups.workloads))}
+    owner = np.array([places[name] for name in setups.workloads], dtype=np.intp)
+    size, ready = size[owner], ready[owner]
     ranks = setups.ranks[:, None]
     seconds = collectives.seconds(size, ranks, slowest_gbps[:, None], least_cores[:, None])
     return Timeline(
         before=optimizer + (repeats - 1) * (forward + backward) + forward,
         backward=backward,
-        present=present,
+        count=setups.count,
         cores=cores,
         contended=np.clip(2 - cores, 0, 1),
         ready=ready,
@@ -135,6 +135,16 @@ def lay_out(
     )
 
 
+def _bucket_arrays(own: list[Buckets]) -> tuple[FloatArray, FloatArray]:
+    """(workloads, buckets) bytes and ready fractions; no bytes where padded."""
+    width = max((len(one.size_bytes) for one in own), default=0)
+    size, ready = np.zeros((len(own), width)), np.ones((len(own), width))
+    for row, one in enumerate(own):
+        size[row, : len(one.size_bytes)] = one.size_bytes
+        ready[row, : len(one.ready)] = one.ready
+    return size, ready
+
+
 def step_times(line: Timeline, parameters: StepParameters) -> StepTimes:
     """Run the recursion of the module's docstring on every row at once."""
     many = (line.ranks > 1)[:, None]
@@ -142,10 +152,13 @@ def step_times(line: Timeline, parameters: StepParameters) -> StepTimes:
     extra = parameters.ddp_byte_cpu_s * line.gradient_bytes[:, None] + parameters.ddp_cpu_s
     backward = slack * line.backward + many * extra / line.cores
     before = slack * line.before
-    taken = parameters.contention * line.contended[:, :, None] * line.cpu_core_s[:, None, :] / line.cores[:, :, None]
-    # the stream cannot be quicker than the CPU that it takes from a rank
-    least = np.where(line.present[:, :, None], taken, 0).max(axis=1, initial=0.0)
-    collective = np.maximum(parameters.collective_scale * line.collective_s, least)
+    collective = parameters.collective_scale * line.collective_s
+    taken: FloatArray | None = None
+    if line.contended[line.present].any():  # machines with cores to spare have nothing to yield
+        each = parameters.contention * line.contended[:, :, None] * line.cpu_core_s[:, None, :] / line.cores[:, :, None]
+        taken = np.where(line.present[:, :, None], each, 0.0)
+        # the stream cannot be quicker than the CPU that it takes from a rank
+        collective = np.maximum(collective, taken.max(axis=1, initial=0.0))
     starts: list[FloatArray] = []
     ends: list[FloatArray] = []
     end = np.zeros(len(before))
@@ -161,7 +174,7 @@ def step_times(line: Timeline, parameters: StepParameters) -> StepTimes:
     return StepTimes(
         step_s=np.maximum(finish, end),
         compute_s=compute.max(axis=1, initial=0.0),
-        mean_compute_s=compute.sum(axis=1) / np.maximum(line.present.sum(axis=1), 1),
+        mean_compute_s=(line.count * compute).sum(axis=1) / np.maximum(line.count.sum(axis=1), 1),
         communication_s=collective.sum(axis=1),
         slowest=compute.argmax(axis=1),
     )
@@ -172,11 +185,13 @@ def _finish(
     present: BoolArray,
     starts: list[FloatArray],
     ends: list[FloatArray],
-    taken: FloatArray,
+    taken: FloatArray | None,
 ) -> FloatArray:
     """When each rank has done `work` seconds of compute, yielding `taken[..., j]` while communication j lasts."""
     time = work
     for at, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        if taken is None:
+            break
         length = np.maximum((end - start)[:, None], 1e-30)
         rate = np.maximum(1 - np.minimum(taken[:, :, at], length) / length, 1e-6)
         inside = np.maximum(time - start[:, None], 0)

@@ -1,23 +1,125 @@
-"""Which setups there are to choose from: clusters on offer, the global batch divided exactly over them. Never ranks."""
+"""Which setups answer a workload's goals, out of all that can be had: enumerate, bound, look at the best, draw, rank.
+
+The answer is that of `ranking.recommend` over every row enumerated, found without predicting every row: `search` keeps
+all that could be in it.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
-from .cloud import Cluster, InstanceType, Offer
-from .clusters import Refusal, clusters_of
-from .identity import Key, setup_key
-from .ranking import recommend
-from .split import Line, finish_together, global_batches
+from . import identity, spot
+from .cloud import Offer
+from .clusters import MOST_CLUSTERS, Refusal
+from .offered import offered
+from .outlook import state_bytes
+from .prospects import Job, Prospects, StepModel
+from .ranking import Row, contenders, goals_of, recommend, summary
+from .search import deciding, frontier
+from .shapes import ACCUMULATION_STEPS
+from .split import Line, global_batches
 from .workload import Setup, Workload
 
-__all__ = ["candidates", "distinct", "recommend"]
+__all__ = ["Plan", "StepModel", "candidates", "plan", "recommend"]
 
-ACCUMULATION_STEPS = (1, 2, 4)
+DRAWS = 400  # even: draws come in pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The rows of each goal, the frontier of expected hours and dollars, and how many were considered for it.
+
+    `candidates` setups of `clusters` clusters were enumerated, `looked_at` predicted, `drawn_for` drawn for, `ranked`
+    in the end: the setups that could decide any goal.
+    """
+
+    rows: list[Row]
+    frontier: list[Row]
+    ranked: list[Setup]
+    candidates: int
+    clusters: int
+    looked_at: int
+    drawn_for: int
+
+
+def plan(
+    workload: Workload,
+    offers: Sequence[Offer],
+    model: StepModel,
+    *,
+    max_hosts: int,
+    fits: Refusal,
+    runs: pd.DataFrame | None = None,
+    top: int = 5,
+    batches: Sequence[int] | None = None,
+    startup_s: float = spot.STARTUP_S,
+    replacement_s: float = spot.REPLACEMENT_S,
+    checkpoint_s: float | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+    most: int = MOST_CLUSTERS,
+) -> Plan:
+    """What to train `workload` on, over every cluster of up to `max_hosts` machines (compositions.py says which).
+
+    `fits` says why a cluster can never be had ("" where it can); `runs` are measurement rows, for how often each setup
+    was measured; `batches` are the global batches to compare, by default those of the workload's range. Exact: rows
+    and frontier are those of all candidates. Raises ValueError where a batch lies outside the workload's range, `draws`
+    is odd, or a goal cannot be judged.
+    """
+    if draws % 2:
+        raise ValueError(f"{draws} draws: they come in pairs")
+    goals = goals_of(workload)
+    sold = offered(
+        workload,
+        offers,
+        max_hosts=max_hosts,
+        fits=fits,
+        line=lambda name: model.compute_line(workload.name, name),
+        peak_bytes=lambda name, batch: model.peak_bytes(workload.name, name, batch),
+        totals=_totals(workload, batches),
+        most=most,
+    )
+    write_s = spot.checkpoint_seconds(state_bytes(workload)) if checkpoint_s is None else checkpoint_s
+    job = Job(startup_s=startup_s, replacement_s=replacement_s, checkpoint_s=write_s, draws=draws, seed=seed)
+    known = Prospects(workload, sold, fits=fits, model=model, job=job)
+    kept = np.zeros(0, dtype=np.intp)
+    for goal in goals:
+        kept = np.union1d(kept, deciding(known, goal, count=contenders(top)))
+    front = frontier(known)
+    setups = [sold.setup(row) for row in kept.tolist()]
+    rows = recommend(
+        workload,
+        setups,
+        known.predictions(kept),
+        known.draws(kept),
+        top=top,
+        measured_runs=identity.runs_of(setups, pd.DataFrame() if runs is None else runs),
+        startup_s=startup_s,
+        replacement_s=replacement_s,
+        checkpoint_s=write_s,
+        seed=seed,
+        considered=sold.clusters,
+    )
+    hours, usd = known.expected("hours"), known.expected("usd")
+    return Plan(
+        rows=rows,
+        frontier=[summary(sold.setup(row), float(hours[row]), float(usd[row])) for row in front.tolist()],
+        candidates=len(sold),
+        clusters=sold.clusters,
+        looked_at=int((~np.isnan(hours)).sum()),
+        drawn_for=known.drawn_for,
+        ranked=setups,
+    )
+
+
+def nothing(workload: Workload) -> Plan:
+    """The plan where there is nothing to choose from: each goal says so."""
+    rows = recommend(workload, [], pd.DataFrame({"step_s": []}), np.empty((0, DRAWS)))
+    return Plan(rows=rows, frontier=[], candidates=0, clusters=0, looked_at=0, drawn_for=0, ranked=[])
 
 
 def candidates(
@@ -30,78 +132,32 @@ def candidates(
     peak_bytes: Callable[[str, int], float] | None = None,
     batches: Sequence[int] | None = None,
     accumulation: Sequence[int] = ACCUMULATION_STEPS,
+    most: int = MOST_CLUSTERS,
 ) -> list[Setup]:
-    """Every setup worth predicting for `workload`: each cluster, global batch and number of accumulation steps.
+    """Every setup that `plan` considers, one by one: each cluster, global batch and number of micro-steps.
 
-    `fits` says why a cluster can never be had ("" where it can); `line` gives (a, k) of one device of an instance type;
-    `peak_bytes` of (instance type, batch) is compared with the device's memory, NaN meaning unknown and allowed.
-    `batches` are the global batches to compare, by default those of the workload's range. A cluster of one market and
-    zone only; one with a machine that would get no sample is left out, since the cluster without it is no slower.
-    Raises ValueError where a batch in `batches` lies outside the workload's range.
+    `line` gives (a, k) of one device of an instance type; `peak_bytes` of (instance type, batch) is compared with the
+    device's memory, NaN meaning unknown and allowed. Raises ValueError as `plan` does.
     """
-    totals = tuple(batches or global_batches(workload.global_batch_least, workload.global_batch_most))
-    outside = [b for b in totals if not workload.global_batch_least <= b <= workload.global_batch_most]
+    sold = offered(
+        workload,
+        offers,
+        max_hosts=max_hosts,
+        fits=fits,
+        line=line,
+        peak_bytes=peak_bytes,
+        totals=_totals(workload, batches),
+        accumulation=accumulation,
+        most=most,
+    )
+    setups = [sold.setup(row) for row in range(len(sold))]
+    return setups if sold.all_fit else [one for one in setups if not fits(one.cluster)]
+
+
+def _totals(workload: Workload, batches: Sequence[int] | None) -> tuple[int, ...]:
+    least, most = workload.global_batch_least, workload.global_batch_most
+    totals = tuple(batches or global_batches(least, most))
+    outside = [one for one in totals if not least <= one <= most]
     if outside:
-        least, most = workload.global_batch_least, workload.global_batch_most
         raise ValueError(f"{workload.name}: global batch {outside[0]} is outside [{least}, {most}]")
-    names = {offer.instance_type.name for offer in offers}
-    lines = {name: line(name) for name in sorted(names)}
-    found: list[Setup] = []
-    for cluster in clusters_of(offers, max_hosts=max_hosts, fits=fits):
-        found += _setups(workload.name, cluster, lines, totals, accumulation, peak_bytes)
-    return found
-
-
-def distinct(setups: Sequence[Setup]) -> tuple[list[Setup], NDArray[np.intp]]:
-    """Setups that differ in step time, and for each of `setups` the index of its twin among them.
-
-    The same cluster in another market runs at the same speed: predict the first, then index the result by the second.
-    """
-    index: dict[Key, int] = {}
-    firsts: list[Setup] = []
-    twins = np.empty(len(setups), dtype=np.intp)
-    for position, setup in enumerate(setups):
-        key = setup_key(setup)
-        if key not in index:
-            index[key] = len(firsts)
-            firsts.append(setup)
-        twins[position] = index[key]
-    return firsts, twins
-
-
-def _setups(
-    workload: str,
-    cluster: Cluster,
-    lines: dict[str, Line],
-    totals: Sequence[int],
-    accumulation: Sequence[int],
-    peak_bytes: Callable[[str, int], float] | None,
-) -> Iterator[Setup]:
-    types = [offer.instance_type for offer in cluster.members]
-    layout = tuple(one.devices for one in types)
-    for total in totals:
-        for steps in accumulation:
-            if total % steps:
-                continue
-            shares = finish_together([lines[one.name] for one in types], total // steps, layout)
-            if shares is None or not _fits_memory(types, shares, peak_bytes):
-                continue
-            yield Setup(
-                workload=workload,
-                cluster=cluster,
-                layout=layout,
-                batch_per_device=shares,
-                accumulation_steps=steps,
-            )
-
-
-def _fits_memory(
-    types: Sequence[InstanceType], shares: Sequence[int], peak_bytes: Callable[[str, int], float] | None
-) -> bool:
-    if peak_bytes is None:
-        return True
-    for one, batch in set(zip(types, shares, strict=True)):
-        peak = peak_bytes(one.name, batch)
-        if not math.isnan(peak) and peak > one.device_memory_gib * 2**30:
-            return False
-    return True
+    return totals

@@ -19,6 +19,8 @@ from .workload import GOALS, Goal, Setup, Workload, joined
 Row = dict[str, Any]
 
 # Goal -> what its constraint limits.
+# Clusters compared draw by draw for the chance of the best, and setups looked through for a near miss.
+CONTENDERS = 50
 LIMITED_BY = {"cheapest_within_deadline": "hours", "fastest_within_budget": "usd"}
 COLUMNS = (
     *("workload", "samples", "global_batch", "goal", "constraint_hours", "constraint_usd", "p_required", "rank"),
@@ -40,6 +42,7 @@ def recommend(
     replacement_s: float = spot.REPLACEMENT_S,
     checkpoint_s: float | None = None,
     seed: int = 0,
+    considered: int | None = None,
 ) -> list[Row]:
     """Rows of the published table that planning decides, for each goal of `workload` and for "cheapest" and "fastest".
 
@@ -47,6 +50,8 @@ def recommend(
     are aligned with `setups` by position. Up to `top` clusters a goal, each with its best split, ranked from 1:
     "recommended", then "alternative", then "misses_constraint" for tempting ones. A goal that nothing meets has one
     row of status "infeasible", which names no cluster but says what would make it feasible. Unknown prices give None.
+    p_best is the share of draws in which a cluster is the best of the CONTENDERS best in expectation. `considered` is
+    the number of clusters that `setups` were chosen from, by default those they are of.
     Raises ValueError where the inputs are not aligned, a goal is unknown, or a goal lacks its constraint.
     """
     draws = np.asarray(step_draws, dtype=float)
@@ -67,7 +72,8 @@ def recommend(
         checkpoint_s=checkpoint_s,
         seed=seed,
     )
-    return [row for goal in goals_of(workload) for row in _rank(workload, goal, view, top)]
+    clusters = len(np.unique(view.place)) if considered is None else considered
+    return [row for goal in goals_of(workload) for row in _rank(workload, goal, view, top, clusters)]
 
 
 def goals_of(workload: Workload) -> list[Goal]:
@@ -82,13 +88,18 @@ def goals_of(workload: Workload) -> list[Goal]:
     return stated + [Goal(goal=name) for name in ("cheapest", "fastest") if name not in names]
 
 
+def contenders(top: int) -> int:
+    """How many clusters are compared where `top` are shown."""
+    return max(CONTENDERS, top)
+
+
 def limit_of(goal: Goal) -> float | None:
-    """Hours or dollars of the constraint; None without one."""
+    """Hours or dollars that the goal's constraint allows; None without one."""
     what = LIMITED_BY.get(goal.goal)
     return None if what is None else goal.hours if what == "hours" else goal.usd
 
 
-def _rank(workload: Workload, goal: Goal, view: Outlook, top: int) -> list[Row]:
+def _rank(workload: Workload, goal: Goal, view: Outlook, top: int, clusters: int) -> list[Row]:
     """The rows of one goal."""
     aim = "usd" if goal.goal.startswith("cheapest") else "hours"
     other = "hours" if aim == "usd" else "usd"
@@ -102,22 +113,25 @@ def _rank(workload: Workload, goal: Goal, view: Outlook, top: int) -> list[Row]:
     order = np.lexsort((view.quantity(other), view.quantity(aim)))  # NaN sorts last
     meeting = _best_variants(order[feasible[order]], view.place)
     if not meeting:
-        return [_infeasible(workload, goal, view, usable, what)]
-    p_best = _chance_of_best(view.expected_by_draw(aim)[meeting])
+        return [_infeasible(workload, goal, view, usable, what, contenders(top))]
+    many = contenders(top)
+    chances = _chance_of_best(view.expected_by_draw(aim)[meeting[:many]])
+    p_best = dict(zip(meeting, chances.tolist(), strict=False))
     tempting: list[int] = []
-    if p_meets is not None:
-        better = usable & ~feasible & (view.quantity(aim) < view.quantity(aim)[meeting[0]])
-        better &= ~np.isin(view.place, view.place[meeting])
-        closest = np.lexsort((view.quantity(aim), -p_meets))
-        tempting = _best_variants(closest[better[closest]], view.place)[: max(1, top // 4)]
+    if p_meets is not None and what is not None:
+        better = np.flatnonzero(usable & (view.quantity(aim) < view.quantity(aim)[meeting[0]]))
+        nearest = better[np.lexsort((view.quantity(aim)[better], view.quantity(what)[better]))][:many]
+        nearest = nearest[~np.isin(view.place[nearest], view.place[meeting])]
+        closest = nearest[np.argsort(-p_meets[nearest], kind="stable")]
+        tempting = _best_variants(closest, view.place)[: max(1, top // 4)]
     shown = meeting[: max(1, top - len(tempting))]
-    comparison = explain.Comparison(goal=goal, aim=aim, what=what, limit=limit, contenders=len(meeting))
+    comparison = explain.Comparison(goal=goal, aim=aim, what=what, limit=limit, clusters=clusters)
     rows = []
     for rank, index in enumerate([*shown, *tempting][: max(1, top)], start=1):
         status = "recommended" if rank == 1 else "alternative" if rank <= len(shown) else "misses_constraint"
         row = _row(workload, goal, view, index) | {"rank": rank, "status": status}
         row["p_meets_constraint"] = None if p_meets is None else float(p_meets[index])
-        row["p_best"] = float(p_best[rank - 1]) if rank <= len(shown) else 0.0
+        row["p_best"] = p_best.get(index, 0.0) if rank <= len(shown) else 0.0
         rows.append(row)
     for row in rows:
         rival = rows[1] if len(rows) > 1 and rows[1]["status"] == "alternative" else None
@@ -140,7 +154,9 @@ def _chance_of_best(objective: Floats) -> Floats:
     return share
 
 
-def _infeasible(workload: Workload, goal: Goal, view: Outlook, usable: NDArray[np.bool_], what: str | None) -> Row:
+def _infeasible(
+    workload: Workload, goal: Goal, view: Outlook, usable: NDArray[np.bool_], what: str | None, many: int
+) -> Row:
     """One row that names no cluster to launch, but in its reason the nearest one and the constraint it would meet."""
     row: Row = dict.fromkeys(COLUMNS) | _asked(workload, goal) | {"rank": 1, "status": "infeasible"}
     row["global_batch"] = workload.global_batch_least if _fixed(workload) else None
@@ -149,10 +165,11 @@ def _infeasible(workload: Workload, goal: Goal, view: Outlook, usable: NDArray[n
             len(view.setups), bool(np.any(np.isfinite(view.hours) & (view.hours > 0)))
         )
         return row
-    needed = np.quantile(view.drawn(what), goal.p_required, axis=1)
-    nearest = int(np.argmin(np.where(usable, needed, np.inf)))
-    cluster = view.setups[nearest].cluster
-    row["reason"] = explain.infeasible(goal, what, explain.place(cluster), float(needed[nearest]))
+    order = np.argsort(np.where(usable, view.quantity(what), np.inf), kind="stable")
+    nearest = order[usable[order]][:many]
+    needed = np.quantile(view.drawn(what)[nearest], goal.p_required, axis=1)
+    cluster = view.setups[nearest[int(np.argmin(needed))]].cluster
+    row["reason"] = explain.infeasible(goal, what, explain.place(cluster), float(needed.min()))
     return row
 
 
@@ -171,40 +188,46 @@ def _asked(workload: Workload, goal: Goal) -> Row:
     }
 
 
+def summary(setup: Setup, hours: float, usd: float) -> Row:
+    """What names a setup and its place between hours and dollars: an entry of the frontier."""
+    return {
+        "cluster": setup.cluster.name,
+        "cluster_offers": [
+            {
+                "instance_type": offer.instance_type.name,
+                "count": count,
+                "market": offer.market,
+                "zone": offer.zone,
+                "usd_per_hour": offer.usd_per_hour,
+            }
+            for count, offer in setup.cluster.counted()
+        ],
+        "layout": joined(setup.layout),
+        "batch_per_device": joined(setup.batch_per_device),
+        "accumulation_steps": setup.accumulation_steps,
+        "strategy": setup.strategy,
+        "precision": setup.precision,
+        "global_batch": setup.global_batch,
+        "hours": hours,
+        "usd": _known(usd),
+    }
+
+
 def _row(workload: Workload, goal: Goal, view: Outlook, index: int) -> Row:
     setup = view.setups[index]
     predicted = view.predictions.iloc[index]
     usd = _known(view.usd[index])
-    members = setup.cluster.members
     return (
         dict.fromkeys(COLUMNS)
         | _asked(workload, goal)
+        | summary(setup, float(view.hours[index]), float(view.usd[index]))
         | {
-            "global_batch": setup.global_batch,
-            "cluster": setup.cluster.name,
-            "cluster_offers": [
-                {
-                    "instance_type": offer.instance_type.name,
-                    "count": count,
-                    "market": offer.market,
-                    "zone": offer.zone,
-                    "usd_per_hour": offer.usd_per_hour,
-                }
-                for count, offer in setup.cluster.counted()
-            ],
-            "layout": joined(setup.layout),
-            "batch_per_device": joined(setup.batch_per_device),
-            "accumulation_steps": setup.accumulation_steps,
-            "strategy": setup.strategy,
-            "precision": setup.precision,
-            "region": "+".join(sorted({offer.region for offer in members})),
+            "region": "+".join(sorted({offer.region for offer in setup.cluster.members})),
             "step_s": float(view.step_s[index]),
             "step_low_s": float(predicted["step_low_s"]),
             "step_high_s": float(predicted["step_high_s"]),
             "samples_per_s": setup.global_batch / float(view.step_s[index]),
-            "hours": float(view.hours[index]),
             "hours_p90": float(view.hours_p90[index]),
-            "usd": usd,
             "usd_p90": _known(view.usd_p90[index]),
             "usd_per_million_samples": None if usd is None else usd / workload.samples * 1e6,
             "bottleneck": str(predicted["bottleneck"]),

@@ -9,18 +9,16 @@ setups.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import cho_solve, solve_triangular
 
 from .basis import Basis, cholesky
+from .chance import keyed_normals, local_draws
 from .effects import LOCAL, blocks, correlation, noise_variance, terms
 from .features import Features, Keys
-from .setups import FloatArray
-
-Places = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
+from .setups import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +26,25 @@ class _Block:
     """What was measured of one workload on one arrangement; `factor` is the Cholesky factor of its Lambda."""
 
     features: Features
+    noise: FloatArray  # variance of each setup's own
     factor: FloatArray
     whitener: FloatArray  # factor^-1
     phi: FloatArray  # whitened: factor^-1 Phi
     target: FloatArray  # whitened
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Projection:
+    """A setup's effect is psi beta + constant, give or take variances: its own, and what only neighbours share.
+
+    `halves` by block: the setups in it, and whitener @ covariance of what was measured there with them.
+    """
+
+    psi: FloatArray
+    constant: FloatArray
+    alone: FloatArray
+    local: FloatArray
+    halves: dict[str, tuple[IntArray, FloatArray]]
 
 
 class Posterior:
@@ -55,11 +68,17 @@ class Posterior:
         self._blocks: dict[str, _Block] = {}
         for key, picked in _grouped(blocks(features)).items():
             own = features.take(picked)
-            factor = cholesky(self._local(own, own) + np.diag(noise[picked] + 1e-10))
+            apart = noise[picked] + 1e-10
+            factor = cholesky(self._local(own, own) + np.diag(apart))
             whitener = solve_triangular(factor, np.eye(len(picked)), lower=True)
             whitened = whitener @ np.column_stack([phi[picked], target[picked]])
             self._blocks[key] = _Block(
-                features=own, factor=factor, whitener=whitener, phi=whitened[:, :-1], target=whitened[:, -1]
+                features=own,
+                noise=apart,
+                factor=factor,
+                whitener=whitener,
+                phi=whitened[:, :-1],
+                target=whitened[:, -1],
             )
         width = phi.shape[1]
         stacked = [one.phi for one in self._blocks.values()]
@@ -83,12 +102,12 @@ class Posterior:
             total += self.variances[name] * correlation(name, left, right, ours[name], theirs[name])
         return total
 
-    def _project(self, at: Features) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """psi, constant and own variance: the setup's effect is psi beta + constant, give or take its own variance."""
-        psi, own = self._basis.at(at)
+    def _project(self, at: Features) -> _Projection:
+        psi, alone = self._basis.at(at)
         told = terms(at)
-        own = own + np.sum([self.variances[name] * told[name].weight ** 2 for name in LOCAL], axis=0)
-        constant = np.zeros(len(own))
+        local = np.sum([self.variances[name] * told[name].weight ** 2 for name in LOCAL], axis=0)
+        constant = np.zeros(len(alone))
+        halves: dict[str, tuple[IntArray, FloatArray]] = {}
         for key, picked in _grouped(blocks(at)).items():
             block = self._blocks.get(key)
             if block is None:
@@ -97,60 +116,68 @@ class Posterior:
             half = block.whitener @ across.T
             psi[picked] -= half.T @ block.phi
             constant[picked] = half.T @ block.target
-            own[picked] = np.maximum(own[picked] - (half**2).sum(axis=0), 0)
-        return psi, constant, own
+            local[picked] = np.maximum(local[picked] - (half**2).sum(axis=0), 0)
+            halves[key] = (picked, half)
+        return _Projection(psi=psi, constant=constant, alone=alone, local=local, halves=halves)
 
     def moments(self, at: Features) -> tuple[FloatArray, FloatArray]:
         """Mean and standard deviation of log(step / physics) for one new measurement of each setup."""
-        psi, constant, own = self._project(at)
-        shared = ((psi @ self._whitener) ** 2).sum(axis=1)
-        spread = np.sqrt(shared + own + noise_variance(at, self.variances))
-        return psi @ self._beta + constant - at.offset, self.scale * spread
+        found = self._project(at)
+        shared = ((found.psi @ self._whitener) ** 2).sum(axis=1)
+        spread = np.sqrt(shared + found.alone + found.local + noise_variance(at, self.variances))
+        return found.psi @ self._beta + found.constant - at.offset, self.scale * spread
 
-    def draws(self, at: Features, *, count: int, seed: int) -> FloatArray:
-        """(setups, count) of log(step / physics), drawn jointly: what two setups share in error moves together."""
-        psi, constant, own = self._project(at)
-        unmet = self._basis.unmet(at)
-        random = np.random.default_rng(seed)
-        normal = random.standard_normal((len(self._beta), count))
-        joint = psi @ solve_triangular(self._factor, normal, lower=True, trans="T")
-        joint += unmet @ random.standard_normal((unmet.shape[1], count))
-        own = np.maximum(own - (unmet**2).sum(axis=1), 0)
-        joint += self._local_draws(at, own, random, count)
-        alone = np.sqrt(noise_variance(at, self.variances))[:, None] * random.standard_normal((len(own), count))
-        middle = psi @ self._beta + constant - at.offset
-        return np.asarray(middle[:, None] + self.scale * (joint + alone), dtype=float)
+    @property
+    def fitted(self) -> FloatArray:
+        """Mean of log(step / physics) of what was measured."""
+        return self.moments(self._given[0])[0]
+
+    def draws(self, at: Features, *, count: int, seed: int) -> tuple[FloatArray, FloatArray]:
+        """(setups,) mean of log(step / physics), and (setups, count) of what it may be off by, drawn jointly.
+
+        What two setups share in error moves together. A setup's draws are the same whatever else is asked about, so
+        that some may be drawn for now and others later; and they come in pairs of opposite sign, so that its mean is
+        their mean and their middle.
+        """
+        found, half = self._project(at), -(-count // 2)
+        normal = np.random.default_rng(seed).standard_normal((len(self._beta), half))
+        joint = found.psi @ (self._whitener @ normal)
+        alone = found.alone + noise_variance(at, self.variances)
+        for name, picked, keys, weight in self._basis.unmet(at):
+            joint[picked] += weight[:, None] * keyed_normals(seed, name, keys, half)
+            alone[picked] -= weight**2
+        joint += local_draws(at, self.variances, half, seed=seed)
+        for key, (picked, across) in found.halves.items():  # Matheron's rule: less what was measured says of the draw
+            block = self._blocks[key]
+            seen = local_draws(block.features, self.variances, half, seed=seed)
+            seen += np.sqrt(block.noise)[:, None] * keyed_normals(seed, "seen", block.features.identity, half)
+            joint[picked] -= across.T @ (block.whitener @ seen)
+        joint += np.sqrt(np.maximum(alone, 0))[:, None] * keyed_normals(seed, "alone", at.identity, half)
+        off = self.scale * np.concatenate([joint, -joint], axis=1)[:, :count]
+        return found.psi @ self._beta + found.constant - at.offset, np.asarray(off, dtype=float)
 
     def joint(self, at: Features) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Of log(step / physics) jointly: mean (setups,), covariance (setups, setups), noise variance (setups,).
 
         The covariance is of what a setup is, without the noise of one new measurement of it.
         """
-        psi, constant, own = self._project(at)
-        half, unmet = psi @ self._whitener, self._basis.unmet(at)
-        covariance = half @ half.T + unmet @ unmet.T
-        for picked, local in self._local_left(at, np.maximum(own - (unmet**2).sum(axis=1), 0)):
-            covariance[np.ix_(picked, picked)] += local
-        noise = noise_variance(at, self.variances)
-        return psi @ self._beta + constant - at.offset, self.scale**2 * covariance, self.scale**2 * noise
-
-    def _local_draws(self, at: Features, own: FloatArray, random: np.random.Generator, count: int) -> FloatArray:
-        """(setups, count) of what only neighbours share: one workload on one arrangement errs together."""
-        found = np.zeros((len(own), count))
-        for picked, local in self._local_left(at, own):
-            found[picked] = cholesky(local) @ random.standard_normal((len(picked), count))
-        return found
-
-    def _local_left(self, at: Features, own: FloatArray) -> Iterator[tuple[Places, FloatArray]]:
-        """Positions of each block's setups and the covariance of what only they share, given what was measured."""
+        found = self._project(at)
+        half, alone = found.psi @ self._whitener, found.alone.copy()
+        covariance = half @ half.T
+        for _, picked, keys, weight in self._basis.unmet(at):
+            for own in _grouped(keys).values():
+                covariance[np.ix_(picked[own], picked[own])] += np.outer(weight[own], weight[own])
+            alone[picked] -= weight**2
         for key, picked in _grouped(blocks(at)).items():
             mine = at.take(picked)
             shared = self._local(mine, mine)
-            block = self._blocks.get(key)
-            if block is not None:
-                half = block.whitener @ self._local(mine, block.features).T
-                shared = shared - half.T @ half
-            yield picked, shared + np.diag(np.maximum(own[picked] - np.diag(shared), 0) + 1e-12)
+            if key in found.halves:
+                seen = found.halves[key][1]
+                shared = shared - seen.T @ seen
+            covariance[np.ix_(picked, picked)] += shared
+        covariance += np.diag(np.maximum(alone, 0) + 1e-12)
+        noise = noise_variance(at, self.variances)
+        return found.psi @ self._beta + found.constant - at.offset, self.scale**2 * covariance, self.scale**2 * noise
 
     def choose(self, candidates: Features, targets: Features, *, count: int) -> list[int]:
         """Positions of the candidates whose measurement tells most about the targets, one after another.
@@ -159,10 +186,9 @@ class Posterior:
         lowers that of t by cov(t, c)^2 / var(c). What only neighbours share is left out of account.
         """
         aware = Posterior(*self._given, self.variances, ahead=targets)
-        ours, _, own = aware._project(candidates)
-        theirs, _, _ = aware._project(targets)
-        noise = own + noise_variance(candidates, self.variances)
-        left, right = (solve_triangular(aware._factor, one.T, lower=True) for one in (ours, theirs))
+        ours, theirs = aware._project(candidates), aware._project(targets)
+        noise = ours.alone + ours.local + noise_variance(candidates, self.variances)
+        left, right = (solve_triangular(aware._factor, one.psi.T, lower=True) for one in (ours, theirs))
         chosen: list[int] = []
         for _ in range(min(count, len(noise))):
             spread = (left**2).sum(axis=0)
@@ -202,7 +228,7 @@ class Posterior:
         return np.concatenate(found) if found else np.zeros(0)
 
 
-def _grouped(keys: Keys) -> dict[str, Places]:
+def _grouped(keys: Keys) -> dict[str, IntArray]:
     places: dict[str, list[int]] = {}
     for at, key in enumerate(keys):
         places.setdefault(key, []).append(at)

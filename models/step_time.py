@@ -33,19 +33,19 @@ from .memory import MemoryModel, fit_memory
 from .nearness import Nearness
 from .physics import Physics, fit_physics
 from .regression import Posterior
-from .setups import FloatArray, SetupArrays, column, read_setups, require_known
+from .setups import FloatArray, IntArray, SetupArrays, column, read_setups, require_known
 from .workload import Workload
 
 __all__ = ["StepTimeModel", "TrainingData", "fit"]
 
-# Setups drawn for jointly at once.
+# Setups predicted at once: the columns of more would not fit a small machine. And setups bounded at once.
+_CHUNK, _MANY = 2500, 20_000
+# Setups whose covariance is held in memory at once.
 MOST_JOINT = 4000
-# Setups predicted at once: the columns of more would not fit a small machine.
-_CHUNK = 2500
+# Relative: what two orders of the same floating-point sums differ by at most, and then some.
+_ROUNDING = 1e-9
 # Rows of one workload that the physics is sought on [physics.md]: no workload counts for more.
 _MOST_OF_ONE = 150
-# The learned factor on the physics never exceeds exp(this) either way; what it would have been widens the interval.
-_MOST_CORRECTION = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,19 @@ class Measured:
         features = features_of(self.setups, step, physics)
         target = np.log(self.step_s / step.times.step_s) + step.offset
         return Posterior(features, target, self.share, self.variances, self.scale)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Learned:
+    """The regression brought to bear, and the least and largest log factor that it has on what was measured."""
+
+    posterior: Posterior
+    least: float
+    most: float
+
+    def held(self, correction: FloatArray) -> FloatArray:
+        """The log factor kept within that range, 0 in it: no extrapolation corrects the physics by more."""
+        return np.asarray(np.clip(correction, self.least, self.most), dtype=float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,18 +126,18 @@ class StepTimeModel:
         Raises ValueError on an unknown workload or instance type (naming the nearest known), another provider,
         a strategy other than ddp or a precision other than fp32, and on text that cannot be read.
         """
-        arrays = self._read(setups)
-        parts = [
-            self._predict(arrays.take(np.arange(first, min(first + _CHUNK, len(setups)))))
-            for first in range(0, max(len(setups), 1), _CHUNK)
-        ]
-        return pd.concat(parts, ignore_index=True).set_index(setups.index)
+        return self.predict_arrays(self._read(setups)).set_index(setups.index)
+
+    def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
+        """`predict` of setups that were read or planned, numbered from 0."""
+        return pd.concat([self._predict(arrays.take(part)) for part in _chunks(arrays)], ignore_index=True)
 
     def _predict(self, arrays: SetupArrays) -> pd.DataFrame:
         step = self.physics.at(arrays)
-        mean, spread = self._posterior().moments(features_of(arrays, step, self.physics))
-        held = np.clip(mean, -_MOST_CORRECTION, _MOST_CORRECTION)
-        factor, spread = np.exp(held), np.hypot(spread, mean - held)
+        learned = self._learned()
+        mean, spread = learned.posterior.moments(features_of(arrays, step, self.physics))
+        held = learned.held(mean)
+        factor, spread = np.exp(held), np.hypot(spread, mean - held)  # what it would have been widens the interval
         times = step.times
         step_s = times.step_s * factor
         return pd.DataFrame(
@@ -144,15 +157,25 @@ class StepTimeModel:
     def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> FloatArray:
         """(setups, count) step seconds, drawn jointly: what two setups share in error moves together.
 
-        Raises ValueError as `predict` does, and above 4,000 setups at once.
+        A setup's draws do not depend on what else is asked about. They come in pairs, one above what `predict` says
+        and one as far below. Raises ValueError as `predict` does.
         """
-        if len(setups) > MOST_JOINT:
-            raise ValueError(f"{len(setups)} setups at once: draw for at most {MOST_JOINT}")
-        arrays = self._read(setups)
-        step = self.physics.at(arrays)
-        drawn = self._posterior().draws(features_of(arrays, step, self.physics), count=count, seed=seed)
-        middle = np.clip(drawn.mean(axis=1, keepdims=True), -_MOST_CORRECTION, _MOST_CORRECTION)
-        return np.asarray(step.times.step_s[:, None] * np.exp(drawn - drawn.mean(axis=1, keepdims=True) + middle))
+        return self.draw_arrays(self._read(setups), count=count, seed=seed)
+
+    def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
+        """`draws` of setups that were read or planned."""
+        drawn, learned = np.empty((len(arrays.workloads), count)), self._learned()
+        for part in _chunks(arrays):
+            own = arrays.take(part)
+            step = self.physics.at(own)
+            mean, off = learned.posterior.draws(features_of(own, step, self.physics), count=count, seed=seed)
+            drawn[part] = (step.times.step_s * np.exp(learned.held(mean)))[:, None] * np.exp(off)
+        return drawn
+
+    def least_seconds(self, arrays: SetupArrays) -> FloatArray:
+        """(rows,) step seconds that no prediction of these setups undercuts: cheap, since nothing is looked up."""
+        parts = [self.physics.seconds(arrays.take(part)) for part in _chunks(arrays, _MANY)]
+        return np.concatenate(parts) * float(np.exp(self._learned().least)) * (1 - _ROUNDING)
 
     def joint(self, setups: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Of log step seconds jointly: mean (setups,), covariance (setups, setups) and variance of a run's noise.
@@ -163,9 +186,9 @@ class StepTimeModel:
             raise ValueError(f"{len(setups)} setups at once: at most {MOST_JOINT} jointly")
         arrays = self._read(setups)
         step = self.physics.at(arrays)
-        mean, covariance, noise = self._posterior().joint(features_of(arrays, step, self.physics))
-        held = np.clip(mean, -_MOST_CORRECTION, _MOST_CORRECTION)
-        return np.log(step.times.step_s) + held, covariance, noise
+        learned = self._learned()
+        mean, covariance, noise = learned.posterior.joint(features_of(arrays, step, self.physics))
+        return np.log(step.times.step_s) + learned.held(mean), covariance, noise
 
     def choose(self, candidates: pd.DataFrame, targets: pd.DataFrame, *, count: int) -> list[int]:
         """Positions of the `count` candidates whose runs would tell most about the targets' step times, in order.
@@ -174,7 +197,7 @@ class StepTimeModel:
         """
         both = [self._read(one) for one in (candidates, targets)]
         ours, theirs = (features_of(one, self.physics.at(one), self.physics) for one in both)
-        return self._posterior().choose(ours, theirs, count=count)
+        return self._learned().posterior.choose(ours, theirs, count=count)
 
     def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
         """(a, k): forward and backward of one device take about a + k * batch seconds. Raises ValueError if unknown."""
@@ -211,11 +234,14 @@ class StepTimeModel:
         self._require(list(arrays.workloads), [name for types in set(arrays.types) for name in types])
         return arrays
 
-    def _posterior(self) -> Posterior:
+    def _learned(self) -> _Learned:
         """What was measured, brought to bear; the same measurements give the same one."""
-        if "posterior" not in self._made:
-            self._made["posterior"] = self.measured.posterior(self.physics)
-        made: Posterior = self._made["posterior"]
+        if "learned" not in self._made:
+            posterior = self.measured.posterior(self.physics)
+            seen = posterior.fitted
+            least, most = float(seen.min(initial=0.0)), float(seen.max(initial=0.0))
+            self._made["learned"] = _Learned(posterior=posterior, least=min(least, 0.0), most=max(most, 0.0))
+        made: _Learned = self._made["learned"]
         return made
 
     def _nearness(self) -> Nearness:
@@ -223,6 +249,12 @@ class StepTimeModel:
             self._made["nearness"] = Nearness(self.measured.setups)
         made: Nearness = self._made["nearness"]
         return made
+
+
+def _chunks(arrays: SetupArrays, size: int = _CHUNK) -> list[IntArray]:
+    """Positions of so many setups at once, in order; one empty chunk for none."""
+    many = len(arrays.workloads)
+    return [np.arange(first, min(first + size, many)) for first in range(0, max(many, 1), size)]
 
 
 def fit(data: TrainingData, *, seed: int) -> StepTimeModel:

@@ -14,7 +14,7 @@ from warehouse.reads import mart
 
 from .installation import offers_of_market, open_installation
 from .prices import current_offers
-from .recommend import recommend_one
+from .recommend import plan_one
 from .registry import load_champion
 
 _NULLABLE_WHOLE = ("global_batch", "accumulation_steps", "measured_runs")
@@ -23,7 +23,8 @@ _NULLABLE_WHOLE = ("global_batch", "accumulation_steps", "measured_runs")
 def answer(
     provider: str, workload: str, *, hours: float | None, usd: float | None, samples: int | None, market: str, top: int
 ) -> list[dict[str, Any]]:
-    """Rows for one workload and one constraint, best first.
+    """Rows for one workload and one constraint, best first; the first one also holds, as `frontier`, every setup that
+    no other beats in both expected hours and dollars, whatever the constraint, and how many `candidates` there were.
 
     Raises SettingsError on an unknown workload, and WarehouseMissing where no model is in force yet.
     """
@@ -36,8 +37,9 @@ def answer(
         raise WarehouseMissing(f"no model of {provider} machines is in force yet: run `srift refresh` first")
     offers = offers_of_market(current_offers(here), market)
     runs = mart(here.warehouse, "runs", provider=provider)
-    rows = recommend_one(here, champion, asked, offers, runs, top=top)
-    return [row for row in rows if row["goal"] == name]
+    found = plan_one(here, champion, asked, offers, runs, top=top)
+    first, *others = (row for row in found.rows if row["goal"] == name)
+    return [first | {"frontier": found.frontier, "candidates": found.candidates}, *others]
 
 
 def published_rows(folder: Path) -> list[dict[str, Any]]:

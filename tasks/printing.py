@@ -40,6 +40,21 @@ def print_recommendations(rows: Sequence[Row]) -> None:
         console.print(table)
         for row in mine:
             console.print(f"  {row['cluster'] or row['status']}: {row['reason']}", style="dim")
+        for row in mine:
+            if row.get("frontier"):
+                _print_frontier(console, row)
+
+
+def _print_frontier(console: Console, row: Row) -> None:
+    """What no other setup beats in both hours and dollars, the fastest first."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("cluster", "market", "hours", "usd"):
+        table.add_column(name, justify="right" if name in ("hours", "usd") else "left")
+    for one in row["frontier"]:
+        market = "+".join(sorted({offer["market"] for offer in one["cluster_offers"]}))
+        table.add_row(one["cluster"], market, f"{one['hours']:.3g}", f"{one['usd']:.4g}")
+    console.print(f"\nbeaten by none in both, of {row['candidates']} candidates", style="bold")
+    console.print(table)
 
 
 _COLUMNS: dict[str, Literal["left", "right"]] = {

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from models import identity, planner
+from models import planner
 from models.cloud import Offer
-from models.step_time import MOST_JOINT, StepTimeModel
-from models.workload import Setup, Workload
+from models.workload import Workload
 
 from .facts import told
 from .installation import Installation
 from .registry import Champion
 from .threads import one_thread
 
-DRAWS = 400
 SEED = 7
 NOT_MET = (
     "no step time can be predicted: this workload, or every instance type on offer, was never measured as it is defined"
@@ -49,32 +47,49 @@ def recommend_one(
     *,
     top: int = 5,
 ) -> list[Row]:
-    """Published rows of one workload over `offers`, publication id and time still open.
+    """Published rows of one workload over `offers`, publication id and time still open; `plan_one` without its rest."""
+    return plan_one(here, champion, workload, offers, runs, top=top).rows
+
+
+def plan_one(
+    here: Installation,
+    champion: Champion | None,
+    workload: Workload,
+    offers: Sequence[Offer],
+    runs: pd.DataFrame,
+    *,
+    top: int = 5,
+) -> planner.Plan:
+    """The planner's answer for one workload over `offers`, its rows stamped as they are published.
 
     A workload or instance type that the champion has not met as it is defined now is not guessed at: it has no setups,
     and the rows say so.
     """
     workload = told(here, workload)
-    setups: list[Setup] = []
-    predictions, draws = pd.DataFrame(), np.empty((0, DRAWS))
-    met = champion is not None and champion.model.met_workload(workload)
-    if champion is not None and met:
-        known = [offer for offer in offers if champion.model.met_type(offer.instance_type)]
-        setups = setups_of(here, champion.model, workload, known)
-        met = bool(known) or not offers
-    if champion is not None and setups:
-        setups, predictions, draws = _predict(champion.model, setups)
     mine = runs[runs["workload"] == workload.name] if len(runs) else runs
-    rows = planner.recommend(
-        workload, setups, predictions, draws, top=top, measured_runs=identity.runs_of(setups, mine), seed=SEED
-    )
+    met = champion is not None and champion.model.met_workload(workload)
+    known = [offer for offer in offers if champion is not None and champion.model.met_type(offer.instance_type)]
+    if champion is None or not met or not known:
+        found, met = planner.nothing(workload), met and not offers
+    else:
+        found = planner.plan(
+            workload,
+            known,
+            champion.model,
+            max_hosts=here.settings.campaign.max_hosts,
+            fits=here.fits,
+            runs=mine,
+            top=top,
+            seed=SEED,
+        )
     stamp = {
         "provider": here.provider.name,
         "newest_measurement_at": mine["measured_at"].max() if len(mine) and mine["measured_at"].notna().any() else None,
         "model_version": None if champion is None else str(champion.version),
     }
     own = {} if met else {"reason": NOT_MET}
-    return [row | stamp | own | {"price_as_of": _price_as_of(row, offers)} for row in rows]
+    rows = [row | stamp | own | {"price_as_of": _price_as_of(row, offers)} for row in found.rows]
+    return replace(found, rows=rows)
 
 
 def _price_as_of(row: Row, offers: Sequence[Offer]) -> datetime | None:
@@ -83,46 +98,3 @@ def _price_as_of(row: Row, offers: Sequence[Offer]) -> datetime | None:
     return min(
         (o.price_as_of for o in offers if not named or (o.instance_type.name, o.market, o.zone) in named), default=None
     )
-
-
-def setups_of(here: Installation, model: StepTimeModel, workload: Workload, offers: Sequence[Offer]) -> list[Setup]:
-    """Every setup that the table chooses from."""
-    return planner.candidates(
-        workload,
-        offers,
-        max_hosts=here.settings.campaign.max_hosts,
-        fits=here.fits,
-        line=lambda name: model.compute_line(workload.name, name),
-        peak_bytes=lambda name, batch: model.peak_bytes(workload.name, name, batch),
-    )
-
-
-def _predict(model: StepTimeModel, setups: Sequence[Setup]) -> tuple[list[Setup], pd.DataFrame, np.ndarray[Any, Any]]:
-    """The setups that are drawn for, with predictions and joint draws; the same cluster in two markets counts once."""
-    firsts, twins = planner.distinct(setups)
-    frame = pd.DataFrame([setup.row() for setup in firsts])
-    predicted = model.predict(frame)
-    kept = _promising(firsts, predicted["samples_per_s"].to_numpy(float), MOST_JOINT)
-    place = np.full(len(firsts), -1)
-    place[kept] = np.arange(len(kept))
-    twins = place[twins]
-    drawn = model.draws(frame.iloc[kept], count=DRAWS, seed=SEED)
-    chosen = [setup for setup, at in zip(setups, twins, strict=True) if at >= 0]
-    twins = twins[twins >= 0]
-    return chosen, predicted.iloc[kept].iloc[twins].reset_index(drop=True), drawn[twins]
-
-
-def _promising(setups: Sequence[Setup], samples_per_s: np.ndarray[Any, Any], most: int) -> np.ndarray[Any, Any]:
-    """Places of at most `most` setups: the fastest split of each cluster before any second one, and so on.
-
-    Where not all of a turn fit, those come first that are high among the fastest or among the cheapest per sample.
-    """
-    if len(setups) <= most:
-        return np.arange(len(setups))
-    usd = np.array([np.inf if one.cluster.usd_per_hour is None else one.cluster.usd_per_hour for one in setups])
-    by_speed = np.argsort(np.argsort(-samples_per_s, kind="stable"))
-    by_price = np.argsort(np.argsort(usd / samples_per_s, kind="stable"))
-    clusters = pd.Series([one.cluster.name for one in setups])
-    turn = pd.Series(by_speed).groupby(clusters).rank(method="first").to_numpy()
-    order = np.lexsort((np.minimum(by_speed, by_price), turn))
-    return np.sort(order[:most])

@@ -16,7 +16,7 @@ from models.campaign import STOPS, Launch, shopping_list
 from models.cloud import InstanceType, Offer, parse_cluster
 from models.contenders import Contenders, contenders_of
 from models.learning import valid_runs
-from models.planner import distinct
+from models.planner import plan
 from models.step_time import StepTimeModel
 from models.wants import EC2_COSTS, Costs
 from models.workload import Workload
@@ -27,7 +27,7 @@ from .drift import drifting_types
 from .facts import with_facts
 from .installation import Installation, open_installation
 from .prices import current_offers, nothing_to_buy
-from .recommend import setups_of
+from .recommend import SEED
 from .registry import Champion, load_champion
 from .report import reporter
 from .tally import Tally
@@ -117,11 +117,12 @@ def _model(
     known = [offer for offer in offers if model.met_type(offer.instance_type)]
     contenders: dict[str, Contenders] = {}
     for workload in workloads:
-        setups = setups_of(here, model, workload, known) if known and model.met_workload(workload) else []
-        if setups:
-            firsts, twins = distinct(setups)
-            predicted = model.predict(pd.DataFrame([setup.row() for setup in firsts])).iloc[twins]
-            contenders[workload.name] = contenders_of(workload, setups, predicted)
+        if not known or not model.met_workload(workload):
+            continue
+        planned = plan(workload, known, model, max_hosts=here.settings.campaign.max_hosts, fits=here.fits, seed=SEED)
+        if planned.ranked:
+            predicted = model.predict(pd.DataFrame([setup.row() for setup in planned.ranked]))
+            contenders[workload.name] = contenders_of(workload, planned.ranked, predicted)
     fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
     return pure.Model(
         contenders=contenders,

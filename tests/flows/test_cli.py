@@ -199,6 +199,17 @@ def test_the_champion_is_asked(used: Path) -> None:
     assert shown.exit_code == 0 and "\x1b" not in shown.output and rows[0]["cluster"] in shown.stdout
 
 
+def test_the_answer_carries_the_frontier_of_hours_and_dollars(used: Path) -> None:
+    first, *others = told("recommend", "conv", "--deadline", "90m")
+    front = first["frontier"]
+    assert len(front) > 1 and first["candidates"] > len(front) and not any("frontier" in row for row in others)
+    assert [one["hours"] for one in front] == sorted(one["hours"] for one in front)
+    assert [one["usd"] for one in front] == sorted((one["usd"] for one in front), reverse=True)
+    assert any(one["hours"] <= first["hours"] and one["usd"] <= first["usd"] for one in front)
+    shown = srift("recommend", "conv", "--deadline", "90m").stdout
+    assert "beaten by none in both" in shown and front[0]["cluster"] in shown.split("beaten by none")[1]
+
+
 def test_what_cannot_be_had_is_an_answer_and_no_failure(used: Path) -> None:
     (row,) = told("recommend", "conv", "--budget", "0.000001")
     assert row["status"] == "infeasible" and row["cluster"] is None and row["reason"]

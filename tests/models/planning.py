@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from models.cloud import Cluster, InstanceType, Offer, parse_cluster, parse_numbers
+from models.setups import SetupArrays, read_setups
 from models.workload import Goal, Workload
 
 CORES = {"small": 0.2, "medium": 0.4, "net": 0.4, "large": 0.8, "whole": 1.0}
@@ -118,3 +120,70 @@ class LineModel:
 
 def frame(setups: Sequence[object]) -> pd.DataFrame:
     return pd.DataFrame([setup.row() for setup in setups])  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointModel:
+    """As LineModel, by groups of equal machines; each setup is slower than its bound by a factor of its own.
+
+    Draws are in pairs about the prediction and do not depend on what else is asked about.
+    """
+
+    lines: dict[str, tuple[float, float]]
+    gbps: dict[str, float]
+    memory: dict[str, float]  # bytes a sample; NaN unknown
+    slower: float = 0.3
+    bound: float = 1.0
+    shared: float = 0.05
+    own: float = 0.1
+
+    def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
+        return self.lines[instance_type]
+
+    def peak_bytes(self, workload: str, instance_type: str, batch: int) -> float:
+        return self.memory[instance_type] * batch
+
+    def least_seconds(self, arrays: SetupArrays) -> np.ndarray:
+        return self.bound * np.array([self._seconds(row) for row in self._rows(arrays)])
+
+    def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
+        rows = self._rows(arrays)
+        step = np.array([self._seconds(row) * (1 + self.slower * self._chance(row).random()) for row in rows])
+        found = {"step_s": step, "step_low_s": 0.9 * step, "step_high_s": 1.1 * step, "bottleneck": "compute"}
+        return pd.DataFrame(found, index=range(len(rows)))
+
+    def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> np.ndarray:
+        together = self.shared * np.random.default_rng(seed).standard_normal(count // 2)
+        alone = [self._chance(row, seed).standard_normal(count // 2) for row in self._rows(arrays)]
+        off = together + self.own * np.array(alone)
+        step = self.predict_arrays(arrays)["step_s"].to_numpy(float)
+        return step[:, None] * np.exp(np.concatenate([off, -off], axis=1))
+
+    def predict(self, setups: pd.DataFrame) -> pd.DataFrame:
+        return self.predict_arrays(read_setups(setups, {}))
+
+    def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> np.ndarray:
+        return self.draw_arrays(read_setups(setups, {}), count=count, seed=seed)
+
+    def _rows(self, arrays: SetupArrays) -> list[tuple[object, ...]]:
+        """(steps, ((type, devices, batch), machines) in order) of each: equal for equal setups, grouped or not."""
+        found: list[tuple[object, ...]] = []
+        columns = (arrays.kind, arrays.layout, arrays.batch, arrays.count)
+        for *members, steps in zip(*(one.tolist() for one in (*columns, arrays.accumulation)), strict=True):
+            counted: dict[tuple[str, float, float], float] = {}
+            for kind, devices, batch, number in zip(*members, strict=True):
+                if kind >= 0:
+                    key = (arrays.names[kind], devices, batch)
+                    counted[key] = counted.get(key, 0) + number
+            found.append((steps, tuple(sorted(counted.items()))))
+        return found
+
+    def _seconds(self, row: tuple[object, ...]) -> float:
+        steps, members = row
+        compute = max(self.lines[name][0] + self.lines[name][1] * batch for (name, _, batch), _ in members)
+        ranks = sum(devices * number for (_, devices, _), number in members)
+        ring = 0.05 * (ranks - 1) / ranks / min(self.gbps[name] for (name, _, _), _ in members)
+        return steps * compute + ring
+
+    def _chance(self, row: tuple[object, ...], seed: int = 0) -> np.random.Generator:
+        return np.random.default_rng([seed, zlib.crc32(repr(row).encode())])

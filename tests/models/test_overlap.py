@@ -25,7 +25,7 @@ def line(
     return Timeline(
         before=np.array([before]),
         backward=np.array([backward]),
-        present=np.ones((1, n), dtype=bool),
+        count=np.ones((1, n)),
         cores=np.full((1, n), cores),
         contended=np.ones((1, n)),
         ready=np.array([ready]),

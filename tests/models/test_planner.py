@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.cloud import Cluster, parse_cluster
-from models.planner import candidates, distinct
+from models.planner import candidates
 from tests.models.planning import CORES, LineModel, cores_fit, offer, offers, workload
 
 MODEL = LineModel()
@@ -79,15 +79,8 @@ def test_the_cheapest_offer_of_a_type_stands_for_it() -> None:
     assert setup.cluster.usd_per_hour == 0.1
 
 
-def test_twins_in_another_market_are_predicted_once() -> None:
-    setups = candidates(workload(), offers(), max_hosts=2, fits=cores_fit, line=line)
-    firsts, twins = distinct(setups)
-    assert len(firsts) * 2 == len(setups)
-    assert all(firsts[twin].row() == setup.row() for twin, setup in zip(twins, setups, strict=True))
-
-
 def test_many_types_stay_countable() -> None:
-    """Fifty types on eight hosts are 2e9 multisets; the planner keeps to at most two types a cluster."""
+    """Fifty types on eight hosts are 2e9 multisets; the planner keeps to two types a cluster, in counts of a ladder."""
     asked: list[Cluster] = []
 
     def fits(cluster: Cluster) -> str:
@@ -100,5 +93,5 @@ def test_many_types_stay_countable() -> None:
         for i in range(50)
     ]
     assert candidates(workload(), many, max_hosts=8, fits=fits, line=lambda _: (0.0, 1.0)) == []
-    assert len(asked) < 50_000
+    assert len(asked) < 100_000
     assert max(len({o.instance_type.name for o in c.members}) for c in asked) == 2

@@ -37,6 +37,7 @@ def features(rows: int, seed: int, workloads: int = 3, arrangements: int = 4, sl
         exposed=exposed,
         doubt=random.choice([0.0, 0.1], rows),
         octaves=random.choice([0.0, 0.0, 1.5], rows),
+        identity=tuple(f"setup {at}" for at in range(rows)),
         near=np.array([places[one] for one in arrangement]),
         batch=np.log(random.choice([8.0, 16.0, 32.0], rows)) / 0.5,
         instances=random.integers(1, 5, rows).astype(float),
@@ -129,15 +130,42 @@ def test_draws_have_the_moments_and_move_together_as_the_dense_process_does(nois
     # one setup of a block: what only neighbours share is drawn for each alone
     first = {key: at for at, key in reversed(list(enumerate(blocks(seen))))}
     asked = seen.take(np.array(sorted(first.values())))
-    drawn = posterior.draws(asked, count=40_000, seed=3)
+    middle, drawn = posterior.draws(asked, count=80_000, seed=3)
     mean, spread = posterior.moments(asked)
-    assert drawn.mean(axis=1) == pytest.approx(mean, abs=4 * float(spread.max()) / 200)
+    assert middle == pytest.approx(mean, abs=1e-12)
+    assert drawn.mean(axis=1) == pytest.approx(0, abs=1e-12)
     assert drawn.std(axis=1) == pytest.approx(spread, rel=0.015)
     joint = dense(seen, target, share, variances, asked)[1] + np.diag(noise_variance(asked, variances))
     expected = joint / np.sqrt(np.outer(np.diag(joint), np.diag(joint)))
     assert np.corrcoef(drawn) == pytest.approx(expected, abs=0.02)
     assert np.abs(expected[~np.eye(len(expected), dtype=bool)]).max() > 0.02
-    assert (posterior.draws(asked, count=5, seed=3) == posterior.draws(asked, count=5, seed=3)).all()
+
+
+def test_neighbours_draws_share_what_the_dense_process_says_measured_or_not() -> None:
+    # without smooth families, of which each setup draws for itself what the pivots leave
+    seen, share = features(42, 0, slopes=0.2), np.full(42, 5.0)
+    variances = starting_variances() | dict.fromkeys(SMOOTH, 1e-9)
+    posterior = Posterior(seen, drawn_target(seen, variances, 2, share), share, variances)
+    whole = features(20, 5, workloads=2, arrangements=2, slopes=0.2)
+    fresh = {name: tuple(f"new-{one}" for one in getattr(whole, name)) for name in ("arrangement", "exact")}
+    for asked in (whole, replace(whole, **fresh)):
+        drawn = posterior.draws(asked, count=40_000, seed=3)[1]
+        joint = dense(seen, np.zeros(42), share, variances, asked)[1] + np.diag(noise_variance(asked, variances))
+        expected = joint / np.sqrt(np.outer(np.diag(joint), np.diag(joint)))
+        keys = np.array(blocks(asked))
+        near = (keys[:, None] == keys[None, :]) & ~np.eye(20, dtype=bool)
+        assert np.corrcoef(drawn) == pytest.approx(expected, abs=0.03)
+        assert expected[near].max() > 0.3
+
+
+def test_a_setups_draws_are_the_same_in_any_company_and_come_in_pairs() -> None:
+    posterior = known()[4]
+    for asked in (features(30, 5, workloads=5, arrangements=6), strangers(features(30, 5))):
+        whole = posterior.draws(asked, count=8, seed=3)[1]
+        some = np.array([17, 3, 9])
+        assert posterior.draws(asked.take(some), count=8, seed=3)[1] == pytest.approx(whole[some], abs=1e-12)
+        assert whole[:, :4] == pytest.approx(-whole[:, 4:], abs=1e-12)
+        assert np.abs(posterior.draws(asked, count=8, seed=4)[1] - whole).min() > 0
 
 
 @pytest.mark.parametrize("by", ["workload", "arrangement", "block"])
@@ -234,7 +262,7 @@ def test_joint_moments_are_those_of_predictions_and_of_draws() -> None:
     mean, covariance_, noise = posterior.joint(asked)
     middle, spread = posterior.moments(asked)
     assert mean == pytest.approx(middle) and np.sqrt(np.diag(covariance_) + noise) == pytest.approx(spread, rel=1e-6)
-    drawn = posterior.draws(asked, count=40_000, seed=4)
+    drawn = posterior.draws(asked, count=40_000, seed=4)[1]
     whole = covariance_ + np.diag(noise)
     scale = np.sqrt(np.outer(np.diag(whole), np.diag(whole)))
     assert np.abs(np.cov(drawn) / scale - whole / scale).max() < 0.03

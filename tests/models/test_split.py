@@ -71,6 +71,8 @@ def test_a_machine_without_work_is_no_candidate() -> None:
 def test_devices_of_one_machine_share_its_line() -> None:
     assert finish_together([(0.0, 0.01), (0.0, 0.01)], 60, devices=(4, 1)) == (12, 12)
     assert finish_together([(0.0, 0.01)], 30, devices=(4,)) is None
+    assert finish_together([(0.0, 0.01)], 30, devices=(0,)) is None
+    assert finish_together([(0.0, 0.01), (0.0, 0.01)], 30, devices=(0, 1)) is None
 
 
 @given(lines=st.lists(LINE, min_size=2, max_size=4), total=st.integers(8, 400), data=st.data())

@@ -11,12 +11,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from models import planner
+from models import planner, ranking, search
 from models.cloud import Offer
 from models.step_time import StepTimeModel
 from tasks import recommend
+from tasks.facts import told
 from tasks.installation import Installation
-from tasks.recommend import recommend_all, recommend_one
+from tasks.recommend import plan_one, recommend_all, recommend_one
 from tasks.registry import Champion
 from tests.installed import NOON, DescribedMachines, champion, install, measured
 from warehouse import append
@@ -148,30 +149,43 @@ def test_a_model_from_before_definitions_were_stored_has_met_nothing(here: Insta
     assert {row["status"] for row in rows_of(here, asked=old)} == {"infeasible"}
 
 
-def test_more_setups_than_can_be_drawn_for_at_once_leave_the_best_splits_of_each_cluster(
+def test_the_champions_answer_is_that_of_predicting_and_drawing_for_every_setup(
     here: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (conv, _) = here.workloads
-    wide = replace(conv, global_batch_least=32, global_batch_most=96)
-    offers = here.provider.offers(NOON)
-    whole = recommend_one(here, champion(), wide, offers, measured().runs)
-    most = 40
-    monkeypatch.setattr(recommend, "MOST_JOINT", most)
-    asked: list[int] = []
-    draws = StepTimeModel.draws
-    monkeypatch.setattr(StepTimeModel, "draws", lambda self, f, **rest: asked.append(len(f)) or draws(self, f, **rest))
-    cut = recommend_one(here, champion(), wide, offers, measured().runs)
-    assert asked == [most]
-    for before, after in zip(firsts(whole, "conv").values(), firsts(cut, "conv").values(), strict=True):
-        named = ("cluster", "batch_per_device", "accumulation_steps")
-        assert [before[name] for name in named] == [after[name] for name in named]
+    wide, offers, model = (
+        told(here, replace(conv, global_batch_least=32, global_batch_most=96)),
+        here.provider.offers(NOON),
+        champion().model,
+    )
+    monkeypatch.setattr(ranking, "CONTENDERS", 5)  # so that most of this little world can be left out
+    monkeypatch.setattr(search, "_TURN", 8)
+    found = plan_one(here, champion(), wide, offers, measured().runs)
+    assert 0 < found.looked_at < 0.8 * found.candidates
+    setups = planner.candidates(
+        wide,
+        offers,
+        max_hosts=here.settings.campaign.max_hosts,
+        fits=here.fits,
+        line=lambda name: model.compute_line("conv", name),
+        peak_bytes=lambda name, batch: model.peak_bytes("conv", name, batch),
+    )
+    rows = pd.DataFrame([one.row() for one in setups])
+    drawn = model.draws(rows, count=planner.DRAWS, seed=recommend.SEED)
+    whole = ranking.recommend(wide, setups, model.predict(rows), drawn, seed=recommend.SEED)
+    for ours, theirs in zip(found.rows, whole, strict=True):
+        for name, value in theirs.items():
+            if name != "measured_runs":
+                assert ours[name] == (pytest.approx(value, rel=1e-9) if isinstance(value, float) else value), name
 
 
 def test_the_measured_size_of_a_gradient_counts_in_what_a_checkpoint_costs(
     here: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(planner, "recommend", lambda workload, *rest, **named: seen.append(workload) or [])
+    monkeypatch.setattr(
+        planner, "plan", lambda workload, *rest, **named: seen.append(workload) or planner.nothing(workload)
+    )
     (conv, _) = here.workloads
     with here.warehouse.transact() as connection:
         rows = [{"workload": "conv", "digest": conv.digest, "samples": 1, "gradient_bytes": 123, "parameters": 30}]

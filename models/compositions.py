@@ -1,0 +1,70 @@
+"""How many machines of each type a cluster may have: every multiset of a few, ladders of counts of many. Never ranks.
+
+Up to `most` multisets are all enumerated. Beyond, a cluster has one type in any number, or two or three types in
+numbers of a ladder: a machine more or less among 48 decides little, one among three decides much. The ladders are the
+first of LADDERS with at most MOST_MIXED clusters: for ten types and 64 machines 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48 of
+each of two types, and 1, 2, 3, 4, 6, 8, 16, 32 of each of three; for more than 25 types, two at most.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations, combinations_with_replacement, product
+
+import numpy as np
+from numpy.typing import NDArray
+
+Wholes = NDArray[np.int64]
+
+MOST_MIXED = 100_000
+_FINE = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_SPARSE = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128)
+_DOUBLING, _COARSE = (1, 2, 4, 8, 16, 32, 64, 128), (1, 4, 16, 64)
+# Numbers of each of two types, and of each of three.
+LADDERS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+    (_FINE, _FINE),
+    (_FINE, _SPARSE),
+    (_FINE, _DOUBLING),
+    (_FINE, _COARSE),
+    (_FINE, ()),
+    (_DOUBLING, ()),
+    (_COARSE, ()),
+    ((), ()),
+)
+
+
+def compositions(types: int, *, max_hosts: int, most: int, most_mixed: int = MOST_MIXED) -> Wholes:
+    """(clusters, types) machines of each type, 1 to `max_hosts` in all; small clusters first, then by type.
+
+    Instances of a type are interchangeable, so these are multisets, C(n+T-1, n) of each size (physics.md, [D]).
+    """
+    if sum(math.comb(types + size - 1, size) for size in range(1, max_hosts + 1)) <= most:
+        return _every(types, max_hosts)
+    for ladders in LADDERS:
+        counts = [_counts(together, max_hosts, ladders) for together in (1, 2, 3)]
+        if sum(math.comb(types, len(one.T)) * len(one) for one in counts) <= most_mixed:
+            break
+    parts = [np.zeros((0, types), dtype=np.int64)]
+    for one in counts:
+        for picked in combinations(range(types), one.shape[1]):
+            part = np.zeros((len(one), types), dtype=np.int64)
+            part[:, picked] = one
+            parts.append(part)
+    found = np.concatenate(parts)
+    return found[np.lexsort((*(-found.T[::-1]), found.sum(axis=1)))]
+
+
+def _counts(together: int, max_hosts: int, ladders: tuple[tuple[int, ...], tuple[int, ...]]) -> Wholes:
+    """(combinations, together) numbers of machines of so many types."""
+    ladder = tuple(range(1, max_hosts + 1)) if together == 1 else ladders[together - 2]
+    counts = [one for one in product(ladder, repeat=together) if sum(one) <= max_hosts]
+    return np.array(counts, dtype=np.int64).reshape(-1, together)
+
+
+def _every(types: int, max_hosts: int) -> Wholes:
+    rows = [
+        np.bincount(members, minlength=types)
+        for size in range(1, max_hosts + 1)
+        for members in combinations_with_replacement(range(types), size)
+    ]
+    return np.array(rows, dtype=np.int64).reshape(-1, types)
