@@ -10,7 +10,7 @@ import pytest
 
 from models import intervals
 from models.closed_form import NAMES, OWN_SD
-from models.effects import GIVEN, LINEAR, LOCAL, SMOOTH, blocks, correlation, noise_variance, terms
+from models.effects import FAMILIES, GIVEN, LINEAR, LOCAL, NOISE, SMOOTH, blocks, correlation, noise_variance, terms
 from models.features import Features
 from models.intervals import Z_90, calibrated
 from models.overlap import PARAMETER_NAMES
@@ -223,3 +223,7 @@ def test_outliers_are_weighed_down_and_move_the_others_little() -> None:
         moved.append(Posterior(seen, one, share, variances, scale).moments(seen)[0])
     assert (share[odd] > 10).all() and np.median(share) == 1
     assert np.quantile(np.abs(moved[1] - moved[0]), 0.9) < 0.05
+
+
+def test_no_two_families_share_a_name() -> None:
+    assert len(set(FAMILIES)) == len(FAMILIES) == len(LINEAR) + len(SMOOTH) + len(LOCAL) + len(NOISE)
