@@ -10,7 +10,7 @@ import pytest
 
 from models import intervals
 from models.closed_form import NAMES, OWN_SD
-from models.effects import GIVEN, LINEAR, LOCAL, SMOOTH, blocks, correlation, noise_variance, terms
+from models.effects import FAMILIES, GIVEN, LINEAR, LOCAL, NOISE, SMOOTH, blocks, correlation, noise_variance, terms
 from models.features import Features
 from models.intervals import Z_90, calibrated
 from models.overlap import PARAMETER_NAMES
@@ -266,3 +266,7 @@ def test_joint_moments_are_those_of_predictions_and_of_draws() -> None:
     whole = covariance_ + np.diag(noise)
     scale = np.sqrt(np.outer(np.diag(whole), np.diag(whole)))
     assert np.abs(np.cov(drawn) / scale - whole / scale).max() < 0.03
+
+
+def test_no_two_families_share_a_name() -> None:
+    assert len(set(FAMILIES)) == len(FAMILIES) == len(LINEAR) + len(SMOOTH) + len(LOCAL) + len(NOISE)
