@@ -67,6 +67,7 @@ def recommend(
     samples: Annotated[int | None, typer.Option(min=1, help="Samples to train on, if not those of srift.toml.")] = None,
     market: Annotated[str, typer.Option(help="any, on-demand or spot.")] = "any",
     top: Annotated[int, typer.Option(min=1, help="How many clusters to show.")] = 5,
+    pilots: Annotated[int, typer.Option(min=0, max=9, help="Runs to name that would settle an open choice.")] = 3,
     as_json: Json = False,
 ) -> None:
     """Ask the champion now, over the newest prices."""
@@ -79,7 +80,8 @@ def recommend(
             raise typer.BadParameter("give either --deadline or --budget")
         if market not in ("any", "on-demand", "spot"):
             raise typer.BadParameter(f"unknown market {market!r}; known: any, on-demand, spot")
-        rows = answer(provider, workload, hours=hours, usd=budget, samples=samples, market=market, top=top)
+        asked = {"hours": hours, "usd": budget}
+        rows = answer(provider, workload, **asked, samples=samples, market=market, top=top, pilots=pilots)
         _print_json(rows) if as_json else print_recommendations(rows)
 
 

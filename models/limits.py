@@ -20,8 +20,8 @@ def bottlenecks(physics: StepTimes, setups: SetupArrays, compute: ComputeModel) 
     """One of LIMITS a setup. Input is named only where a profile told how long batches take to make."""
     exposed = 1 - physics.compute_s / physics.step_s
     uneven = (physics.compute_s - physics.mean_compute_s) / physics.step_s
-    slowest = [types[at] for types, at in zip(setups.types, physics.slowest, strict=True)]
-    pairs = list(zip(setups.workloads, slowest, strict=True))
+    kind = np.take_along_axis(setups.kind, physics.slowest[:, None], axis=1)[:, 0]
+    pairs = [(workload, setups.names[at]) for workload, at in zip(setups.workloads, kind.tolist(), strict=True)]
     parts = {pair: compute.curve(*pair).input_part for pair in set(pairs)}
     made = np.array([parts[pair] for pair in pairs]) > _MOSTLY
     labels = np.where(uneven > _LIMITED, "stragglers", np.where(made, "input", "compute"))

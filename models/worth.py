@@ -100,8 +100,8 @@ def choice(question: Question, belief: Belief) -> int:
     if not len(question.places):
         raise ValueError(f"{question.name}: nobody to choose from")
     mean = belief.mean[question.places]
-    objective, meets = _judged(question, mean[:, None, None], belief.variance[question.places][:, None, None])
-    return int(_taken(question, objective, meets)[0, 0])
+    objective, meets = judged(question, mean[:, None, None], belief.variance[question.places][:, None, None])
+    return int(taken(question, objective, meets)[0, 0])
 
 
 def gain(question: Question, belief: Belief, runs: Sequence[int]) -> Gain:
@@ -123,14 +123,14 @@ def _outcomes(question: Question, belief: Belief, told: Floats, now: int) -> tup
     """(runs,) gain and chance of another choice, over the outcomes of each run."""
     mean = belief.mean[question.places][:, None, None] + told[:, :, None] * _NODES
     left = np.maximum(belief.variance[question.places][:, None] - told**2, 0.0)[:, :, None]
-    objective, meets = _judged(question, mean, left)
-    taken = _taken(question, objective, meets)
+    objective, meets = judged(question, mean, left)
+    picks = taken(question, objective, meets)
     loss = objective if meets is None else objective + MISS * (1 - meets)
-    better = loss[now] - np.take_along_axis(loss, taken[None], axis=0)[0]
-    return np.maximum(better @ _WEIGHTS, 0.0), (taken != now) @ _WEIGHTS
+    better = loss[now] - np.take_along_axis(loss, picks[None], axis=0)[0]
+    return np.maximum(better @ _WEIGHTS, 0.0), (picks != now) @ _WEIGHTS
 
 
-def _judged(question: Question, mean: Floats, variance: Floats) -> tuple[Floats, Floats | None]:
+def judged(question: Question, mean: Floats, variance: Floats) -> tuple[Floats, Floats | None]:
     """Log objective of contenders (axis 0) and their chance to meet the constraint (None without one)."""
     tall = (slice(None), None, None)
     work = question.hours_per_step_s[tall] * np.exp(mean)
@@ -144,7 +144,7 @@ def _judged(question: Question, mean: Floats, variance: Floats) -> tuple[Floats,
     return by[question.aim], np.asarray(ndtr(margin))
 
 
-def _taken(question: Question, objective: Floats, meets: Floats | None) -> Places:
+def taken(question: Question, objective: Floats, meets: Floats | None) -> Places:
     """Position of the choice for each (run, outcome); ties go to the first."""
     if meets is None:
         return np.asarray(np.argmin(objective, axis=0), dtype=np.intp)

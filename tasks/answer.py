@@ -13,6 +13,7 @@ from warehouse.export import read_published
 from warehouse.reads import mart
 
 from .installation import offers_of_market, open_installation
+from .pilots import pilots_for
 from .prices import current_offers
 from .recommend import plan_one
 from .registry import load_champion
@@ -21,11 +22,21 @@ _NULLABLE_WHOLE = ("global_batch", "accumulation_steps", "measured_runs")
 
 
 def answer(
-    provider: str, workload: str, *, hours: float | None, usd: float | None, samples: int | None, market: str, top: int
+    provider: str,
+    workload: str,
+    *,
+    hours: float | None,
+    usd: float | None,
+    samples: int | None,
+    market: str,
+    top: int,
+    pilots: int = 0,
 ) -> list[dict[str, Any]]:
-    """Rows for one workload and one constraint, best first; the first one also holds, as `frontier`, every setup that
-    no other beats in both expected hours and dollars, whatever the constraint, and how many `candidates` there were.
+    """Rows for one workload and one constraint, best first.
 
+    The first one also holds, as `frontier`, every setup that no other beats in both expected hours and dollars,
+    whatever the constraint; how many `candidates` there were; and the `pilots` that would tell most (None where none
+    was asked for or could be bought).
     Raises SettingsError on an unknown workload, and WarehouseMissing where no model is in force yet.
     """
     here = open_installation(provider)
@@ -39,7 +50,8 @@ def answer(
     runs = mart(here.warehouse, "runs", provider=provider)
     found = plan_one(here, champion, asked, offers, runs, top=top)
     first, *others = (row for row in found.rows if row["goal"] == name)
-    return [first | {"frontier": found.frontier, "candidates": found.candidates}, *others]
+    told = pilots_for(here, champion, asked, offers, count=pilots) if pilots else None
+    return [first | {"frontier": found.frontier, "candidates": found.candidates, "pilots": told}, *others]
 
 
 def published_rows(folder: Path) -> list[dict[str, Any]]:

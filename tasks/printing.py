@@ -43,6 +43,8 @@ def print_recommendations(rows: Sequence[Row]) -> None:
         for row in mine:
             if row.get("frontier"):
                 _print_frontier(console, row)
+            if row.get("pilots"):
+                _print_pilots(console, row["pilots"])
 
 
 def _print_frontier(console: Console, row: Row) -> None:
@@ -54,6 +56,28 @@ def _print_frontier(console: Console, row: Row) -> None:
         market = "+".join(sorted({offer["market"] for offer in one["cluster_offers"]}))
         table.add_row(one["cluster"], market, f"{one['hours']:.3g}", f"{one['usd']:.4g}")
     console.print(f"\nbeaten by none in both, of {row['candidates']} candidates", style="bold")
+    console.print(table)
+
+
+def _print_pilots(console: Console, pilots: dict[str, Any]) -> None:
+    """The runs that would tell most, in order, or that the choice is settled."""
+    runs, regret = pilots["runs"], pilots["regret"]
+    if pilots["settled"]:
+        console.print(f"\nsettled: choosing now is expected to lose {regret:.1%} against the best there is")
+        return
+    usd = sum(one["usd"] for one in runs)
+    said = "never measured as it is now" if regret is None else f"open: choosing now is expected to lose {regret:.1%}"
+    console.print(f"\n{said}; these {len(runs)} runs tell most and cost ${usd:.2g}", style="bold")
+    table = Table(box=None, pad_edge=False)
+    for name in ("run", "cluster", "market", "batch", "seconds", "usd", "then lost"):
+        table.add_column(name, justify="right" if name in ("seconds", "usd", "then lost") else "left")
+    for one in runs:
+        steps = f" x{one['accumulation_steps']}" if one["accumulation_steps"] > 1 else ""
+        left = "" if one["regret_after"] is None else f"{one['regret_after']:.1%}"
+        batch = one["batch_per_device"] + steps
+        table.add_row(
+            one["kind"], one["cluster"], one["market"], batch, f"{one['seconds']:.0f}", f"{one['usd']:.2g}", left
+        )
     console.print(table)
 
 

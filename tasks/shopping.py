@@ -32,8 +32,12 @@ from .registry import Champion, load_champion
 from .report import reporter
 from .tally import Tally
 
-COSTS = {"local": Costs()}  # elsewhere EC2's: a launch is billed for a minute at least
 MOST_LISTS = 4  # of one campaign, with a champion those without a run: always refused, asking on is no use
+
+
+def costs_of(provider: str) -> Costs:
+    """Seconds that a campaign expects to pay; anywhere but on this machine a launch is billed for a minute at least."""
+    return Costs() if provider == "local" else EC2_COSTS
 
 
 @task(cache_policy=NO_CACHE)
@@ -65,7 +69,7 @@ def shop(
         expected_step=None if champion is None else lambda setups: _expected(champion.model, workloads, types, setups),
         failures=_failures(here),
         drifting=drifting_types(here),
-        costs=COSTS.get(here.provider.name, EC2_COSTS),
+        costs=costs_of(here.provider.name),
         model=None if champion is None else _model(here, champion.model, workloads, offers, frames["runs"]),
     )
 

@@ -1,0 +1,152 @@
+"""For a choice that is open: which runs tell most, what they cost, how far they would settle it. Buys nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from models import identity, planner
+from models.campaign import Wanted, shopping_list
+from models.cloud import Offer, cluster_name
+from models.contenders import contenders_of
+from models.pilots import choose_pilots
+from models.workload import Setup, Workload, joined
+from warehouse import reads
+
+from .facts import told, with_facts
+from .installation import Installation
+from .recommend import SEED
+from .registry import Champion
+from .shopping import costs_of
+from .threads import one_thread
+
+# A pilot runs on few machines: four of them show all that more would of how a workload communicates.
+_MOST_HOSTS, _MOST_CANDIDATES = 4, 300
+# Expected regret below which measuring more is not worth the trouble.
+SETTLED = 0.01
+
+Found = dict[str, Any]
+
+
+def pilots_for(
+    here: Installation, champion: Champion, workload: Workload, offers: Sequence[Offer], *, count: int
+) -> Found | None:
+    """`settled`, the `regret` expected of choosing now, and `runs`: what to measure, in order, each with its cluster,
+    batch, seconds, dollars and `regret_after` it. None where nothing could be bought.
+
+    For a workload that the champion has not met regrets are None: its profiles come first, as a campaign buys them.
+    """
+    workload = told(here, workload)
+    market = here.settings.campaign.market
+    sold = [one for one in offers if one.market == market and one.usd_per_hour is not None]
+    known = [one for one in offers if champion.model.met_type(one.instance_type)]
+    with one_thread():
+        if not champion.model.met_workload(workload) or not known:
+            return _profiles(here, workload, sold, count)
+        return _runs(here, champion, workload, known, [one for one in known if one in sold], count)
+
+
+def _runs(
+    here: Installation,
+    champion: Champion,
+    workload: Workload,
+    offers: Sequence[Offer],
+    sold: Sequence[Offer],
+    count: int,
+) -> Found | None:
+    model, goal = champion.model, workload.goals[0].goal
+    most = here.settings.campaign.max_hosts
+    planned = planner.plan(workload, offers, model, max_hosts=most, fits=here.fits, seed=SEED)
+    if not planned.ranked:
+        return None
+    predicted = model.predict(pd.DataFrame([setup.row() for setup in planned.ranked]))
+    contenders = contenders_of(workload, planned.ranked, predicted)
+    candidates = _candidates(here, champion, workload, sold)
+    frame = pd.DataFrame([setup.row() for setup in candidates])
+    found = choose_pilots(contenders, frame, model.joint, goal=goal, count=count, seed=SEED)
+    if not found.chosen:
+        return {"settled": True, "regret": found.regret, "runs": []}
+    picked = [candidates[at] for at in found.chosen]
+    step_s = model.predict(frame.iloc[list(found.chosen)])["step_s"].to_numpy(float)
+    runs = [
+        _run(here, setup, float(seconds)) | {"regret_after": after}
+        for setup, seconds, after in zip(picked, step_s, found.after, strict=True)
+    ]
+    return {"settled": found.regret < SETTLED, "regret": found.regret, "runs": runs}
+
+
+def _candidates(here: Installation, champion: Champion, workload: Workload, sold: Sequence[Offer]) -> list[Setup]:
+    """Setups on few machines that were never measured, the cheapest an hour first."""
+    setups = planner.candidates(
+        workload,
+        sold,
+        max_hosts=min(_MOST_HOSTS, here.settings.campaign.max_hosts),
+        fits=here.fits,
+        line=lambda name: champion.model.compute_line(workload.name, name),
+        peak_bytes=lambda name, batch: champion.model.peak_bytes(workload.name, name, batch),
+    )
+    runs = reads.mart(here.warehouse, "runs", provider=here.provider.name)
+    new = [setup for setup, times in zip(setups, identity.runs_of(setups, runs), strict=True) if not times]
+    order = np.argsort([setup.cluster.usd_per_hour or 0.0 for setup in new], kind="stable")
+    return [new[at] for at in order[:_MOST_CANDIDATES]]
+
+
+def _run(here: Installation, setup: Setup, step_s: float) -> Found:
+    costs = costs_of(here.provider.name)
+    billed_s = costs.billed_s(costs.run_s(step_s))
+    return {
+        "kind": "train",
+        "cluster": setup.cluster.name,
+        "market": setup.cluster.members[0].market,
+        "batch_per_device": joined(setup.batch_per_device),
+        "accumulation_steps": setup.accumulation_steps,
+        "seconds": billed_s,
+        "usd": billed_s * (setup.cluster.usd_per_hour or 0.0) / 3600,
+    }
+
+
+def _profiles(here: Installation, workload: Workload, sold: Sequence[Offer], count: int) -> Found | None:
+    """The first lines that a campaign for this workload alone would buy."""
+    frames = reads.training_frames(here.warehouse, here.provider.name)
+    launches = shopping_list(
+        with_facts([workload], frames["workloads"]),
+        sold,
+        frames["runs"],
+        frames["profiles"],
+        frames["probes"],
+        max_usd=float("inf"),
+        max_seconds=here.settings.campaign.max_minutes * 60,
+        max_hosts=here.settings.campaign.max_hosts,
+        fits=here.fits,
+        seed=here.settings.campaign.seed,
+        market=here.settings.campaign.market,
+        costs=costs_of(here.provider.name),
+    )
+    items = [(launch.cluster, item) for launch in launches for item in launch.items if item.kind != "probe"][:count]
+    if not items:
+        return None
+    costs = costs_of(here.provider.name)
+    runs = []
+    for cluster, item in items:
+        members = [cluster.members[node] for node in item.nodes]
+        billed_s = costs.billed_s(item.est_s)
+        runs.append(
+            {
+                "kind": item.kind,
+                "cluster": cluster_name(one.instance_type.name for one in members),
+                "market": members[0].market,
+                "batch_per_device": _batches(item),
+                "accumulation_steps": item.accumulation_steps,
+                "seconds": billed_s,
+                "usd": billed_s * sum(one.usd_per_hour or 0.0 for one in members) / 3600,
+                "regret_after": None,
+            }
+        )
+    return {"settled": False, "regret": None, "runs": runs}
+
+
+def _batches(item: Wanted) -> str:
+    return joined(item.batches) if item.kind == "train" else ", ".join(map(str, item.batches))
