@@ -11,6 +11,7 @@ from .workload import Goal
 
 Row = dict[str, Any]
 
+_ITSELF = 0.05  # doublings that no print shows
 _WORSE = {"usd": "dollars", "hours": "hours"}
 
 
@@ -43,8 +44,8 @@ def place(cluster: Cluster) -> str:
     return f"{cluster.name} ({', '.join(sorted({offer.market for offer in cluster.members}))})"
 
 
-def winner(row: Row, rival: Row | None, comparison: Comparison) -> str:
-    """Why the first in rank is the first, and what limits it."""
+def winner(row: Row, rival: Row | None, comparison: Comparison, nearest: float | None = None) -> str:
+    """Why the first in rank is the first, what limits it, and how many doublings away the nearest measurement is."""
     best = "cheapest" if comparison.aim == "usd" else "fastest"
     if comparison.what is None or comparison.limit is None:
         among = f"{best} of {comparison.clusters} clusters"
@@ -61,6 +62,8 @@ def winner(row: Row, rival: Row | None, comparison: Comparison) -> str:
         parts.append(f"the next, {_place(rival)}, has {_difference(rival, row, comparison.aim)}")
     parts.append(f"best in {row['p_best']:.0%} of draws")
     parts.append(f"limited by {row['bottleneck']}")
+    if nearest is not None:
+        parts.append("measured itself" if nearest < _ITSELF else f"nearest measurement {nearest:.1f} doublings away")
     return "; ".join(parts)
 
 

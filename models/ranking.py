@@ -136,9 +136,17 @@ def _rank(workload: Workload, goal: Goal, view: Outlook, top: int, clusters: int
     for row in rows:
         rival = rows[1] if len(rows) > 1 and rows[1]["status"] == "alternative" else None
         row["reason"] = (
-            explain.winner(row, rival, comparison) if row["rank"] == 1 else explain.loser(row, rows[0], comparison)
+            explain.winner(row, rival, comparison, _nearest(view, meeting[0]))
+            if row["rank"] == 1
+            else explain.loser(row, rows[0], comparison)
         )
     return rows
+
+
+def _nearest(view: Outlook, index: int) -> float | None:
+    """Doublings to the nearest measurement; None where the model does not say, or nothing of the workload ever ran."""
+    doublings = float(view.predictions.get("nearest_doublings", pd.Series(np.nan, view.predictions.index))[index])
+    return doublings if np.isfinite(doublings) else None
 
 
 def _best_variants(order: NDArray[np.intp], place: NDArray[np.intp]) -> list[int]:

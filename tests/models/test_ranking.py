@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models import explain
 from models.cloud import Cluster, Offer
 from models.planner import candidates
 from models.ranking import COLUMNS, recommend
@@ -184,3 +185,10 @@ def test_thousands_of_candidates_are_ranked_within_a_second() -> None:
     started = time.perf_counter()
     recommend(workload("mlp", 64, None, DEADLINE, BUDGET), setups, predictions, draws)
     assert time.perf_counter() - started < 3.0  # under 1 s alone; room for a busy machine
+
+
+def test_the_reason_says_how_near_the_nearest_measurement_is() -> None:
+    row = {"usd": 1.0, "hours": 1.0, "p_best": 1.0, "bottleneck": "compute"}
+    comparison = explain.Comparison(goal=Goal(goal="cheapest"), aim="usd", what=None, limit=None, clusters=3)
+    told = [explain.winner(row, None, comparison, nearest).split("; ")[-1] for nearest in (None, 0.0, 1.5)]
+    assert told == ["limited by compute", "measured itself", "nearest measurement 1.5 doublings away"]

@@ -1,0 +1,68 @@
+"""Pilots settle what is open, never a choice that is settled, and never lose by being measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from models.contenders import Contenders, contenders_of
+from models.pilots import Pilots, choose_pilots, expected_regret
+from models.planner import candidates
+from models.workload import Goal, Setup
+from models.worth import Belief
+from tests.models.planning import LineModel, cores_fit, frame, offers, workload
+
+DEADLINE = Goal(goal="cheapest_within_deadline", hours=2.0)
+JOB = replace(workload("mlp", 64, 128), goals=(DEADLINE,))
+
+
+def open_choice(line: LineModel) -> tuple[Contenders, list[Setup]]:
+    setups = candidates(JOB, offers(), max_hosts=3, fits=cores_fit, line=lambda name: line.compute_line("", name))
+    return contenders_of(JOB, setups, line.predict(frame(setups))), setups
+
+
+def pilots(line: LineModel, count: int = 3, goal: str = DEADLINE.goal, seed: int = 1) -> Pilots:
+    contenders, setups = open_choice(line)
+    return choose_pilots(contenders, frame(setups), line.joint, goal=goal, count=count, seed=seed)
+
+
+UNSURE, SURE = LineModel(own=0.15), LineModel(own=1e-4, shared=0.0)
+
+
+def test_each_pilot_is_expected_to_better_an_open_choice() -> None:
+    found = pilots(UNSURE)
+    assert len(set(found.chosen)) == 3 and len(found.after) == 3
+    assert found.regret > 0.01 and found.after[-1] < 0.9 * found.regret
+    assert all(after >= -1e-9 for after in found.after)
+
+
+def test_a_choice_that_is_settled_has_nothing_to_lose() -> None:
+    assert pilots(SURE).regret < 1e-3
+
+
+def test_equal_arguments_give_equal_pilots_and_an_unknown_goal_none() -> None:
+    assert pilots(UNSURE) == pilots(UNSURE)
+    assert pilots(UNSURE, goal="cheapest_within_moonlight").chosen == ()
+
+
+def test_the_first_pilot_is_the_best_single_one_of_a_few_by_the_regret_after_it() -> None:
+    contenders, setups = open_choice(UNSURE)
+    mean, covariance, noise = UNSURE.joint(frame([*contenders.setups, *setups]))
+    belief = Belief(mean=mean, covariance=covariance, noise=noise)
+    questions = [one for one in contenders.questions if one.name == DEADLINE.goal]
+    first = len(contenders.setups)
+    best = pilots(UNSURE, count=1).chosen[0]
+    others = [int(at) for at in np.random.default_rng(0).choice(len(setups), 12, replace=False)]
+    after = {at: expected_regret(questions, belief, [first + at], seed=3) for at in {best, *others}}
+    assert after[best] <= min(after.values()) + 0.004
+
+
+def test_to_measure_every_contender_without_noise_leaves_no_regret_but_luck() -> None:
+    contenders, _ = open_choice(UNSURE)
+    mean, covariance, noise = UNSURE.joint(frame(list(contenders.setups)))
+    belief = Belief(mean=mean, covariance=covariance, noise=0 * noise)
+    questions = [replace(one, luck=0 * one.luck) for one in contenders.questions if one.name == DEADLINE.goal]
+    known = expected_regret(questions, belief, range(len(mean)), seed=3)
+    assert known == pytest.approx(0, abs=2e-3) and expected_regret(questions, belief, [], seed=3) > 0.01
