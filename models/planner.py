@@ -139,6 +139,8 @@ def candidates(
     `line` gives (a, k) of one device of an instance type; `peak_bytes` of (instance type, batch) is compared with the
     device's memory, NaN meaning unknown and allowed. Raises ValueError as `plan` does.
     """
+    if not offers:
+        return []
     sold = offered(
         workload,
         offers,

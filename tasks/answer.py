@@ -46,11 +46,12 @@ def answer(
     champion = load_champion(here.home, provider)
     if champion is None:
         raise WarehouseMissing(f"no model of {provider} machines is in force yet: run `srift refresh` first")
-    offers = offers_of_market(current_offers(here), market)
+    everything = current_offers(here)
+    offers = offers_of_market(everything, market)
     runs = mart(here.warehouse, "runs", provider=provider)
     found = plan_one(here, champion, asked, offers, runs, top=top)
     first, *others = (row for row in found.rows if row["goal"] == name)
-    told = pilots_for(here, champion, asked, offers, count=pilots) if pilots else None
+    told = pilots_for(here, champion, asked, offers, buyable=everything, count=pilots) if pilots else None
     return [first | {"frontier": found.frontier, "candidates": found.candidates, "pilots": told}, *others]
 
 

@@ -32,21 +32,29 @@ Found = dict[str, Any]
 
 
 def pilots_for(
-    here: Installation, champion: Champion, workload: Workload, offers: Sequence[Offer], *, count: int
+    here: Installation,
+    champion: Champion,
+    workload: Workload,
+    offers: Sequence[Offer],
+    *,
+    buyable: Sequence[Offer],
+    count: int,
 ) -> Found | None:
     """`settled`, the `regret` expected of choosing now, and `runs`: what to measure, in order, each with its cluster,
     batch, seconds, dollars and `regret_after` it. None where nothing could be bought.
 
-    For a workload that the champion has not met regrets are None: its profiles come first, as a campaign buys them.
+    The choice is among `offers`; runs are bought from `buyable` in the campaign's market. For a workload that the
+    champion has not met regrets are None: its profiles come first, as a campaign buys them.
     """
-    workload = told(here, workload)
+    workload, model = told(here, workload), champion.model
     market = here.settings.campaign.market
-    sold = [one for one in offers if one.market == market and one.usd_per_hour is not None]
-    known = [one for one in offers if champion.model.met_type(one.instance_type)]
+    sold = [one for one in buyable if one.market == market and one.usd_per_hour is not None]
+    known = [one for one in offers if model.met_type(one.instance_type)]
     with one_thread():
-        if not champion.model.met_workload(workload) or not known:
-            return _profiles(here, workload, sold, count)
-        return _runs(here, champion, workload, known, [one for one in known if one in sold], count)
+        if not model.met_workload(workload) or not known:
+            return _profiles(here, workload, sold, count) if sold else None
+        met = [one for one in sold if model.met_type(one.instance_type)]
+        return _runs(here, champion, workload, known, met, count) if met else None
 
 
 def _runs(

@@ -199,6 +199,19 @@ def test_the_champion_is_asked(used: Path) -> None:
     assert shown.exit_code == 0 and "\x1b" not in shown.output and rows[0]["cluster"] in shown.stdout
 
 
+def test_an_open_choice_names_its_pilots_and_a_settled_one_says_so(used: Path) -> None:
+    first = told("recommend", "conv", "--deadline", "90m", "--pilots", "2")[0]
+    pilots = first["pilots"]
+    assert pilots["regret"] >= 0 and len(pilots["runs"]) in (0, 2)
+    assert all(one["usd"] > 0 and one["seconds"] > 0 and one["market"] == "spot" for one in pilots["runs"])
+    assert told("recommend", "conv", "--deadline", "90m", "--pilots", "0")[0]["pilots"] is None
+    on_demand = told("recommend", "conv", "--budget", "0.5", "--market", "on-demand")[0]
+    assert all(one["market"] == "spot" for one in on_demand["pilots"]["runs"])  # where a campaign buys
+    shown = srift("recommend", "conv", "--deadline", "90m").stdout
+    assert ("settled: " in shown) == pilots["settled"] and ("runs tell most" in shown) != pilots["settled"]
+    assert srift("recommend", "conv", "--deadline", "90m", "--pilots", "99").exit_code == 2
+
+
 def test_the_answer_carries_the_frontier_of_hours_and_dollars(used: Path) -> None:
     first, *others = told("recommend", "conv", "--deadline", "90m")
     front = first["frontier"]
