@@ -10,16 +10,18 @@ import numpy as np
 
 from .communication import CollectiveModel
 from .compute import ComputeModel, Curve
+from .effects import FAMILIES, GIVEN
 from .machines import Machine
+from .measured import Measured
 from .memory import MemoryModel
 from .overlap import Buckets, StepParameters
 from .physics import Physics
 from .setups import SetupArrays
 
 if TYPE_CHECKING:
-    from .step_time import Measured, StepTimeModel
+    from .step_time import StepTimeModel
 
-_FORMAT = "srift-step-time-2"
+_FORMAT = "srift-step-time-3"
 
 
 class OtherFormat(ValueError):
@@ -63,12 +65,15 @@ def dump(model: StepTimeModel) -> str:
 
 
 def load(text: str) -> StepTimeModel:
-    """The model in `text`. Raises OtherFormat on text that is not such a model."""
+    """The model in `text`. Raises OtherFormat on text that is no such model, or one of other families of effects."""
     from .step_time import StepTimeModel
 
     body: dict[str, Any] = json.loads(text)
     if not isinstance(body, dict) or body.get("format") != _FORMAT:
         raise OtherFormat(f"not a step-time model of the format {_FORMAT}")
+    # read by name: a family of another name or missing would be another regression, or none
+    if set(body["measured"]["variances"]) != {*FAMILIES, *GIVEN}:
+        raise OtherFormat("a step-time model whose families of effects are not those of today")
     machines = {name: Machine(**one) for name, one in body["machines"].items()}
     return StepTimeModel(
         provider=body["provider"],
@@ -113,8 +118,6 @@ def _curve(body: dict[str, Any]) -> Curve:
 
 
 def _measured(body: dict[str, Any]) -> Measured:
-    from .step_time import Measured
-
     width = max((len(one) for one in body["types"]), default=1)
     return Measured(
         setups=SetupArrays.of(

@@ -17,7 +17,7 @@ from .cloud import InstanceType
 from .communication import fit_collectives
 from .compute import fit_compute
 from .features import features_of
-from .intervals import Z_90, calibrated
+from .intervals import Z_90
 from .learning import (
     TrainingData,
     TrainingRows,
@@ -29,10 +29,10 @@ from .learning import (
 )
 from .limits import bottlenecks
 from .machines import Machine, read_machines
+from .measured import Learned, Measured
 from .memory import MemoryModel, fit_memory
 from .nearness import Nearness
 from .physics import Physics, fit_physics
-from .regression import Posterior
 from .setups import FloatArray, IntArray, SetupArrays, column, read_setups, require_known
 from .workload import Workload
 
@@ -46,37 +46,6 @@ MOST_JOINT = 4000
 _ROUNDING = 1e-9
 # Rows of one workload that the physics is sought on [physics.md]: no workload counts for more.
 _MOST_OF_ONE = 150
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """The setups that were measured: their median step, what scales their noise, and what was learned of variances."""
-
-    setups: SetupArrays
-    step_s: FloatArray
-    share: FloatArray
-    variances: dict[str, float]
-    scale: float
-
-    def posterior(self, physics: Physics) -> Posterior:
-        """The regression on them around `physics`."""
-        step = physics.at(self.setups)
-        features = features_of(self.setups, step, physics)
-        target = np.log(self.step_s / step.times.step_s) + step.offset
-        return Posterior(features, target, self.share, self.variances, self.scale)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Learned:
-    """The regression brought to bear, and the least and largest log factor that it has on what was measured."""
-
-    posterior: Posterior
-    least: float
-    most: float
-
-    def held(self, correction: FloatArray) -> FloatArray:
-        """The log factor kept within that range, 0 in it: no extrapolation corrects the physics by more."""
-        return np.asarray(np.clip(correction, self.least, self.most), dtype=float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,14 +203,11 @@ class StepTimeModel:
         self._require(list(arrays.workloads), [name for types in set(arrays.types) for name in types])
         return arrays
 
-    def _learned(self) -> _Learned:
+    def _learned(self) -> Learned:
         """What was measured, brought to bear; the same measurements give the same one."""
         if "learned" not in self._made:
-            posterior = self.measured.posterior(self.physics)
-            seen = posterior.fitted
-            least, most = float(seen.min(initial=0.0)), float(seen.max(initial=0.0))
-            self._made["learned"] = _Learned(posterior=posterior, least=min(least, 0.0), most=max(most, 0.0))
-        made: _Learned = self._made["learned"]
+            self._made["learned"] = Learned.of(self.measured, self.physics)
+        made: Learned = self._made["learned"]
         return made
 
     def _nearness(self) -> Nearness:
@@ -283,7 +249,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     return StepTimeModel(
         provider=rows.provider,
         physics=physics,
-        measured=_measured(physics, rows),
+        measured=Measured.of(physics, rows),
         memory=fit_memory(
             data.profiles,
             rows.setups,
@@ -308,11 +274,3 @@ def _few_of_each(rows: TrainingRows, *, seed: int) -> np.ndarray[tuple[int, ...]
         if count[name] <= _MOST_OF_ONE:
             picked.append(at)
     return np.sort(np.array(picked, dtype=np.intp))
-
-
-def _measured(physics: Physics, rows: TrainingRows) -> Measured:
-    step = physics.at(rows.setups)
-    features = features_of(rows.setups, step, physics)
-    target = np.log(rows.step_s / step.times.step_s) + step.offset
-    variances, share, scale = calibrated(features, target, rows.repeats, rows.spread)
-    return Measured(setups=rows.setups, step_s=rows.step_s, share=share, variances=variances, scale=scale)

@@ -1,0 +1,61 @@
+"""What was measured of one provider, and the regression on it brought to bear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .features import features_of
+from .intervals import calibrated
+from .learning import TrainingRows
+from .physics import Physics
+from .regression import Posterior
+from .setups import FloatArray, SetupArrays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The setups that were measured: their median step, what scales their noise, and what was learned of variances."""
+
+    setups: SetupArrays
+    step_s: FloatArray
+    share: FloatArray
+    variances: dict[str, float]
+    scale: float
+
+    @classmethod
+    def of(cls, physics: Physics, rows: TrainingRows) -> Measured:
+        """The rows, with variances and scale learned around `physics`."""
+        step = physics.at(rows.setups)
+        features = features_of(rows.setups, step, physics)
+        target = np.log(rows.step_s / step.times.step_s) + step.offset
+        variances, share, scale = calibrated(features, target, rows.repeats, rows.spread)
+        return cls(setups=rows.setups, step_s=rows.step_s, share=share, variances=variances, scale=scale)
+
+    def posterior(self, physics: Physics) -> Posterior:
+        """The regression on them around `physics`."""
+        step = physics.at(self.setups)
+        features = features_of(self.setups, step, physics)
+        target = np.log(self.step_s / step.times.step_s) + step.offset
+        return Posterior(features, target, self.share, self.variances, self.scale)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """The regression brought to bear, and the least and largest log factor that it has on what was measured."""
+
+    posterior: Posterior
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, measured: Measured, physics: Physics) -> Learned:
+        """The regression on `measured` around `physics`."""
+        posterior = measured.posterior(physics)
+        seen = posterior.fitted
+        return cls(posterior=posterior, least=float(seen.min(initial=0.0)), most=float(seen.max(initial=0.0)))
+
+    def held(self, correction: FloatArray) -> FloatArray:
+        """The log factor kept within that range, 0 in it: no extrapolation corrects the physics by more."""
+        return np.asarray(np.clip(correction, self.least, self.most), dtype=float)
