@@ -117,7 +117,7 @@ def _run(here: Installation, setup: Setup, step_s: float) -> Found:
 
 
 def _profiles(here: Installation, workload: Workload, sold: Sequence[Offer], count: int) -> Found | None:
-    """The first lines that a campaign for this workload alone would buy."""
+    """What a campaign for this workload alone would buy: its profiles, and then its first runs."""
     frames = reads.training_frames(here.warehouse, here.provider.name)
     launches = shopping_list(
         with_facts([workload], frames["workloads"]),
@@ -133,7 +133,8 @@ def _profiles(here: Installation, workload: Workload, sold: Sequence[Offer], cou
         market=here.settings.campaign.market,
         costs=costs_of(here.provider.name),
     )
-    items = [(launch.cluster, item) for launch in launches for item in launch.items if item.kind != "probe"][:count]
+    items = [(launch.cluster, item) for launch in launches for item in launch.items if item.kind != "probe"]
+    items = sorted(items, key=lambda pair: pair[1].kind != "profile")[:count]
     if not items:
         return None
     costs = costs_of(here.provider.name)
