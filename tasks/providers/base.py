@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from models.cloud import Cluster, InstanceType, Offer
 
@@ -128,3 +128,14 @@ class Provider(Protocol):
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
         """End whatever outlived its deadline or its controller; one plain sentence for each thing ended."""
+
+
+@runtime_checkable
+class PackagedPrices(Protocol):
+    """A provider that carries a dated snapshot with it, for when nobody can be asked."""
+
+    def packaged_types(self) -> list[InstanceType]:
+        """As Provider.instance_types, of the snapshot."""
+
+    def packaged_offers(self) -> list[Offer]:
+        """As Provider.offers, of the snapshot; `price_as_of` says how old it is."""
