@@ -6,22 +6,24 @@ A place is a market in one zone. A cluster lies in one place, so one that anothe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from .cloud import Offer
 
 Place = tuple[str, str, str]  # market, region, zone
 Terms = Mapping[str, tuple[float, float]]  # instance type -> dollars an hour (inf: unknown), interruptions an hour
 
-# Places of one market that are compared, beaten ones aside. Each costs as much as all clusters of the others together.
-MOST_PLACES = 8
+# Places of one market that are compared whole, beaten ones aside: each costs as much again as the first.
+MOST_PLACES = 4
 
 
 def worth_asking(offers: Sequence[Offer], *, most: int = MOST_PLACES) -> list[Offer]:
     """`offers` without those of beaten places, in the same order; of equal places the first by name stays.
 
-    Where more than `most` of a market are left, those stay that are the cheapest for most types: then, and only then,
-    a cluster of several types might have been cheaper elsewhere.
+    Where more than `most` of a market are left, those stay that are the cheapest for most types, and of the others only
+    the types that are nowhere cheaper: a cluster of one type is still found where it costs least, one of several types
+    might have cost less elsewhere.
     """
     sold: dict[Place, dict[str, tuple[float, float]]] = {}
     for offer in offers:
@@ -29,11 +31,14 @@ def worth_asking(offers: Sequence[Offer], *, most: int = MOST_PLACES) -> list[Of
         terms = sold.setdefault(_place(offer), {})
         name = offer.instance_type.name
         terms[name] = min((usd, offer.interruptions_per_hour), terms.get(name, (math.inf, math.inf)))
-    kept: set[Place] = set()
+    whole: set[Place] = set()
+    cheapest: set[tuple[Place, str]] = set()
     for market in {place[0] for place in sold}:
-        mine = {place: terms for place, terms in sorted(sold.items()) if place[0] == market}
-        kept |= set(_best(_unbeaten(mine), most))
-    return [offer for offer in offers if _place(offer) in kept]
+        mine = _unbeaten({place: terms for place, terms in sorted(sold.items()) if place[0] == market})
+        by_type = _cheapest(mine)
+        cheapest |= {(place, name) for name, place in by_type.items()}
+        whole |= set(_most_often(by_type, mine)[:most])
+    return [one for one in offers if _place(one) in whole or (_place(one), one.instance_type.name) in cheapest]
 
 
 def _place(offer: Offer) -> Place:
@@ -59,11 +64,13 @@ def _beats(ours: Terms, theirs: Terms) -> bool:
     )
 
 
-def _best(places: Mapping[Place, Terms], most: int) -> list[Place]:
-    """The `most` that are the cheapest for most types, then those that sort first."""
-    if len(places) <= most:
-        return list(places)
-    wins = dict.fromkeys(places, 0)
-    for name in {name for terms in places.values() for name in terms}:
-        wins[min((terms[name][0], place) for place, terms in places.items() if name in terms)[1]] += 1
-    return sorted(places, key=lambda place: (-wins[place], place))[:most]
+def _cheapest(places: Mapping[Place, Terms]) -> dict[str, Place]:
+    """The place where each type costs least."""
+    names = {name for terms in places.values() for name in terms}
+    return {name: min((terms[name][0], place) for place, terms in places.items() if name in terms)[1] for name in names}
+
+
+def _most_often(by_type: Mapping[str, Place], places: Iterable[Place]) -> list[Place]:
+    """`places`, first those that are the cheapest for most types."""
+    wins = Counter(by_type.values())
+    return sorted(places, key=lambda place: (-wins[place], place))

@@ -11,11 +11,13 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import parse_qs
 
 import boto3
 from botocore.awsrequest import AWSResponse
 from moto import mock_aws
+from moto.core.botocore_stubber import BotocoreStubber
 
 os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # half a second each time, for nothing
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -79,7 +81,9 @@ class World:
         client = boto3.Session(**keys).client(service, region_name=region)
 
         def answer(event_name: str, request: Any, **_: Any) -> AWSResponse | None:
-            return self._answer(event_name.rpartition(".")[2], request, region)
+            found = self._answer(event_name.rpartition(".")[2], request, region)
+            request.answered = found is not None
+            return found
 
         client.meta.events.register_first(f"before-send.{client.meta.service_model.service_id.hyphenize()}", answer)
         return client
@@ -146,6 +150,14 @@ def _sent(request: Any, body: str, status: int = 200) -> AWSResponse:
 
 @contextmanager
 def emulated() -> Iterator[None]:
-    """moto stands in for AWS, in this process."""
-    with mock_aws():
+    """moto stands in for AWS, in this process; it is spared the questions that are answered here.
+
+    botocore hands every request to all who listen, and moto would spend seconds on pages that nobody reads.
+    """
+    whole = BotocoreStubber.process_request
+
+    def rest(self: BotocoreStubber, request: Any) -> Any:
+        return None if getattr(request, "answered", False) else whole(self, request)
+
+    with mock_aws(), patch.object(BotocoreStubber, "process_request", rest):
         yield
