@@ -16,10 +16,12 @@ from urllib.parse import parse_qs
 
 import boto3
 from botocore.awsrequest import AWSResponse
+from botocore.config import Config
 from moto import mock_aws
 from moto.core.botocore_stubber import BotocoreStubber
 
 os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # half a second each time, for nothing
+_ONCE = Config(retries={"total_max_attempts": 1})  # nothing sleeps
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 Prices = Mapping[str, Mapping[str, float | None]]  # region -> instance type -> dollars, None: listed without a price
 Spot = Mapping[tuple[str, str], float]  # (instance type, zone) -> dollars
@@ -78,7 +80,7 @@ class World:
 
     def clients(self, service: str, region: str) -> Any:
         keys = {"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": "very-secret-key"}
-        client = boto3.Session(**keys).client(service, region_name=region)
+        client = boto3.Session(**keys).client(service, region_name=region, config=_ONCE)
 
         def answer(event_name: str, request: Any, **_: Any) -> AWSResponse | None:
             found = self._answer(event_name.rpartition(".")[2], request, region)
@@ -92,6 +94,8 @@ class World:
         self.asked.append((action, region))
         if action in self.refuse:
             status, code = self.refuse[action]
+            if code == "a proxy's page":
+                return _sent(request, "<!doctype html>\n<p>sorry", status)
             if action == "GetProducts":
                 return _sent(request, json.dumps({"__type": code, "message": "very-secret-key was wrong"}), status)
             text = f"<Errors><Error><Code>{code}</Code><Message>very-secret-key was wrong</Message></Error></Errors>"

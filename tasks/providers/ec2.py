@@ -15,10 +15,10 @@ from tasks.providers import ec2_api, ec2_prices
 from tasks.providers.base import EndedLease, Lease, NotSupported, ProviderError, RunningCluster
 from tasks.providers.ec2_api import Clients, Ec2Api
 from tasks.providers.ec2_catalogue import described, may_be_wanted, wanted
+from tasks.providers.ec2_errors import NO_CREDENTIALS
 from tasks.providers.ec2_snapshot import RENEW, packaged
 
 _AT_ONCE = 8  # regions that are asked side by side
-_NO_ACCOUNT = "no AWS credentials were found: set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 _NO_MACHINES = (
     "this version cannot launch machines on EC2 yet: its table is about measurements made elsewhere (`srift import`)"
 )
@@ -83,7 +83,7 @@ class Ec2Provider:
         """What cannot be done, why, and how to put it right. Asks nothing of AWS."""
         found = [_NO_MACHINES]
         try:
-            why = "" if self._given is not None or ec2_api.has_credentials() else _NO_ACCOUNT
+            why = "" if self._given is not None or ec2_api.has_credentials() else NO_CREDENTIALS
         except ProviderError as error:
             why = str(error)
         if why:
@@ -120,7 +120,7 @@ class Ec2Provider:
     @cached_property
     def _api(self) -> Ec2Api:
         if self._given is None and not ec2_api.has_credentials():
-            raise ProviderError(_NO_ACCOUNT)
+            raise ProviderError(NO_CREDENTIALS)
         return Ec2Api(self._given or ec2_api.boto_clients())
 
     @cached_property

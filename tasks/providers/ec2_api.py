@@ -70,10 +70,11 @@ def _session() -> Any:
 def _asking(action: str, region: str) -> Iterator[None]:
     """Whatever botocore raises comes out as a ProviderError that names the fix."""
     from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
 
     try:
         yield
-    except (BotoCoreError, ClientError) as error:
+    except (BotoCoreError, ClientError, ResponseParserError) as error:
         raise explained(error, action=action, region=region) from None
 
 

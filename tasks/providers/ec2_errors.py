@@ -5,7 +5,7 @@ from __future__ import annotations
 from tasks.providers.base import NotSupported, ProviderError
 
 _KEYS = "AWS does not accept these credentials: set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY anew"
-_NONE = "no AWS credentials were found: set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+NO_CREDENTIALS = "no AWS credentials were found: set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 _EXPIRED = "the AWS session has expired: sign in again (for example `aws sso login`), or renew AWS_SESSION_TOKEN"
 _DENIED = "this AWS identity may not call {action} in {region}: add that action to its IAM policy"
 _REGION_OFF = "region {region} is not enabled in this AWS account: enable it, or take it out of [ec2] regions"
@@ -20,7 +20,7 @@ _PROFILE = "AWS_PROFILE names a profile that ~/.aws/config does not have"
 SENTENCES = {
     **dict.fromkeys(("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException"), _KEYS),
     **dict.fromkeys(("SignatureDoesNotMatch", "IncompleteSignature", "MissingAuthenticationToken"), _KEYS),
-    **dict.fromkeys(("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"), _NONE),
+    **dict.fromkeys(("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"), NO_CREDENTIALS),
     **dict.fromkeys(("ExpiredToken", "ExpiredTokenException", "RequestExpired"), _EXPIRED),
     **dict.fromkeys(("UnauthorizedSSOTokenError", "SSOTokenLoadError", "TokenRetrievalError"), _EXPIRED),
     **dict.fromkeys(("UnauthorizedOperation", "AccessDenied", "AccessDeniedException"), _DENIED),
@@ -30,6 +30,7 @@ SENTENCES = {
     **dict.fromkeys(("InvalidRegionError", "NoRegionError", "UnknownRegionError"), _UNREACHABLE),
     **dict.fromkeys(("RequestLimitExceeded", "Throttling", "ThrottlingException"), _THROTTLED),
     **dict.fromkeys(("InternalError", "InternalErrorException", "ServiceUnavailable", "Unavailable"), _BROKEN),
+    **dict.fromkeys(("500", "502", "503", "504", "ResponseParserError"), _BROKEN),  # an answer that is none of AWS's
     "ProfileNotFound": _PROFILE,
 }
 # What trying again never mends.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -15,6 +18,7 @@ from tasks.providers.ec2 import Ec2Provider
 from tasks.providers.ec2_prices import ANY_ZONE, interruptions_per_hour
 from tests.ec2_world import NOON, World, emulated
 
+real_advisor = ec2_api.spot_advisor
 LISTED = {
     "us-east-1": {"g4dn.12xlarge": 3.912, "g4dn.xlarge": 0.526, "g5.xlarge": None, "m5.large": 0.096},
     "eu-west-1": {"g4dn.12xlarge": 4.362},
@@ -155,3 +159,41 @@ def test_only_the_markets_that_are_wanted_are_asked_for() -> None:
     assert {o.market for o in offers} == {"spot"}
     assert "GetProducts" not in {action for action, _ in world.asked}
     assert Ec2Provider(Ec2(markets=("spot",))).packaged_offers() == []
+
+
+def test_the_ordinary_credentials_count_and_are_found_without_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not ec2_api.has_credentials()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret-key")
+    assert ec2_api.has_credentials()
+    provider = Ec2Provider(Ec2(instance_types=("g4dn.xlarge",)))
+    with emulated():
+        (one,) = provider.instance_types()
+    assert (one.name, one.device, one.bandwidth_gbps) == ("g4dn.xlarge", "T4", 5.0)
+    assert not any("credentials" in sentence for sentence in provider.limits())
+    assert "very-secret-key" not in repr(vars(provider))
+
+
+@pytest.mark.parametrize("action", ["GetProducts", "DescribeInstanceTypes"])
+def test_an_answer_that_is_none_of_awss_is_a_sentence_too(action: str) -> None:
+    world = World(LISTED, SPOT, OFFERED)
+    world.refuse[action] = (500, "a proxy's page")
+    with emulated(), pytest.raises(ProviderError, match=f"could not serve .*:{action}.*try again"):
+        Ec2Provider(Ec2(instance_types=("g4dn.*",)), world.clients).offers(NOON)
+
+
+def test_the_advisor_is_a_prior_that_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"spot_advisor": {"us-east-1": {}}}
+    monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: io.BytesIO(json.dumps(body).encode()))
+    assert real_advisor() == body
+    monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: io.BytesIO(b"<html>"))
+    assert real_advisor() == {}
+
+    def unreachable(url: str, timeout: float) -> io.BytesIO:
+        raise OSError("no network")
+
+    monkeypatch.setattr(urllib.request, "urlopen", unreachable)
+    assert real_advisor() == {}
+    monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: pytest.fail("AWS is emulated, the Advisor not"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:5000")
+    assert real_advisor() == {}
