@@ -52,7 +52,9 @@ def snapshot_offers(here: Installation, refresh_id: str, now: datetime) -> str:
     except ProviderError as error:
         offers = _worth_storing(here)
         if not offers:
-            return f"prices: {error}; the last snapshot stays in use{_as_of(current_offers(here))}"
+            last = current_offers(here)
+            kept = f"the last snapshot stays in use{_as_of(last)}" if last else "and none were ever known"
+            return f"prices: {error}; {kept}"
         source = f"; {error}, so they are those that came with the package{_as_of(offers)}"
     rows = [
         {
@@ -89,11 +91,17 @@ def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
 
 
 def offers_now(here: Installation, now: datetime) -> list[Offer]:
-    """The provider's offers; where it does not answer, those of the last snapshot or of the package. Stores nothing."""
+    """The provider's offers; where it does not answer, those of the last snapshot or of the package. Stores nothing.
+
+    Raises ProviderError where none of them knows any.
+    """
     try:
         return here.provider.offers(now)
     except ProviderError:
-        return _worth_storing(here) or current_offers(here)
+        offers = _worth_storing(here) or (current_offers(here) if here.warehouse.path.exists() else [])
+        if not offers:
+            raise
+        return offers
 
 
 def current_offers(here: Installation) -> list[Offer]:

@@ -101,10 +101,10 @@ class Provider(Protocol):
     name: str
 
     def instance_types(self) -> list[InstanceType]:
-        """Types that can be enforced here; what is left out is said by `limits`."""
+        """Types that can be had here; what is left out is said by `limits`. Raises ProviderError without an answer."""
 
     def offers(self, now: datetime) -> list[Offer]:
-        """Every type in every market, at `now`."""
+        """Every type in every market, at `now`. Raises ProviderError without an answer."""
 
     def limits(self) -> list[str]:
         """Plain sentences on what this provider cannot do here and how to put it right; empty when it can do all."""

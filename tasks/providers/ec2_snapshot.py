@@ -5,7 +5,7 @@ moto (what DescribeInstanceTypes and DescribeInstanceTypeOfferings answered) and
 Linux). They are in the extra `snapshot` and never imported. The file, ec2_snapshot.json.gz, is one JSON object:
 
     made_on, prices_as_of   day, and moment of the prices (UTC)
-    sources                 package, version, licence, and what was taken from each
+    sources                 package, version, licence, its notice, and what was taken from each
     columns                 names of the values below; units are those of models.cloud.InstanceType
     instance_types          name -> values; `usd` is region -> dollars an hour on demand, null where it is unknown
 """
@@ -107,7 +107,10 @@ def make(today: datetime) -> dict[str, Any]:
 
 
 def _source(package: str, what: str) -> dict[str, str]:
-    return {"package": package, "version": metadata.version(package), "licence": "Apache-2.0", "what": what}
+    """Where a part of the file comes from; the licence asks that a package's NOTICE goes with what is made of it."""
+    notices = [file.read_text() for file in metadata.files(package) or () if file.name == "NOTICE"]
+    found = {"package": package, "version": metadata.version(package), "licence": "Apache-2.0", "what": what}
+    return found | ({"notice": notices[0].strip()} if notices else {})
 
 
 def _file(package: str, path: str) -> str:

@@ -123,3 +123,11 @@ def test_definitions_stay_as_they_were_noted_when_nobody_can_be_asked(tmp_path: 
     after = mart(here.warehouse, "instance_types", provider="local").set_index("name")
     assert len(before) == 2 and len(after) == 5, "what was never noted comes from the package"
     assert {name: after.loc[name, "digest"] for name in before} == before
+
+
+def test_where_no_price_was_ever_known_that_is_said(tmp_path: Path) -> None:
+    here = install(tmp_path, provider=DescribedMachines(down="expired"))
+    with pytest.raises(ProviderError, match="expired"):
+        prices.offers_now(here, NOON)
+    prices.note_definitions.fn(here, NOON)
+    assert prices.snapshot_offers.fn(here, "refresh-1", NOON) == "prices: expired; and none were ever known"

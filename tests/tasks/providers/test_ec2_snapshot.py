@@ -26,6 +26,7 @@ def test_it_says_where_it_comes_from_and_under_which_licence() -> None:
     assert {one["package"] for one in body["sources"]} == {"moto", "apache-libcloud"}
     assert {one["licence"] for one in body["sources"]} == {"Apache-2.0"}
     assert all(one["version"] and one["what"] for one in body["sources"])
+    assert [one["package"] for one in body["sources"] if "Apache Software Foundation" in one.get("notice", "")]
     assert datetime.fromisoformat(body["prices_as_of"]).tzinfo is not None
     assert FILE.stat().st_size < 200_000
 
