@@ -92,6 +92,7 @@ class Service:
         self.say = say
         self.children: list[Child] = []
         self.deployments: dict[str, str] = {}
+        self.paused: set[str] = set()
         self.seen: set[tuple[str, str]] = set()
         self.since = datetime.now(UTC)
 
@@ -127,7 +128,9 @@ class Service:
         self.wait(server, lambda: answers(f"{stack.prefect_url}/api/health"), "Prefect's server")
         self.prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
         self.prefect("deploy", "--all", "--prefect-file", str(stack.prefect_file))
-        self.deployments = {one["id"]: one["name"] for one in self.post("/deployments/filter", pool_filter())}
+        found = self.post("/deployments/filter", pool_filter())
+        self.deployments = {one["id"]: one["name"] for one in found}
+        self.paused = {one["id"] for one in found if not any(clock["active"] for clock in one["schedules"])}
         self.settle_past()
         name = f"srift-{os.getpid()}"
         worker = self.spawn("worker", f"prefect worker start --name={name}", pool=POOL, type="process")
@@ -182,9 +185,11 @@ class Service:
         return any(one["name"] == name and one["status"] == "ONLINE" for one in workers)
 
     def next_runs(self) -> dict[str, datetime | None]:
-        """Deployment name -> when it runs next, None while the scheduler has not said."""
+        """Deployment name -> when it runs next, None while the scheduler has not said; paused ones are left out."""
         runs: dict[str, datetime | None] = {}
         for key, name in self.deployments.items():
+            if key in self.paused:
+                continue
             where = {"deployment_id": {"any_": [key]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
             body = {"flow_runs": where, "sort": "EXPECTED_START_TIME_ASC", "limit": 1}
             found = self.post("/flow_runs/filter", body)

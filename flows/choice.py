@@ -36,7 +36,7 @@ def choice(
     if measure:
         known = keys_of(mart(here.warehouse, "runs", provider="local"))
         drawn = at_one_batch(
-            here.workloads, offers, max_hosts=max_hosts, fits=here.fits, measured=known, clusters=measure, seed=seed
+            here.measurable, offers, max_hosts=max_hosts, fits=here.fits, measured=known, clusters=measure, seed=seed
         )
         with reporting_to(live_reporter()):
             measure_all(

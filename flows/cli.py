@@ -45,13 +45,15 @@ def refresh(
             launches = shop_only(provider, max_usd)
             _print_json(launches_as_rows(launches)) if as_json else print_launches(launches)
             return
+        from tasks.installation import open_installation, refuse_to_spend
+
+        open_installation(provider)  # refused before anything starts
+        refuse_to_spend(provider, max_usd)
         from flows.refresh import refresh as flow
-        from tasks.installation import open_installation
         from tasks.own_server import start_own_server
         from tasks.printing import live_reporter
         from tasks.report import reporting_to
 
-        open_installation(provider)  # refused before anything starts
         start_own_server()
         with reporting_to(live_reporter()):
             outcome = flow(provider, max_usd)
@@ -60,11 +62,12 @@ def refresh(
 
 @app.command()
 def recommend(
-    workload: Annotated[str, typer.Argument(help="A name under [workloads] in srift.toml.")],
+    workload: Annotated[str, typer.Argument(help="A name under [workloads] in srift.toml, or of an import.")],
     deadline: Annotated[str | None, typer.Option(help="Cheapest within this time: 12h, 90m, 2d.")] = None,
     budget: Annotated[float | None, typer.Option(min=0.0, help="Fastest within this many dollars.")] = None,
     provider: Provider = "local",
     samples: Annotated[int | None, typer.Option(min=1, help="Samples to train on, if not those of srift.toml.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Global batch, if not that of srift.toml.")] = None,
     market: Annotated[str, typer.Option(help="any, on-demand or spot.")] = "any",
     top: Annotated[int, typer.Option(min=1, help="How many clusters to show.")] = 5,
     pilots: Annotated[int, typer.Option(min=0, max=9, help="Runs to name that would settle an open choice.")] = 3,
@@ -72,7 +75,7 @@ def recommend(
 ) -> None:
     """Ask the champion now, over the newest prices."""
     with explained():
-        from tasks.answer import answer
+        from tasks.answer import Question, answer
         from tasks.printing import print_recommendations
 
         hours = _hours(deadline)
@@ -80,8 +83,8 @@ def recommend(
             raise typer.BadParameter("give either --deadline or --budget")
         if market not in ("any", "on-demand", "spot"):
             raise typer.BadParameter(f"unknown market {market!r}; known: any, on-demand, spot")
-        asked = {"hours": hours, "usd": budget}
-        rows = answer(provider, workload, **asked, samples=samples, market=market, top=top, pilots=pilots)
+        asked = Question(workload=workload, hours=hours, usd=budget, samples=samples, batch=batch)
+        rows = answer(provider, asked, market=market, top=top, pilots=pilots)
         _print_json(rows) if as_json else print_recommendations(rows)
 
 

@@ -33,7 +33,13 @@ def holdout(
     data = TrainingData(**training_frames(here.warehouse, "local"))
     offers = offers_of_market(current_offers(here), "on-demand")
     drawn = draw(
-        here.workloads, offers, max_hosts=max_hosts, fits=here.fits, measured=keys_of(data.runs), count=count, seed=seed
+        here.measurable,
+        offers,
+        max_hosts=max_hosts,
+        fits=here.fits,
+        measured=keys_of(data.runs),
+        count=count,
+        seed=seed,
     )
     trial_id = f"holdout-{new_refresh_id(datetime.now(UTC))}"
     with reporting_to(live_reporter()):

@@ -48,7 +48,7 @@ def noise(
     items = [
         Unseen(workload=w.name, nodes=nodes, batches=split_by_cores([1.0] * len(nodes), w.global_batch_least))
         for _ in range(repeats)
-        for w in here.workloads
+        for w in here.measurable
         for nodes in ((0,), tuple(range(hosts)))
     ]
     trial_id = f"noise-{new_refresh_id(datetime.now(UTC))}"

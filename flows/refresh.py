@@ -13,7 +13,7 @@ from flows.measure import measure
 from flows.publish import publish
 from flows.reap import reap
 from flows.retrain import retrain
-from tasks.installation import new_refresh_id, open_installation
+from tasks.installation import new_refresh_id, open_installation, refuse_to_spend
 from tasks.report import reporter, seconds_listed
 from tasks.turn import store_timings, taking_turn
 
@@ -21,6 +21,7 @@ from tasks.turn import store_timings, taking_turn
 @flow(name="refresh", log_prints=True)
 def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, Any]:
     """The whole story once. Returns the refresh id, what was measured, the rule's sentence, and seconds by phase."""
+    refuse_to_spend(provider, max_usd)
     here = open_installation(provider)
     refresh_id = new_refresh_id(datetime.now(UTC))
     clock = time.monotonic()

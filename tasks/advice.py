@@ -46,7 +46,7 @@ def ask(here: Installation, count: int) -> list[Question]:
     if champion is None:
         raise ValueError("no champion is in force yet: run `srift refresh` first")
     offers, runs = current_offers(here), mart(here.warehouse, "runs", provider=here.provider.name)
-    workloads = [told(here, workload) for workload in here.workloads]
+    workloads = [told(here, workload) for workload in here.measurable]
     questions = []
     for number in range(count):
         workload = workloads[number % len(workloads)]

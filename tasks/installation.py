@@ -13,8 +13,9 @@ from models.workload import Workload
 from warehouse.database import Warehouse
 
 from .providers.base import Provider
+from .providers.ec2 import Ec2Provider
 from .providers.local import LocalProvider
-from .settings import Settings, SettingsError, load_settings, nearest
+from .settings import IMPORTED, Settings, SettingsError, load_settings, nearest
 
 PROVIDERS = ("local", "ec2")
 
@@ -42,6 +43,11 @@ class Installation:
         """Every workload of srift.toml, as its file is now."""
         return [self.settings.workload(name) for name in self.settings.workloads]
 
+    @property
+    def measurable(self) -> list[Workload]:
+        """Those that can be run here: the others are known by imported measurements alone."""
+        return [workload for workload in self.workloads if workload.digest != IMPORTED]
+
     def fits(self, cluster: Cluster) -> str:
         """Why `cluster` can never be had here; empty where it can."""
         return self.provider.fits(cluster)
@@ -58,17 +64,30 @@ def open_installation(provider: str = "local") -> Installation:
 
 
 def provider_of(settings: Settings, name: str) -> Provider:
-    """The provider called `name`. Raises SettingsError on one that there is not, or not yet."""
+    """The provider called `name`. Raises SettingsError on one that there is not."""
     if name not in PROVIDERS:
         raise SettingsError(f"unknown provider {name!r}; {nearest(name, PROVIDERS)}")
-    if name != "local":
-        raise SettingsError("provider 'ec2' cannot launch machines in this version yet; use --provider local")
+    if name == "ec2":
+        return Ec2Provider(settings.ec2)
     return LocalProvider(
         home=settings.home,
         instance_types=settings.local.instance_types,
         node_package=Path(__file__).parent / "node",
         python=sys.executable,
     )
+
+
+def refuse_to_spend(provider: str, max_usd: float | None) -> None:
+    """EC2's machines cost money, and none can be launched yet. Raises SettingsError unless the cap says 0."""
+    if provider == "ec2" and max_usd is None:
+        raise SettingsError(
+            "machines of ec2 cost money: say with --max-usd what a refresh may spend; 0 measures nothing"
+        )
+    if provider == "ec2" and max_usd:
+        raise SettingsError(
+            "provider 'ec2' cannot launch machines in this version yet; with --max-usd 0 a refresh takes prices, learns"
+            " from imported measurements and publishes"
+        )
 
 
 def new_refresh_id(now: datetime) -> str:

@@ -13,12 +13,13 @@ from models.campaign import Wanted, shopping_list
 from models.cloud import Offer, cluster_name
 from models.contenders import contenders_of
 from models.pilots import choose_pilots
+from models.places import worth_asking
 from models.workload import Setup, Workload, joined
 from warehouse import reads
 
 from .facts import told, with_facts
 from .installation import Installation
-from .recommend import SEED
+from .recommend import SEED, on_met_devices
 from .registry import Champion
 from .shopping import costs_of
 from .threads import one_thread
@@ -49,11 +50,13 @@ def pilots_for(
     workload, model = told(here, workload), champion.model
     market = here.settings.campaign.market
     sold = [one for one in buyable if one.market == market and one.usd_per_hour is not None]
-    known = [one for one in offers if model.met_type(one.instance_type)]
+    known, _ = on_met_devices(here, model, offers)
+    known = worth_asking(known)
     with one_thread():
         if not model.met_workload(workload) or not known:
-            return _profiles(here, workload, sold, count) if sold else None
-        met = [one for one in sold if model.met_type(one.instance_type)]
+            runs_here = workload.name in {one.name for one in here.measurable}
+            return _profiles(here, workload, sold, count) if sold and runs_here else None
+        met = worth_asking(on_met_devices(here, model, sold)[0])
         return _runs(here, champion, workload, known, met, count) if met else None
 
 

@@ -29,6 +29,9 @@ def print_recommendations(rows: Sequence[Row]) -> None:
     console = _console()
     if any(row["provider"] == "local" for row in rows):
         console.print("provider local: prices are illustrative", style="italic")
+    dated = [row["price_as_of"] for row in rows if row["provider"] != "local" and row["price_as_of"] is not None]
+    if dated:
+        console.print(f"prices as of {min(dated):%Y-%m-%d %H:%M} UTC", style="italic")
     for provider, workload in dict.fromkeys((row["provider"], row["workload"]) for row in rows):
         mine = [row for row in rows if (row["provider"], row["workload"]) == (provider, workload)]
         table = Table(box=None, pad_edge=False)

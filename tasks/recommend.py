@@ -13,17 +13,26 @@ from prefect.cache_policies import NO_CACHE
 
 from models import planner
 from models.cloud import Offer
+from models.places import worth_asking
+from models.step_time import StepTimeModel
 from models.workload import Workload
+from warehouse.database import WarehouseMissing
+from warehouse.reads import mart
 
 from .facts import told
 from .installation import Installation
 from .registry import Champion
+from .settings import IMPORTED
 from .threads import one_thread
 
 SEED = 7
 NOT_MET = (
     "no step time can be predicted: this workload, or every instance type on offer, was never measured as it is defined"
     " now, or is not in the model yet; run `srift refresh`"
+)
+NOT_IMPORTED = (
+    "no step time can be predicted: this workload has no entrypoint, and either no measurement of it on these machines"
+    " was imported (`srift import`) or the model does not know it yet (`srift refresh`)"
 )
 
 Row = dict[str, Any]
@@ -62,19 +71,19 @@ def plan_one(
 ) -> planner.Plan:
     """The planner's answer for one workload over `offers`, its rows stamped as they are published.
 
-    A workload or instance type that the champion has not met as it is defined now is not guessed at: it has no setups,
-    and the rows say so.
+    A workload or instance type that the champion has not met as it is defined now is not guessed at, nor is a kind of
+    device that no run was ever measured on: it has no setups, and the rows say so.
     """
     workload = told(here, workload)
     mine = runs[runs["workload"] == workload.name] if len(runs) else runs
     met = champion is not None and champion.model.met_workload(workload)
-    known = [offer for offer in offers if champion is not None and champion.model.met_type(offer.instance_type)]
+    known, strangers = ([], []) if champion is None else on_met_devices(here, champion.model, offers)
     if champion is None or not met or not known:
         found, met = planner.nothing(workload), met and not offers
     else:
         found = planner.plan(
             workload,
-            known,
+            worth_asking(known),
             champion.model,
             max_hosts=here.settings.campaign.max_hosts,
             fits=here.fits,
@@ -87,9 +96,36 @@ def plan_one(
         "newest_measurement_at": mine["measured_at"].max() if len(mine) and mine["measured_at"].notna().any() else None,
         "model_version": None if champion is None else str(champion.version),
     }
-    own = {} if met else {"reason": NOT_MET}
-    rows = [row | stamp | own | {"price_as_of": _price_as_of(row, offers)} for row in found.rows]
+    unmet = NOT_IMPORTED if workload.digest == IMPORTED else NOT_MET
+    rows = [
+        row | stamp | {"reason": _reason(row, strangers) if met else unmet, "price_as_of": _price_as_of(row, offers)}
+        for row in found.rows
+    ]
     return replace(found, rows=rows)
+
+
+def _reason(row: Row, strangers: Sequence[str]) -> str:
+    """The row's own; the first of a goal also says which devices were left out of the comparison."""
+    if row["rank"] > 1 or not strangers:
+        return str(row["reason"])
+    return f"{row['reason']}; not compared, since nothing was ever measured on them: {', '.join(strangers)}"
+
+
+def on_met_devices(here: Installation, model: StepTimeModel, offers: Sequence[Offer]) -> tuple[list[Offer], list[str]]:
+    """Offers of types that the model has met, on devices that something was measured on; and the other devices' names.
+
+    A GPU's data sheet says too little about how fast a network runs on it.
+    """
+    measured = {name for _, name in model.physics.compute.curves}
+    devices = {offer.instance_type.name: offer.instance_type.device for offer in offers}
+    try:
+        kinds = mart(here.warehouse, "instance_types", provider=here.provider.name)
+        devices |= dict(zip(kinds["name"], kinds["device"], strict=True))
+    except WarehouseMissing:
+        pass  # nothing was ever noted
+    met = {device for name, device in devices.items() if name in measured}
+    known = [one for one in offers if one.instance_type.device in met and model.met_type(one.instance_type)]
+    return known, sorted({one.instance_type.device for one in offers} - met)
 
 
 def _price_as_of(row: Row, offers: Sequence[Offer]) -> datetime | None:

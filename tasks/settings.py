@@ -18,7 +18,10 @@ from pydantic_settings import SettingsError as MalformedVariable
 
 from models.workload import GOALS, Goal, Workload
 
+from .ec2_settings import Ec2
+
 FILE = "srift.toml"
+IMPORTED = "imported"  # digest of a workload that no file defines; the mart `workloads` calls it the same
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # what fits into `2xNAME+1xNAME`, a run's label and a path
 
 
@@ -88,9 +91,12 @@ class GoalSettings(_Section):
 
 
 class WorkloadSettings(_Section):
-    """A workload: `entrypoint = "path/to/file.py:function"` beside srift.toml, its samples, global batch and goals."""
+    """A workload: `entrypoint = "path/to/file.py:function"` beside srift.toml, its samples, global batch and goals.
 
-    entrypoint: str
+    Without an entrypoint it is never run here, and known by imported measurements alone.
+    """
+
+    entrypoint: str | None = None
     samples: int = Field(gt=0)
     global_batch: int | tuple[int, int]
     arguments: dict[str, bool | int | float | str] = {}
@@ -125,6 +131,7 @@ class Settings(BaseSettings):
     home: Path = Path()
     campaign: Campaign = Campaign()
     local: Local = Local()
+    ec2: Ec2 = Ec2()
     workloads: dict[str, WorkloadSettings] = {}
 
     @classmethod
@@ -165,8 +172,10 @@ class Settings(BaseSettings):
         )
 
     def entrypoint(self, name: str) -> tuple[Path, str]:
-        """File and function of a workload. Raises SettingsError on a missing file or malformed text."""
+        """File and function of a workload. Raises SettingsError on a missing file, malformed text, or none at all."""
         text = self.workloads[name].entrypoint
+        if text is None:
+            raise SettingsError(f"workloads.{name} has no entrypoint: only imported measurements tell of it")
         file, colon, function = text.rpartition(":")
         if not colon or not function.isidentifier():
             raise SettingsError(f"workloads.{name}.entrypoint {text!r} is not of the form path/to/file.py:function")
@@ -178,6 +187,8 @@ class Settings(BaseSettings):
 
     def workload_digest(self, name: str) -> str:
         """Twelve hex digits of the workload's file, function and arguments: another digest is another workload."""
+        if self.workloads[name].entrypoint is None:
+            return IMPORTED
         path, function = self.entrypoint(name)
         return digest_of(path.read_bytes(), function, self.workloads[name].arguments)
 
@@ -228,8 +239,9 @@ def load_settings(file: Path | None = None) -> Settings:
     except MalformedVariable as error:
         raise SettingsError(f"a SRIFT_ variable of a whole section must be JSON: {error}") from None
     settings = settings.model_copy(update={"root": path.parent})  # SRIFT_ROOT says where to look for the file only
-    for name in settings.workloads:
-        settings.entrypoint(name)
+    for name, workload in settings.workloads.items():
+        if workload.entrypoint is not None:
+            settings.entrypoint(name)
     return settings
 
 
@@ -267,7 +279,7 @@ def _known_keys(location: tuple[Any, ...]) -> list[str]:
     """Keys that the section at `location` understands."""
     sections: dict[int, dict[str, type[BaseModel]]] = {
         0: {"": Settings},
-        1: {"campaign": Campaign, "local": Local},
+        1: {"campaign": Campaign, "local": Local, "ec2": Ec2},
         2: {"workloads": WorkloadSettings},
         3: {"local": LocalInstanceType},
         4: {"workloads": GoalSettings},

@@ -26,7 +26,7 @@ from warehouse.database import WarehouseMissing
 from .drift import drifting_types
 from .facts import with_facts
 from .installation import Installation, open_installation
-from .prices import current_offers, nothing_to_buy
+from .prices import current_offers, nothing_to_buy, offers_now
 from .recommend import SEED
 from .registry import Champion, load_champion
 from .report import reporter
@@ -51,7 +51,7 @@ def shop(
 ) -> list[Launch]:
     """Launches to make within the caps of srift.toml, or within `max_usd` and `max_seconds` where they are given."""
     campaign = here.settings.campaign
-    workloads = with_facts(here.workloads, frames["workloads"])
+    workloads = with_facts(here.measurable, frames["workloads"])
     types = [offer.instance_type for offer in offers]
     return shopping_list(
         workloads,
@@ -106,7 +106,7 @@ def _failures(here: Installation) -> pd.DataFrame:
         failed = reads.mart(here.warehouse, "failed_runs", provider=here.provider.name, status="failed", told_by="node")
     except WarehouseMissing:
         return pd.DataFrame()
-    digests = {workload.digest for workload in here.workloads}
+    digests = {workload.digest for workload in here.measurable}
     return failed[(failed["kind"] == "probe") | failed["workload_digest"].isin(digests)]
 
 
@@ -162,10 +162,10 @@ def dry_run(provider: str, max_usd: float | None) -> list[Launch]:
     except WarehouseMissing:
         frames = {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
     champion = load_champion(here.home, provider)
-    offers = here.provider.offers(now)
+    offers = offers_now(here, now)
     for sentence in filter(None, [nothing_to_buy(offers, here.settings.campaign.market)]):
         reporter().say(sentence)
-    launches = shop.fn(here, offers, _of_today(frames, here.workloads), champion, max_usd)
+    launches = shop.fn(here, offers, _of_today(frames, here.measurable), champion, max_usd)
     if not launches:
         _say_why(champion, here.settings.campaign.max_usd if max_usd is None else max_usd)
     return launches

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from models.cloud import Cluster, InstanceType, Offer
 
@@ -101,10 +101,10 @@ class Provider(Protocol):
     name: str
 
     def instance_types(self) -> list[InstanceType]:
-        """Types that can be enforced here; what is left out is said by `limits`."""
+        """Types that can be had here; what is left out is said by `limits`. Raises ProviderError without an answer."""
 
     def offers(self, now: datetime) -> list[Offer]:
-        """Every type in every market, at `now`."""
+        """Every type in every market, at `now`. Raises ProviderError without an answer."""
 
     def limits(self) -> list[str]:
         """Plain sentences on what this provider cannot do here and how to put it right; empty when it can do all."""
@@ -128,3 +128,14 @@ class Provider(Protocol):
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
         """End whatever outlived its deadline or its controller; one plain sentence for each thing ended."""
+
+
+@runtime_checkable
+class PackagedPrices(Protocol):
+    """A provider that carries a dated snapshot with it, for when nobody can be asked."""
+
+    def packaged_types(self) -> list[InstanceType]:
+        """As Provider.instance_types, of the snapshot."""
+
+    def packaged_offers(self) -> list[Offer]:
+        """As Provider.offers, of the snapshot; `price_as_of` says how old it is."""

@@ -42,11 +42,16 @@ deployments:
     parameters: { said: ticked }
     schedules: [{ interval: 5 }]
     concurrency_limit: { limit: 1, collision_strategy: CANCEL_NEW }
-    work_pool:
+    work_pool: &pool
       name: srift
       job_variables:
         working_dir: "{{ $SRIFT_ROOT }}"
         env: { SRIFT_ROOT: "{{ $SRIFT_ROOT }}", SRIFT_HOME: "{{ $SRIFT_HOME }}" }
+  - name: paused
+    entrypoint: trifle_of_the_test.tick
+    parameters: { said: never }
+    schedules: [{ interval: 5, active: false }]
+    work_pool: *pool
 """
 
 
@@ -77,10 +82,16 @@ def test_the_clocks_are_utc_and_the_flows_do_not_start_together() -> None:
     minutes = set()
     for deployment in DEPLOYMENTS:
         (schedule,) = deployment["schedules"]
-        cron = CronSchedule(**schedule)
+        cron = CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"])
         assert cron.timezone == "UTC"
         minutes.add(cron.cron.split()[0])
-    assert minutes == {"17", "47", "*/10"}
+    assert minutes == {"17", "47", "37", "*/10"}
+
+
+def test_nothing_asks_aws_before_somebody_resumes_it() -> None:
+    for deployment in DEPLOYMENTS:
+        ours = deployment.get("parameters", {}).get("provider", "local") == "local"
+        assert [schedule.get("active", True) for schedule in deployment["schedules"]] == [ours]
 
 
 @pytest.fixture
@@ -140,7 +151,8 @@ def test_a_scheduled_deployment_fires_and_nothing_outlives_the_end(project: Path
             left = list(processes_of(project))
             for one in left:
                 one.kill()
-    assert f"ticked {project} {project}" in (project / "state" / "ticks").read_text()
+    ticks = (project / "state" / "ticks").read_text()
+    assert f"ticked {project} {project}" in ticks and "never" not in ticks
     assert left == [], "".join(said)
     assert any("next" in line and "every-five-seconds" in line for line in said)
 

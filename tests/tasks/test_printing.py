@@ -41,7 +41,8 @@ def test_each_goal_is_named_once_and_its_rivals_stand_below_it(
     printing.print_recommendations(conv)
     assert capsys.readouterr().out.count("cheapest_within_deadline") == 1
     printing.print_recommendations([row | {"provider": "ec2"} for row in conv])
-    assert "illustrative" not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "illustrative" not in shown and "prices as of 2026-11-20 12:00 UTC" in shown
 
 
 def test_a_dry_run_in_plain_text_adds_up_and_says_that_nothing_started(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from tasks.facts import told
 from tasks.installation import Installation
 from tasks.recommend import plan_one, recommend_all, recommend_one
 from tasks.registry import Champion
+from tasks.settings import IMPORTED
 from tests.installed import NOON, DescribedMachines, champion, install, measured
 from warehouse import append
 
@@ -192,3 +193,27 @@ def test_the_measured_size_of_a_gradient_counts_in_what_a_checkpoint_costs(
         append.note_workloads(connection, rows, provider="local", noted_at=NOON)
     rows_of(here, asked=champion())
     assert [(one.name, one.gradient_bytes, one.parameters) for one in seen] == [("conv", 123, 30), ("lm", None, None)]
+
+
+def test_a_device_that_nothing_was_measured_on_is_not_compared_and_the_first_row_says_so(here: Installation) -> None:
+    (conv, _) = here.workloads
+    offers = here.provider.offers(NOON)
+    gpu = replace(offers[0].instance_type, name="x.gpu", device="Z9")
+    model = champion().model
+    physics = model.physics
+    machines = physics.machines | {"x.gpu": replace(physics.machines["s.whole"], prior_speed=100.0)}
+    physics = replace(physics, machines=machines, compute=replace(physics.compute, machines=machines))
+    met = replace(model, physics=physics, type_digests=model.type_digests | {"x.gpu": gpu.digest})
+    assert met.met_type(gpu)
+    tempting = [*offers, replace(offers[0], instance_type=gpu, usd_per_hour=1e-6)]
+    rows = recommend_one(here, Champion(version=1, model=met), conv, tempting, measured().runs)
+    assert not any("x.gpu" in row["cluster"] for row in rows)
+    assert all(("ever measured on them: Z9" in row["reason"]) == (row["rank"] == 1) for row in rows)
+    assert "ever measured" not in recommend_one(here, champion(), conv, offers, measured().runs)[0]["reason"]
+
+
+def test_a_workload_known_by_imports_alone_says_what_is_missing(here: Installation) -> None:
+    (conv, _) = here.workloads
+    rows = recommend_one(here, champion(), replace(conv, digest=IMPORTED), here.provider.offers(NOON), measured().runs)
+    assert {row["status"] for row in rows} == {"infeasible"}
+    assert all("srift import" in row["reason"] for row in rows)

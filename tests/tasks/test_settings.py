@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from tasks.settings import SettingsError, load_settings
+from tasks.installation import open_installation, refuse_to_spend
+from tasks.settings import IMPORTED, SettingsError, load_settings
 
 FILE = """
 [campaign]
@@ -64,6 +65,11 @@ WRONG_FILES = [
     ("[workloads.tiny]", '[workloads.""]', "the name '' must be of letters"),
     ("global_batch = 16", "global_batch = [16, 8]", "global_batch must be"),
     ("[campaign]", "[campaign", "not valid TOML"),
+    ("[campaign]", "[ec2]\nregion = []\n[campaign]", "ec2.region: unknown key; did you mean 'regions'"),
+    ("[campaign]", '[ec2]\nregions = ["us-east-1a"]\n[campaign]', "ec2.regions: 'us-east-1a' is not of the form"),
+    ("[campaign]", "[ec2]\nregions = []\n[campaign]", "ec2.regions: "),
+    ("[campaign]", '[ec2]\ninstance_types = ["G5 all"]\n[campaign]', "ec2.instance_types: 'G5 all' is no name"),
+    ("[campaign]", '[ec2]\nmarkets = ["sport"]\n[campaign]', "ec2.markets"),
 ]
 
 
@@ -157,3 +163,29 @@ def test_the_same_goal_with_another_constraint_is_another_goal(project: Path) ->
     both = [f'{{ goal = "cheapest_within_deadline", hours = {hours} }}' for hours in (1, 2)]
     rewritten(project, '{ goal = "cheapest" }', ", ".join(both))
     assert [goal.hours for goal in load_settings().workload("tiny").goals] == [1, 2]
+
+
+def test_a_workload_without_an_entrypoint_is_known_by_imports_alone(project: Path) -> None:
+    rewritten(project, 'entrypoint = "tiny.py:build"\n', "")
+    settings = load_settings()
+    assert settings.workload("tiny").digest == IMPORTED
+    with pytest.raises(SettingsError, match="tiny has no entrypoint"):
+        settings.entrypoint("tiny")
+    here = open_installation("local")
+    assert [one.name for one in here.workloads] == ["tiny"] and here.measurable == []
+
+
+def test_ec2_opens_without_credentials_and_asks_nothing(project: Path) -> None:
+    here = open_installation("ec2")
+    assert here.provider.name == "ec2" and here.provider.leases() == []
+
+
+@pytest.mark.parametrize(("provider", "max_usd", "refused"), [
+    ("ec2", None, "--max-usd"), ("ec2", 3.0, "cannot launch"), ("ec2", 0.0, ""), ("local", None, ""),
+])  # fmt: skip
+def test_ec2_spends_nothing_that_nobody_allowed(provider: str, max_usd: float | None, refused: str) -> None:
+    if not refused:
+        refuse_to_spend(provider, max_usd)
+        return
+    with pytest.raises(SettingsError, match=refused):
+        refuse_to_spend(provider, max_usd)

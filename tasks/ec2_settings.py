@@ -1,0 +1,37 @@
+"""The section [ec2] of srift.toml: which part of EC2 is considered. Credentials are AWS's own."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
+_PATTERN = re.compile(r"[a-z0-9.*?\[\]-]+")
+
+
+class Ec2(BaseModel):
+    """Regions; types as patterns (`g5.*`, `p4d.24xlarge`, `gpu` for all of NVIDIA); markets to be asked for prices."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    regions: tuple[str, ...] = Field(default=("us-east-1",), min_length=1)
+    instance_types: tuple[str, ...] = Field(default=("gpu",), min_length=1)
+    markets: tuple[Literal["on-demand", "spot"], ...] = Field(default=("on-demand", "spot"), min_length=1)
+
+    @field_validator("regions")
+    @classmethod
+    def _regions(cls, regions: tuple[str, ...]) -> tuple[str, ...]:
+        for region in regions:
+            if _REGION.fullmatch(region) is None:
+                raise ValueError(f"{region!r} is not of the form us-east-1 (a region, not one of its zones)")
+        return tuple(dict.fromkeys(regions))
+
+    @field_validator("instance_types")
+    @classmethod
+    def _patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            if _PATTERN.fullmatch(pattern) is None:
+                raise ValueError(f"{pattern!r} is no name of an instance type, no pattern like 'g5.*', and not 'gpu'")
+        return patterns

@@ -1,0 +1,115 @@
+"""What EC2 says of a type becomes what the model needs: sustained rates, parts of devices, nothing guessed."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.providers.ec2_catalogue import DEVICE_TFLOPS, described, instance_type_of, may_be_wanted, wanted
+from tasks.providers.ec2_snapshot import packaged
+
+CATALOGUE = Path(__file__).parents[4] / "shared" / "data" / "ec2_catalogue.csv"
+
+
+def answer(**changed: Any) -> dict[str, Any]:
+    """An entry of DescribeInstanceTypes."""
+    card = {"BaselineBandwidthInGbps": 10.0, "PeakBandwidthInGbps": 25.0}
+    return {
+        "InstanceType": "g9.2xlarge",
+        "VCpuInfo": {"DefaultVCpus": 8},
+        "MemoryInfo": {"SizeInMiB": 32768},
+        "NetworkInfo": {"NetworkPerformance": "Up to 25 Gigabit", "NetworkCards": [card]},
+        "GpuInfo": {"Gpus": [gpu()]},
+    } | changed
+
+
+def gpu(**changed: Any) -> dict[str, Any]:
+    whole = {"Name": "T4", "Count": 1, "LogicalGpuCount": 1, "GpuPartitionSize": 1.0}
+    return whole | {"MemoryInfo": {"SizeInMiB": 16384}} | changed
+
+
+def cards(*gbps: float | None, stated: str) -> dict[str, Any]:
+    return {"NetworkPerformance": stated, "NetworkCards": [{"BaselineBandwidthInGbps": one} for one in gbps]}
+
+
+def test_a_gpu_machine() -> None:
+    one = instance_type_of(answer())
+    assert (one.name, one.provider, one.devices, one.device) == ("g9.2xlarge", "ec2", 1, "T4")
+    assert (one.cores, one.memory_gib, one.device_memory_gib) == (8.0, 32.0, 16.0)
+    assert one.device_tflops == DEVICE_TFLOPS["T4"]
+    assert one.bandwidth_gbps == 10.0, "the baseline, not the burst"
+
+
+def test_a_part_of_a_gpu_is_a_device_of_its_own() -> None:
+    part = gpu(Count=0, GpuPartitionSize=0.125, Name="L4", MemoryInfo={"SizeInMiB": 2861})
+    one = instance_type_of(answer(GpuInfo={"Gpus": [part]}))
+    assert (one.devices, one.device) == (1, "L4 1/8")
+    assert one.device_tflops == pytest.approx(DEVICE_TFLOPS["L4"] / 8)
+
+
+def test_processors_alone_are_one_device_with_the_machines_memory() -> None:
+    one = instance_type_of(answer(GpuInfo={}))
+    assert (one.device, one.devices, one.device_memory_gib, one.device_tflops) == ("cpu", 1, 32.0, None)
+
+
+def test_other_accelerators_and_gpus_of_unknown_speed() -> None:
+    neuron = {"NeuronDevices": [{"Name": "Trainium", "Count": 16, "MemoryInfo": {"SizeInMiB": 32768}}]}
+    one = instance_type_of(answer(GpuInfo={}, NeuronInfo=neuron))
+    assert (one.device, one.devices, one.device_memory_gib) == ("Trainium", 16, 32.0)
+    assert instance_type_of(answer(GpuInfo={"Gpus": [gpu(Name="Z1")]})).device_tflops is None
+
+
+@pytest.mark.parametrize(
+    ("network", "gbps"),
+    [
+        (cards(100.0, 100.0, 100.0, 100.0, stated="4x 100 Gigabit"), 400.0),
+        (cards(400.0, 400.0, stated="400 Gigabit"), 400.0),
+        (cards(100.0, 100.0, stated="Up to 300 Gigabit"), 200.0),
+        (cards(133.333, stated="133.33 Gigabit"), 133.333),
+        (cards(0.75, stated="High"), 0.75),
+    ],
+)
+def test_all_cards_count_but_never_more_than_the_machine_is_said_to_have(network: dict[str, Any], gbps: float) -> None:
+    assert instance_type_of(answer(NetworkInfo=network)).bandwidth_gbps == gbps
+
+
+@pytest.mark.parametrize("network", [cards(None, stated="10 Gigabit"), cards(stated="10 Gigabit"), {}])
+def test_a_type_whose_sustained_rate_nobody_tells_is_left_out_and_named(network: dict[str, Any]) -> None:
+    types, sentences = described([answer(NetworkInfo=network), answer(InstanceType="m9.large", GpuInfo={})])
+    assert [one.name for one in types] == ["m9.large"]
+    assert sentences == ["g9.2xlarge: its sustained network rate is unknown"]
+
+
+def test_types_are_wanted_by_name_pattern_or_gpu() -> None:
+    names = ("g9.2xlarge", "g4ad.xlarge", "p9.huge")
+    types = [instance_type_of(answer(InstanceType=name)) for name in names]
+    types.append(instance_type_of(answer(InstanceType="m9.large", GpuInfo={})))
+    for patterns, kept in [
+        (("gpu",), {"g9.2xlarge", "p9.huge"}),
+        (("p*",), {"p9.huge"}),
+        (("m9.large", "g9.*"), {"m9.large", "g9.2xlarge"}),
+        (("*",), {*names, "m9.large"}),
+        (("x1.*",), set()),
+    ]:
+        assert {one.name for one in wanted(types, patterns)} == kept
+        assert kept <= may_be_wanted((one.name for one in types), patterns), "what is wanted was asked for"
+
+
+@pytest.mark.skipif(not CATALOGUE.exists(), reason="the catalogue of measured data is not here")
+def test_the_packaged_types_agree_with_another_source() -> None:
+    known = {one.name: one for one in packaged().instance_types}
+    rows = [row for row in csv.DictReader(CATALOGUE.read_text().splitlines()) if row["instance_type"] in known]
+    assert len(rows) > 1300
+    others: dict[str, int] = {}
+    for row in rows:
+        one = known[row["instance_type"]]
+        assert one.cores == float(row["vcpu"])
+        assert one.memory_gib == pytest.approx(float(row["memory_gib"]), rel=0.01)
+        if row["gpu_name"]:
+            assert one.device_memory_gib == pytest.approx(float(row["gpu_memory_gib_each"]), rel=0.01)
+        if row["network_gbps"] and one.bandwidth_gbps != pytest.approx(float(row["network_gbps"]), rel=0.01):
+            others[one.name] = others.get(one.name, 0) + 1
+    assert len(others) <= 15, f"network rates: {sorted(others)}"

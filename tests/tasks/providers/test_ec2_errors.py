@@ -1,0 +1,35 @@
+"""AWS's refusals become sentences; what AWS said itself is not repeated."""
+
+from __future__ import annotations
+
+import pytest
+from botocore import exceptions, parsers
+from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
+
+from tasks.providers.base import NotSupported
+from tasks.providers.ec2_errors import SENTENCES, code_of, explained
+
+
+def client_error(code: str) -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": "token=abc123 arn:aws:iam::1:user/x"}}, "DescribeThings")
+
+
+@pytest.mark.parametrize("code", [*SENTENCES, "NeverHeardOf"])
+def test_every_code_gives_a_sentence_with_action_place_or_fix_and_without_aws_words(code: str) -> None:
+    error = explained(client_error(code), action="ec2:DescribeThings", region="us-east-1")
+    assert str(error).endswith(f"({code})") and "{" not in str(error)
+    assert "abc123" not in str(error) and "arn:" not in str(error)
+
+
+def test_what_botocore_raises_itself_is_known_by_its_name() -> None:
+    assert code_of(NoCredentialsError()) == "NoCredentialsError"
+    unreachable = explained(EndpointConnectionError(endpoint_url="https://x"), action="ec2:D", region="us-esat-1")
+    assert "us-esat-1" in str(unreachable) and "region" in str(unreachable)
+    ours = [name for name in SENTENCES if name.endswith("Error") and name != "InternalError"]
+    for name in ours:
+        assert hasattr(exceptions, name) or hasattr(parsers, name), f"botocore has no {name}"
+
+
+def test_what_trying_again_never_mends_is_told_apart() -> None:
+    assert isinstance(explained(client_error("OptInRequired"), action="a", region="r"), NotSupported)
+    assert not isinstance(explained(client_error("Throttling"), action="a", region="r"), NotSupported)
