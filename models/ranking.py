@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from . import explain, spot
+from .conditions import Learned
 from .outlook import Floats, Outlook, outlook
 from .workload import GOALS, Goal, Setup, Workload, joined
 
@@ -39,6 +40,7 @@ def recommend(
     startup_s: float = spot.STARTUP_S,
     replacement_s: float = spot.REPLACEMENT_S,
     checkpoint_s: float | None = None,
+    learned: Learned | None = None,
     seed: int = 0,
 ) -> list[Row]:
     """Rows of the published table that planning decides, for each goal of `workload` and for "cheapest" and "fastest".
@@ -47,6 +49,8 @@ def recommend(
     are aligned with `setups` by position. Up to `top` clusters a goal, each with its best split, ranked from 1:
     "recommended", then "alternative", then "misses_constraint" for tempting ones. A goal that nothing meets has one
     row of status "infeasible", which names no cluster but says what would make it feasible. Unknown prices give None.
+    `learned`, where given, says what start-up, checkpoints and interruptions each cluster meets; it then stands for the
+    three seconds and the offers' hazards.
     Raises ValueError where the inputs are not aligned, a goal is unknown, or a goal lacks its constraint.
     """
     draws = np.asarray(step_draws, dtype=float)
@@ -65,6 +69,7 @@ def recommend(
         startup_s=startup_s,
         replacement_s=replacement_s,
         checkpoint_s=checkpoint_s,
+        learned=learned,
         seed=seed,
     )
     return [row for goal in _goals(workload) for row in _rank(workload, goal, view, top)]
