@@ -18,7 +18,7 @@ ROWS      ?= ../shared/data/training_runs.csv
 FACTS     ?= ../shared/data/workloads.csv
 CATALOGUE ?= ../shared/data/ec2_catalogue.csv
 
-.PHONY: help setup tools refresh test check up bench bench-models clean
+.PHONY: help setup tools refresh test check up bench bench-models bench-spot clean
 
 help: ## the targets below
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -47,6 +47,9 @@ bench: setup ## judge it: setups never measured, the noise floor, ten pieces of 
 bench-models: setup ## the step-time models on measured rows: ROWS=file FACTS=file CATALOGUE=file (about 10 minutes)
 	@$(BIN)/pip install --quiet --quiet --constraint constraints.txt --editable '.[dev,bench]'
 	@$(BIN)/python -m flows.bench_models $(ROWS) --workloads $(FACTS) --catalogue $(CATALOGUE) $(ARGS)
+
+bench-spot: setup ## jobs on spot machines, on records of others in ../shared/data: ARGS="--jobs 600" (about 3 minutes)
+	@$(BIN)/python -m flows.bench_spot $(ARGS)
 
 clean: ## remove the environment and the caches; the measurements in SRIFT_HOME stay
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
