@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from models.checkpoints import prior_checkpoints
 from models.cloud import Cluster
 from models.conditions import Conditions, Learned, joined_conditions
 from models.hazard import fit_hazard
+from models.outlook import outlook
 from models.ranking import recommend
 from models.startup import fit_startup
 from models.workload import Setup
@@ -96,3 +98,27 @@ def test_what_was_learned_decides_between_spot_and_on_demand() -> None:
         found = recommend(job, setups, model.predict(rows), draws, learned=learned)
         cheapest = next(row for row in found if row["goal"] == "cheapest")
         assert {one["market"] for one in cheapest["cluster_offers"]} == {market}
+
+
+def test_bunching_and_doubt_widen_what_the_planner_says() -> None:
+    """The same mean; with bunching more jobs are left alone, and the few that are not are hit harder."""
+    setup = Setup(workload="mlp", cluster=Cluster.of((1, offer("small", "spot"))), layout=(1,), batch_per_device=(64,))
+    rows, model, job = frame([setup]), LineModel(), workload("mlp", 64, samples=200_000_000)
+    calm = replace(LEARNED, hazard=replace(LEARNED.hazard, shock=0.0, drift=0.0))
+    views = [
+        outlook(
+            job,
+            [setup],
+            model.predict(rows),
+            np.repeat(model.predict(rows)["step_s"].to_numpy()[:, None], 2000, axis=1),
+            measured_runs=[0],
+            startup_s=0.0,
+            replacement_s=0.0,
+            checkpoint_s=None,
+            seed=1,
+            learned=one,
+        )
+        for one in (calm, replace(LEARNED, hazard=replace(LEARNED.hazard, shock=3.0, drift=3.0)))
+    ]
+    assert views[0].hours[0] == views[1].hours[0] > 5
+    assert views[1].lucky_hours.std() > 1.5 * views[0].lucky_hours.std()
