@@ -85,13 +85,14 @@ class HazardModel:
             float(np.hypot(self.offset[1], _TYPE_SD)),
             self.shape,
         )
-        # the mean of a lognormal; what is not known of the type counts less where its zone was seen
+        # The bucket is taken for the mean, not the median: doubt of a factor of four must not make spot look four times
+        # as bad before anybody tried. What is not known of the type counts less where its zone was seen.
         known = self.zones.get((instance_type, zone))
         shape, rate = known or (zone_shape, zone_shape / float(np.exp(middle)))
         weight = zone_shape / shape
         of_type = float(np.expm1((weight * doubt) ** 2))
         bunching = self.drift + self.shock * _passing(hours)
-        mean = shape / rate * self._factor(hours, start_hour) * float(np.exp((weight * doubt) ** 2 / 2))
+        mean = shape / rate * self._factor(hours, start_hour)
         return Hazard(per_hour=mean, doubt=(1 + 1 / shape) * (1 + of_type) - 1, bunching=bunching)
 
     def gang(self, machines: Sequence[Pool], *, hours: float, start_hour: float | None = None) -> Hazard:
