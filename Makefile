@@ -48,7 +48,7 @@ bench-models: setup ## the step-time models on measured rows: ROWS=file FACTS=fi
 	@$(BIN)/pip install --quiet --quiet --constraint constraints.txt --editable '.[dev,bench]'
 	@$(BIN)/python -m flows.bench_models $(ROWS) --workloads $(FACTS) --catalogue $(CATALOGUE) $(ARGS)
 
-bench-spot: setup ## jobs on spot machines, on records of others in ../shared/data: ARGS="--jobs 600" (about 3 minutes)
+bench-spot: setup ## what is said of jobs on spot machines, on records in ../shared/data: ARGS="--jobs 600" (a minute or two)
 	@$(BIN)/python -m flows.bench_spot $(ARGS)
 
 clean: ## remove the environment and the caches; the measurements in SRIFT_HOME stay

@@ -3,7 +3,8 @@
 `python -m flows.killed_jobs --jobs 30` trains for real on this machine, each job restarted from its checkpoint. What it
 should take follows from the parts of four other jobs, run before, and from the moments it was killed at. By default a
 step's input comes at a fixed rate and a launch has a fixed least, so that whoever shares the machine disturbs little;
-`--step-s 0 --ready-s 0 --at-once 1` leaves both as they come.
+`--step-s 0 --ready-s 0 --at-once 1` leaves both as they come. A machine so busy that a launch or a step takes longer
+than that least shows in the errors: run it on a quiet one.
 """
 
 from __future__ import annotations
