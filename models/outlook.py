@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from . import spot
+from .conditions import Conditions, Learned, joined_conditions
 from .workload import Setup, Workload
 
 Floats = NDArray[np.float64]
@@ -89,27 +90,44 @@ def outlook(
     replacement_s: float,
     checkpoint_s: float | None,
     seed: int,
+    learned: Learned | None = None,
 ) -> Outlook:
     """Hours and dollars of `workload` on each of `setups`; the other arguments are those of `ranking.recommend`."""
-    write_s = spot.checkpoint_seconds(state_bytes(workload)) if checkpoint_s is None else checkpoint_s
     steps = np.array([-(-workload.samples // setup.global_batch) for setup in setups], dtype=float)
     step_s = predictions["step_s"].to_numpy(dtype=float) if len(setups) else np.zeros(0)
     prices = [setup.cluster.usd_per_hour for setup in setups]
     price = np.array([np.nan if one is None else one for one in prices], dtype=float)
-    hazard = np.array([spot.gang_hazard(setup.cluster) for setup in setups], dtype=float)
     work_draws = draws * (steps / 3600)[:, None]
+    work_hours = step_s * steps / 3600
+    size = state_bytes(workload)
+    if learned is None:
+        write_s = spot.checkpoint_seconds(size) if checkpoint_s is None else checkpoint_s
+        hazard = np.array([spot.gang_hazard(setup.cluster) for setup in setups], dtype=float)
+        met = _stated(hazard, startup_s=startup_s, checkpoint_s=write_s, replacement_s=replacement_s)
+    else:
+        clusters = [setup.cluster for setup in setups]
+        pairs = zip(clusters, work_hours, strict=True)
+        met = joined_conditions([learned.conditions(cluster, float(hours), size) for cluster, hours in pairs])
     time = spot.job_time(
-        step_s * steps / 3600,
-        hazard,
+        work_hours,
+        met.hazard_per_hour,
         price,
         work_draws=work_draws,
         seed=seed,
-        startup_s=startup_s,
-        checkpoint_s=write_s,
-        replacement_s=replacement_s,
+        startup_s=met.startup_s,
+        startup_log_sd=met.startup_log_sd,
+        checkpoint_s=met.checkpoint_s,
+        checkpoint_log_sd=met.checkpoint_log_sd,
+        replacement_s=met.replacement_s,
+        doubt=met.doubt,
+        bunching=met.bunching,
     )
     mean_hours = spot.expected_hours(
-        work_draws, hazard[:, None], startup_s=startup_s, checkpoint_s=write_s, replacement_s=replacement_s
+        work_draws,
+        met.hazard_per_hour[:, None],
+        startup_s=met.startup_s[:, None],
+        checkpoint_s=met.checkpoint_s[:, None],
+        replacement_s=met.replacement_s[:, None],
     )
     numbers: dict[tuple[tuple[str, str, str], ...], int] = {}
     places = [
@@ -129,4 +147,19 @@ def outlook(
         lucky_hours=time.drawn_hours,
         place=np.array(places, dtype=np.intp),
         measured_runs=measured_runs,
+    )
+
+
+def _stated(hazard: Floats, *, startup_s: float, checkpoint_s: float, replacement_s: float) -> Conditions:
+    """The offers' own hazards and the same seconds for all, taken to be known and memoryless."""
+    nothing, same = np.zeros_like(hazard), np.ones_like(hazard)
+    return Conditions(
+        hazard_per_hour=hazard,
+        doubt=nothing,
+        bunching=nothing,
+        startup_s=startup_s * same,
+        startup_log_sd=nothing,
+        checkpoint_s=checkpoint_s * same,
+        checkpoint_log_sd=nothing,
+        replacement_s=replacement_s * same,
     )

@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from . import explain, spot
+from .conditions import Learned
 from .outlook import Floats, Outlook, outlook
 from .workload import GOALS, Goal, Setup, Workload, joined
 
@@ -41,6 +42,7 @@ def recommend(
     startup_s: float = spot.STARTUP_S,
     replacement_s: float = spot.REPLACEMENT_S,
     checkpoint_s: float | None = None,
+    learned: Learned | None = None,
     seed: int = 0,
     considered: int | None = None,
 ) -> list[Row]:
@@ -52,6 +54,8 @@ def recommend(
     row of status "infeasible", which names no cluster but says what would make it feasible. Unknown prices give None.
     p_best is the share of draws in which a cluster is the best of the CONTENDERS best in expectation. `considered` is
     the number of clusters that `setups` were chosen from, by default those they are of.
+    `learned`, where given, says what start-up, checkpoints and interruptions each cluster meets; it then stands for the
+    three seconds and the offers' hazards.
     Raises ValueError where the inputs are not aligned, a goal is unknown, or a goal lacks its constraint.
     """
     draws = np.asarray(step_draws, dtype=float)
@@ -70,6 +74,7 @@ def recommend(
         startup_s=startup_s,
         replacement_s=replacement_s,
         checkpoint_s=checkpoint_s,
+        learned=learned,
         seed=seed,
     )
     clusters = len(np.unique(view.place)) if considered is None else considered

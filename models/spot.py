@@ -1,10 +1,11 @@
 """Interruptions, start-up and checkpoints: from hours of work to expected and 90th-percentile hours and dollars.
 
-    interval I = sqrt(2 c M)      checkpoint cost c, mean time between interruptions of the gang M = 1 / hazard
-    hours      = start-up + work + work c / I + interruptions (lost work + replacement)
+    running       r = work + (n - 1) c      n pieces, each at most Daly's interval [P], checkpoints of c between
+    interruptions N = n (exp(h s) - 1), s = r / n, each taking 1/h - s / (exp(h s) - 1) of its piece
+    hours           = start-up + r + N (lost + replacement)
 
-Young's interval [P]; a gang needs all of its machines, so its hazard is the sum of theirs (physics.md, "Spot").
-First order in hazard x c: right while checkpoints are much shorter than the time between interruptions.
+Exact for memoryless interruptions at h an hour [D]; a gang needs all of its machines, so its hazard is the sum of
+theirs (physics.md, "Spot"). Bunching widens the draws: the rate itself is drawn, from Gammas.
 """
 
 from __future__ import annotations
@@ -13,18 +14,22 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import gammaincinv
 from scipy.stats import norm
 
+from .checkpoints import BASE_S, S_PER_MB
 from .cloud import Cluster
+from .interrupted import best_interval, pieces
 
 Floats = NDArray[np.float64]
 
-CHECKPOINT_BASE_S = 3.6  # CM-DARE [P]: linear in bytes on its cloud storage; holds when a network is held out
-CHECKPOINT_S_PER_MB = 0.02  # the same
+CHECKPOINT_BASE_S = BASE_S
+CHECKPOINT_S_PER_MB = S_PER_MB
 STARTUP_S = 12.0  # prior: local hosts, agents and torchrun until the first step
 REPLACEMENT_S = 22.0  # prior: resume of an elastic job after a cut link on local hosts (traps.md)
-_MOST_REWORK = 0.9  # share of time lost to rework at which the first order stops meaning anything
-_LEAST_HAZARD = 1e-12  # an hour: rarer than that is never
+_LEAST_HAZARD = 1e-9  # an hour: rarer than that is never, and differences of exponentials still have their digits
+_MOST = 30.0  # interruptions expected in one piece, or while replacing: such a job never ends, and exp stays finite
+_NO_VARIANCE, _ALIKE = 1e-6, 0.05  # of a rate: taken to be certain; in logs of it
 _MANY = 12.0  # interruptions from which Cornish-Fisher replaces the exact Poisson quantile (error below 0.1)
 
 
@@ -53,14 +58,13 @@ def expected_hours(
     work_hours: ArrayLike,
     hazard_per_hour: ArrayLike,
     *,
-    startup_s: float = STARTUP_S,
-    checkpoint_s: float = CHECKPOINT_BASE_S,
-    replacement_s: float = REPLACEMENT_S,
+    startup_s: ArrayLike = STARTUP_S,
+    checkpoint_s: ArrayLike = CHECKPOINT_BASE_S,
+    replacement_s: ArrayLike = REPLACEMENT_S,
 ) -> Floats:
     """Mean hours of a job, in the broadcast shape of the arguments. At hazard 0: start-up and work, no checkpoints."""
-    work, hazard = _broadcast(work_hours, hazard_per_hour)
-    interval, interruptions, running = _interruptions(work, hazard, checkpoint_s / 3600)
-    return startup_s / 3600 + running + interruptions * (interval / 2 + replacement_s / 3600)
+    job = _job(work_hours, hazard_per_hour, checkpoint_s, replacement_s)
+    return np.asarray(_hours(startup_s) + job.running + job.interruptions * (job.lost + job.replacement), dtype=float)
 
 
 def drawn_hours(
@@ -68,23 +72,32 @@ def drawn_hours(
     hazard_per_hour: ArrayLike,
     *,
     seed: int,
-    startup_s: float = STARTUP_S,
-    checkpoint_s: float = CHECKPOINT_BASE_S,
-    replacement_s: float = REPLACEMENT_S,
+    startup_s: ArrayLike = STARTUP_S,
+    checkpoint_s: ArrayLike = CHECKPOINT_BASE_S,
+    replacement_s: ArrayLike = REPLACEMENT_S,
+    doubt: ArrayLike = 0.0,
+    bunching: ArrayLike = 0.0,
+    startup_log_sd: ArrayLike = 0.0,
+    checkpoint_log_sd: ArrayLike = 0.0,
 ) -> Floats:
-    """Hours of a job under drawn interruptions: Poisson in number, each losing a uniform part of an interval.
+    """Hours of a job under drawn start-ups and interruptions, each of which loses a part of a piece.
 
-    Shape: that of `work_hours` and `hazard_per_hour` broadcast; the last axis holds draws. All jobs share the draws of
-    luck, so that two of them differ by their work and hazard only.
+    Shape: that of the arguments broadcast; the last axis holds draws. Start-up is lognormal with mean `startup_s`,
+    checkpoints with mean `checkpoint_s` (all of a job's alike), the number of interruptions Poisson at a rate of its
+    own: the mean times two Gammas of mean 1, of variances `doubt` (what is not known of it) and `bunching`. All jobs
+    share the draws of luck, so that two of them differ by their arguments only.
     """
-    work, hazard = _broadcast(work_hours, hazard_per_hour)
-    interval, mean, running = _interruptions(work, hazard, checkpoint_s / 3600)
-    luck, loss = _strata(work.shape[-1], seed)
-    count = _poisson_quantile(luck, mean)
+    job = _job(work_hours, hazard_per_hour, checkpoint_s, replacement_s)
+    luck, loss, weather, launch, truth, disk = _strata(job.running.shape[-1], seed)
+    rate = _gamma_quantile(truth, doubt)
+    rate = rate * _gamma_quantile(weather, bunching)
+    count = _poisson_quantile(luck, job.interruptions * rate)
     # The sum of N uniforms is near normal(N/2, N/12); inside sqrt(3) deviations it lies in [0, N] for every N >= 1.
-    lost = count / 2 + np.clip(norm.ppf(loss), -(3**0.5), 3**0.5) * np.sqrt(count / 12)
-    result: Floats = startup_s / 3600 + running + interval * lost + count * replacement_s / 3600
-    return result
+    spread = np.clip(norm.ppf(loss), -(3**0.5), 3**0.5) * np.sqrt(count / 12) * job.piece
+    lost = np.clip(count * job.lost + spread, 0.0, count * job.piece)
+    startup = _hours(startup_s) * _lognormal(launch, startup_log_sd)
+    written = (job.running - job.work) * (_lognormal(disk, checkpoint_log_sd) - 1)
+    return np.asarray(startup + job.running + written + lost + count * job.replacement, dtype=float)
 
 
 def job_time(
@@ -95,17 +108,23 @@ def job_time(
     work_draws: Floats | None = None,
     draws: int = 200,
     seed: int = 0,
-    startup_s: float = STARTUP_S,
-    checkpoint_s: float = CHECKPOINT_BASE_S,
-    replacement_s: float = REPLACEMENT_S,
+    startup_s: ArrayLike = STARTUP_S,
+    checkpoint_s: ArrayLike = CHECKPOINT_BASE_S,
+    replacement_s: ArrayLike = REPLACEMENT_S,
+    doubt: ArrayLike = 0.0,
+    bunching: ArrayLike = 0.0,
+    startup_log_sd: ArrayLike = 0.0,
+    checkpoint_log_sd: ArrayLike = 0.0,
 ) -> JobTime:
     """Expected and 90th-percentile hours and dollars of jobs.
 
-    `work_hours`, `hazard_per_hour` and `usd_per_hour` (NaN unknown) have one entry a job. `work_draws` (jobs, draws)
-    are joint draws of the work hours where they are uncertain; without them the work is certain and only luck is drawn.
-    A percentile is never below its mean.
+    `work_hours`, `hazard_per_hour` and `usd_per_hour` (NaN unknown) have one entry a job; the other arrays too, or one
+    for all. `work_draws` (jobs, draws) are joint draws of the work hours where they are uncertain; without them the
+    work is certain and only luck is drawn. A percentile is never below its mean.
     """
-    work, hazard = _broadcast(np.atleast_1d(np.asarray(work_hours, dtype=float)), hazard_per_hour)
+    work, hazard = np.broadcast_arrays(
+        np.atleast_1d(np.asarray(work_hours, dtype=float)), np.asarray(hazard_per_hour, dtype=float)
+    )
     price = np.broadcast_to(np.asarray(usd_per_hour, dtype=float), work.shape)
     uncertain = np.repeat(work[:, None], draws, axis=1) if work_draws is None else work_draws
     mean = expected_hours(work, hazard, startup_s=startup_s, checkpoint_s=checkpoint_s, replacement_s=replacement_s)
@@ -113,35 +132,85 @@ def job_time(
         uncertain,
         hazard[:, None],
         seed=seed,
-        startup_s=startup_s,
-        checkpoint_s=checkpoint_s,
-        replacement_s=replacement_s,
+        startup_s=_column(startup_s),
+        checkpoint_s=_column(checkpoint_s),
+        replacement_s=_column(replacement_s),
+        doubt=_column(doubt),
+        bunching=_column(bunching),
+        startup_log_sd=_column(startup_log_sd),
+        checkpoint_log_sd=_column(checkpoint_log_sd),
     )
-    p90 = np.maximum(np.quantile(drawn, 0.9, axis=1), mean)
+    p90 = np.quantile(drawn, 0.9, axis=1)
     return JobTime(hours=mean, hours_p90=p90, usd=price * mean, usd_p90=price * p90, drawn_hours=drawn)
 
 
-def _broadcast(work_hours: ArrayLike, hazard_per_hour: ArrayLike) -> tuple[Floats, Floats]:
-    work, hazard = np.broadcast_arrays(np.asarray(work_hours, dtype=float), np.asarray(hazard_per_hour, dtype=float))
-    return work, hazard
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """Hours, and the mean number of interruptions, before any is drawn."""
+
+    work: Floats
+    running: Floats  # work and checkpoints
+    piece: Floats  # most that an interruption can take
+    interruptions: Floats
+    lost: Floats  # mean, an interruption
+    replacement: Floats  # with those that are interrupted themselves
 
 
-def _interruptions(work: Floats, hazard: Floats, checkpoint_hours: float) -> tuple[Floats, Floats, Floats]:
-    """(hours at stake between checkpoints, mean number of interruptions, hours of work and checkpoints)."""
-    safe = np.maximum(hazard, _LEAST_HAZARD)
-    interval = np.sqrt(2 * checkpoint_hours / safe)
-    checkpoints = work * np.sqrt(checkpoint_hours * hazard / 2)
-    at_stake = np.minimum(interval, work)  # a job shorter than its interval loses no more than itself
-    rework = np.minimum(hazard * at_stake / 2, _MOST_REWORK)
-    running = work + checkpoints
-    return at_stake, hazard * running / (1 - rework), running
+def _job(work_hours: ArrayLike, hazard_per_hour: ArrayLike, checkpoint_s: ArrayLike, replacement_s: ArrayLike) -> _Job:
+    work, hazard = np.asarray(work_hours, dtype=float), np.asarray(hazard_per_hour, dtype=float)
+    write, replace, rate = _hours(checkpoint_s), _hours(replacement_s), np.maximum(hazard, _LEAST_HAZARD)
+    count = pieces(work, best_interval(write, hazard))  # one for a short job, which loses no more than itself
+    running = work + (count - 1) * write
+    piece = running / count
+    chance = np.expm1(np.minimum(rate * piece, _MOST))
+    small = rate * piece < 1e-4  # where the difference below has no digits left: its series
+    lost = np.where(small, piece / 2, 1 / rate - piece / np.maximum(chance, 1e-300))
+    return _Job(
+        work=work,
+        running=running,
+        piece=piece,
+        interruptions=np.where(hazard >= _LEAST_HAZARD, count * chance, 0.0),
+        lost=lost,
+        replacement=np.asarray(np.expm1(np.minimum(rate * replace, _MOST)) / rate, dtype=float),
+    )
 
 
-def _strata(draws: int, seed: int) -> tuple[Floats, Floats]:
-    """Two independent columns of stratified uniforms: `draws` of them cover (0, 1) evenly, so tails are not luck."""
+def _hours(seconds: ArrayLike) -> Floats:
+    return np.asarray(seconds, dtype=float) / 3600
+
+
+def _column(one_a_job: ArrayLike) -> Floats:
+    """(jobs, 1) beside (jobs, draws); a single number stays one."""
+    array = np.asarray(one_a_job, dtype=float)
+    return array[:, None] if array.ndim else array
+
+
+def _strata(draws: int, seed: int) -> tuple[Floats, ...]:
+    """Independent columns of stratified uniforms: `draws` of them cover (0, 1) evenly, so tails are not luck."""
     rng = np.random.default_rng(seed)
     even = (np.arange(draws) + rng.random(draws)) / draws
-    return rng.permutation(even), rng.permutation((np.arange(draws) + 0.5) / draws)
+    middle = (np.arange(draws) + 0.5) / draws
+    return rng.permutation(even), *(rng.permutation(middle) for _ in range(5))
+
+
+def _lognormal(luck: Floats, log_sd: ArrayLike) -> Floats:
+    """Quantiles at `luck` of a lognormal of mean 1."""
+    sd = np.asarray(log_sd, dtype=float)
+    return np.asarray(np.exp(sd * norm.ppf(luck) - sd**2 / 2), dtype=float) if np.any(sd > 0) else np.ones(())
+
+
+def _gamma_quantile(luck: Floats, dispersion: ArrayLike) -> Floats:
+    """Quantiles at `luck` (draws,) of a Gamma of mean 1 and variance `dispersion` (a number or (..., 1)); 1 at 0.
+
+    Variances that differ by less than _ALIKE share their quantiles: thousands of setups have few kinds of luck.
+    """
+    variance = np.asarray(dispersion, dtype=float)
+    if not np.any(variance > _NO_VARIANCE):
+        return np.ones(())
+    kinds, at = np.unique(np.round(np.log(np.maximum(variance, _NO_VARIANCE)) / _ALIKE), return_inverse=True)
+    level = np.exp(kinds * _ALIKE)[:, None]
+    quantiles = np.where(level > 2 * _NO_VARIANCE, gammaincinv(1 / level, luck) * level, 1.0)
+    return np.asarray(quantiles[np.reshape(at, variance.shape[:-1])], dtype=float)
 
 
 def _poisson_quantile(luck: Floats, mean: Floats) -> Floats:

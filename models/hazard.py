@@ -1,0 +1,240 @@
+"""Interruptions an hour of spot machines, by type, zone and hour of day, and how far they bunch. Draws nothing.
+
+    m_type   ~ lognormal around offset x its Advisor bucket  lambda_zone ~ Gamma(shape s_type, mean m_type)
+    N_window ~ Poisson(lambda_zone f_hour hours G)           G ~ Gamma(mean 1, variance drift + shock tau/(tau + hours))
+
+The Gamma-Poisson is conjugate, so that own hours and interruptions move a zone from its type's rate to its own. G is
+what hits a zone for hours on end, and how its demand drifts over weeks: interruptions are not memoryless (CM-DARE [P]),
+and next month is not this one. An interruption takes all machines of a type in a zone, or one: n of them suffer
+`shared + n (1 - shared)` times the interruptions of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import gammaln
+
+Floats = NDArray[np.float64]
+Pool = tuple[str, str]  # instance type, zone
+
+# Spot Advisor's buckets, 0 to 4: share of machines interrupted in a month, middle of <5, 5-10, 10-15, 15-20 %, and 30 %
+# for the open one (>20 %), a guess. How it counts is not published: a factor common to all types is learned beside one
+# of each type. Standard deviations of their logs.
+_BUCKET_SHARE = (0.025, 0.075, 0.125, 0.175, 0.30)
+_MONTH_HOURS = 730.5
+_OFFSET_SD, _TYPE_SD = 1.5, 0.7
+_UNKNOWN_BUCKET = 2  # a type that the Advisor does not list
+# Zones of a type: shape of the Gamma, one: a zone is as likely near nothing as twice the mean. Standard deviations of
+# its log, for all types and for one around them.
+_ZONE_SHAPE, _SHAPE_SD, _TYPE_SHAPE_SD = 1.0, 1.0, 1.0
+# Bunching before it was observed: variances of G that pass within about a day (capacity follows the working day) and
+# that stay for weeks, each worth so many squared expected interruptions; a block of days tells the two apart.
+_SHOCK, _DRIFT, _BUNCHING_WEIGHT, _SHOCK_HOURS, _BLOCK = 1.0, 1.0, 4.0, 24.0, 7
+# If demand walks at random, its mean over a time as long as the record lies this many times the variance within the
+# record from the record's mean (2/3 against 1/6 of what it walks in that time) [D].
+_AHEAD = 4.0
+_HOUR_WEIGHT = 8.0  # interruptions that "all hours alike" is worth, in each hour
+_SHARED = (1.0, 1.0)  # Beta prior of the part of interruptions that takes the whole zone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hazard:
+    """Expected interruptions an hour, and two variances of the rate over its square (0 and 0: known and memoryless).
+
+    `doubt` is what is not known of the long-run rate, `bunching` what the coming hours may do around it.
+    """
+
+    per_hour: float
+    doubt: float
+    bunching: float
+
+
+def bucket_hazard(bucket: int | None) -> float:
+    """Interruptions an hour of one machine whose type is in Spot Advisor's `bucket` (0 to 4; None unlisted)."""
+    share = _BUCKET_SHARE[_UNKNOWN_BUCKET if bucket is None else bucket]
+    return float(-np.log1p(-share) / _MONTH_HOURS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HazardModel:
+    """Rates by type (log mean, its doubt, shape of its zones) and by zone (shape and rate of the Gamma posterior).
+
+    `offset` is the log of what all types have over their buckets, with its doubt; `shape` that of a new type's zones.
+    """
+
+    types: Mapping[str, tuple[float, float, float]]
+    zones: Mapping[Pool, tuple[float, float]]
+    offset: tuple[float, float]
+    shape: float
+    shock: float  # variance of G over a job that is short beside a day
+    drift: float
+    hour_factor: tuple[float, ...]
+    shared: float
+    buckets: Mapping[str, int]
+
+    def machine(self, instance_type: str, zone: str, *, hours: float, start_hour: float | None = None) -> Hazard:
+        """Hazard of one machine over the next `hours`, from `start_hour` of the day (UTC; None: any)."""
+        middle, doubt, zone_shape = self.types.get(instance_type) or (
+            float(np.log(bucket_hazard(self.buckets.get(instance_type)))) + self.offset[0],
+            float(np.hypot(self.offset[1], _TYPE_SD)),
+            self.shape,
+        )
+        # The bucket is taken for the mean, not the median: doubt of a factor of four must not make spot look four times
+        # as bad before anybody tried. What is not known of the type counts less where its zone was seen.
+        known = self.zones.get((instance_type, zone))
+        shape, rate = known or (zone_shape, zone_shape / float(np.exp(middle)))
+        weight = zone_shape / shape
+        of_type = float(np.expm1((weight * doubt) ** 2))
+        bunching = self.drift + self.shock * _passing(hours)
+        mean = shape / rate * self._factor(hours, start_hour)
+        return Hazard(per_hour=mean, doubt=(1 + 1 / shape) * (1 + of_type) - 1, bunching=bunching)
+
+    def gang(self, machines: Sequence[Pool], *, hours: float, start_hour: float | None = None) -> Hazard:
+        """Hazard of spot `machines` (type, zone), all of them needed: zones add up, those in one share its shocks."""
+        rates, parts = [], []
+        for pool in dict.fromkeys(machines):
+            many = sum(other == pool for other in machines)
+            one = self.machine(*pool, hours=hours, start_hour=start_hour)
+            rates.append(one.per_hour * (self.shared + many * (1 - self.shared)))
+            parts.append((one.doubt, one.bunching))
+        total = sum(rates)
+        weights = np.array(rates) ** 2 / total**2 if total > 0 else np.zeros(len(rates))
+        doubt, bunching = weights @ np.array(parts).reshape(-1, 2)
+        return Hazard(per_hour=total, doubt=float(doubt), bunching=float(bunching))
+
+    def _factor(self, hours: float, start_hour: float | None) -> float:
+        """Mean factor of the hours of the day that a job meets."""
+        if start_hour is None or hours >= 24:
+            return 1.0
+        edges = np.append(np.arange(0.0, hours, 0.25), hours)
+        middles = (edges[1:] + edges[:-1]) / 2 + start_hour
+        factors = np.array(self.hour_factor)[np.floor(middles).astype(int) % 24]
+        return float(np.average(factors, weights=np.diff(edges))) if hours > 0 else 1.0
+
+
+def fit_hazard(
+    windows: pd.DataFrame,
+    *,
+    buckets: Mapping[str, int] | None = None,
+    by_hour: pd.DataFrame | None = None,
+    together: pd.DataFrame | None = None,
+) -> HazardModel:
+    """The model learned from own exposure; without any, the prior.
+
+    `windows`: instance_type, zone, hours one machine ran, interruptions in them; windows of a pool should not be cut
+    at interruptions. `by_hour`: hour (0 to 23 UTC), hours, interruptions. `together`: of each interruption the
+    machines of the pool that ran (`machines`) and were `lost`. Raises ValueError for hours that are not positive.
+    """
+    if not (windows["hours"].to_numpy(dtype=float) > 0).all():
+        raise ValueError("windows of exposure must have hours above 0")
+    buckets = dict(buckets or {})
+    pools = windows.groupby(["instance_type", "zone"])[["hours", "interruptions"]].sum().reset_index()
+    names = sorted(pools["instance_type"].unique())
+    prior = np.array([np.log(bucket_hazard(buckets.get(name))) for name in names])
+    at = np.array([names.index(name) for name in pools["instance_type"]], dtype=np.intp)
+    hours, count = pools["hours"].to_numpy(dtype=float), pools["interruptions"].to_numpy(dtype=float)
+    logs, shapes, offset, shared_shape = _rates(at, hours, count, prior)
+    shape = shapes[at]
+    expected = np.exp(logs)[at] * hours
+    told = np.bincount(at, shape * expected / (shape + expected), minlength=len(names))
+    doubt = (1 / (_TYPE_SD**2 + offset[1] ** 2) + told) ** -0.5
+    names_of = [(str(kind), str(zone)) for kind, zone in zip(pools["instance_type"], pools["zone"], strict=True)]
+    mean = dict(zip(names_of, (shape + count) / (shape + expected) * np.exp(logs)[at], strict=True))
+    shock, drift = _bunching(windows, mean)
+    # what a drifting zone did is worth less than what it was counted on: at most 1 / drift interruptions
+    worth = 1 / (1 + drift * expected)
+    posterior = np.column_stack([shape + worth * count, shape / np.exp(logs)[at] + worth * hours])
+    zones = {pool: (float(one[0]), float(one[1])) for pool, one in zip(names_of, posterior, strict=True)}
+    return HazardModel(
+        types={name: (float(logs[i]), float(doubt[i]), float(shapes[i])) for i, name in enumerate(names)},
+        zones=zones,
+        offset=offset,
+        shape=shared_shape,
+        shock=shock,
+        drift=drift,
+        hour_factor=_hour_factors(by_hour),
+        shared=_shared(together),
+        buckets=buckets,
+    )
+
+
+def _rates(
+    at: NDArray[np.intp], hours: Floats, count: Floats, prior: Floats
+) -> tuple[Floats, Floats, tuple[float, float], float]:
+    """Log mean rate and zone shape of each type, (offset, doubt), and the shape of all: the posterior's top."""
+    types = len(prior)
+
+    def minus_log_posterior(theta: Floats) -> float:
+        logs, log_shapes = prior + theta[-2] + theta[:types], theta[-1] + theta[types:-2]
+        expected, shape = np.exp(logs[at]) * hours, np.exp(log_shapes[at])
+        fit = gammaln(count + shape) - gammaln(shape) + count * np.log(expected / (expected + shape))
+        fit += shape * np.log(shape / (expected + shape))
+        off = theta / np.array([_TYPE_SD] * types + [_TYPE_SHAPE_SD] * types + [_OFFSET_SD, _SHAPE_SD])
+        return float(0.5 * off @ off - fit.sum())
+
+    if not types:
+        return prior, prior, (0.0, _OFFSET_SD), _ZONE_SHAPE
+    bounds = [(-8.0, 8.0)] * (2 * types + 2)
+    found = minimize(minus_log_posterior, np.zeros(2 * types + 2), method="L-BFGS-B", bounds=bounds).x
+    told = float(np.sum(np.bincount(at, count, minlength=types) > 0))
+    doubt = (1 / _OFFSET_SD**2 + told / _TYPE_SD**2) ** -0.5
+    logs = np.asarray(prior + found[-2] + found[:types], dtype=float)
+    shapes = _ZONE_SHAPE * np.exp(found[-1] + found[types:-2])
+    return logs, shapes, (float(found[-2]), float(doubt)), float(_ZONE_SHAPE * np.exp(found[-1]))
+
+
+def _passing(hours: float) -> float:
+    """Part of a shock's variance that a job of `hours` feels: all of it if short, ever less as shocks even out."""
+    return _SHOCK_HOURS / (_SHOCK_HOURS + max(hours, 0.0))
+
+
+def _bunching(windows: pd.DataFrame, mean: Mapping[Pool, float]) -> tuple[float, float]:
+    """Variances (shock, drift) of G by moments around each zone's rate, over windows and blocks of them, shrunk."""
+    if not len(windows):
+        return _SHOCK, _DRIFT
+    rate = [mean[pool] for pool in zip(windows["instance_type"], windows["zone"], strict=True)]
+    seen = windows.assign(expected=np.array(rate) * windows["hours"].to_numpy(dtype=float))
+    seen["block"] = seen.groupby(["instance_type", "zone"]).cumcount() // _BLOCK
+    blocks = seen.groupby(["instance_type", "zone", "block"])[["hours", "interruptions", "expected"]].sum()
+    found = []
+    for rows in (seen, blocks):
+        count, expected = rows["interruptions"].to_numpy(dtype=float), rows["expected"].to_numpy(dtype=float)
+        part = _passing(float(np.average(rows["hours"].to_numpy(dtype=float), weights=expected)))
+        excess = float(np.sum((count - expected) ** 2 - expected))
+        excess += _BUNCHING_WEIGHT * (_DRIFT / _AHEAD + part * _SHOCK)
+        found.append((part, excess / (float(np.sum(expected**2)) + _BUNCHING_WEIGHT)))
+    (short, one_window), (long, one_block) = found
+    if short - long < 1e-9:  # a window a zone: nothing tells them apart
+        both = max(one_window, 0.0) / (_DRIFT / _AHEAD + short * _SHOCK)
+        return both * _SHOCK, both * _DRIFT
+    shock = max((one_window - one_block) / (short - long), 0.0)
+    return shock, _AHEAD * max(one_block - long * shock, 0.0)
+
+
+def _hour_factors(by_hour: pd.DataFrame | None) -> tuple[float, ...]:
+    """Rate of each hour of the day over the mean, shrunk to 1; their mean is 1."""
+    if by_hour is None or not len(by_hour):
+        return (1.0,) * 24
+    hour = by_hour["hour"].to_numpy(dtype=int)
+    hours = np.bincount(hour, by_hour["hours"].to_numpy(dtype=float), minlength=24)
+    count = np.bincount(hour, by_hour["interruptions"].to_numpy(dtype=float), minlength=24)
+    expected = hours * count.sum() / max(float(hours.sum()), 1e-12)
+    factor = (count + _HOUR_WEIGHT) / (expected + _HOUR_WEIGHT)
+    return tuple(float(one) for one in factor / factor.mean())
+
+
+def _shared(together: pd.DataFrame | None) -> float:
+    """Part of a machine's interruptions that takes all of its type in the zone: Beta posterior mean."""
+    whole, single = _SHARED
+    if together is not None:
+        gangs = together[together["machines"] > 1]
+        all_lost = (gangs["lost"] == gangs["machines"]).to_numpy()
+        whole += float(gangs.loc[all_lost, "machines"].sum())
+        single += float(gangs.loc[~all_lost, "lost"].sum())
+    return whole / (whole + single)

@@ -1,0 +1,94 @@
+"""A guess from FLOPs: right when networks behave, wide where nothing is known, undisturbed by an oddity."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.first_guess import fit_first_guess
+from models.spot_scores import guess_scores
+from tasks.spot_records import read_step_times
+
+FILE = Path(__file__).parents[3] / "shared" / "data" / "single_gpu_step_times.csv"
+COLUMNS = ["workload", "flops_per_sample", "batch", "device_tflops", "seconds"]
+NONE = pd.DataFrame({name: [] for name in COLUMNS})
+
+
+def measured(networks: int, *, odd: int | None = None, spread: float = 0.05) -> pd.DataFrame:
+    """Seconds with an efficiency that grows with the step's work; network `odd` takes three times as long."""
+    rng = np.random.default_rng(2)
+    rows = []
+    for number in range(networks):
+        flops = 10 ** float(rng.uniform(8.5, 10.5))
+        own = np.exp(rng.normal(0, spread)) * (3.0 if number == odd else 1.0)
+        for tflops in (4.0, 10.0):
+            rows.append((f"n{number}", flops, 32.0, tflops, own * true_s(flops, 32.0, tflops)))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def true_s(flops: float, batch: float, tflops: float) -> float:
+    return float(8.0 * (flops * batch) ** 0.85 * 1e12**0.15 / (tflops * 1e12))
+
+
+def test_a_network_like_the_others_is_guessed_within_its_spread() -> None:
+    model = fit_first_guess(measured(10))
+    middle, _ = model.seconds(3e9, 32.0, 7.0)
+    assert float(middle) == pytest.approx(true_s(3e9, 32.0, 7.0), rel=0.1)
+
+
+def test_one_odd_network_does_not_bend_the_line() -> None:
+    middle, _ = fit_first_guess(measured(10, odd=4)).seconds(3e9, 32.0, 7.0)
+    assert float(middle) == pytest.approx(true_s(3e9, 32.0, 7.0), rel=0.12)
+
+
+def test_the_interval_says_how_little_is_known() -> None:
+    def width(rows: pd.DataFrame, tflops: float = 7.0) -> float:
+        low, high = fit_first_guess(rows).interval(3e9, 32.0, tflops)
+        return float(high / low)
+
+    assert width(NONE) > 100 > width(measured(2)) > width(measured(12))
+    assert width(measured(12), tflops=300.0) > 1.5 * width(measured(12))
+
+
+@given(flops=st.floats(1e6, 1e13), batch=st.floats(1, 4096), tflops=st.floats(0.1, 1000), more=st.floats(1.01, 100))
+def test_more_work_takes_longer_and_a_faster_device_beyond_those_seen_is_faster(
+    flops: float, batch: float, tflops: float, more: float
+) -> None:
+    model = fit_first_guess(measured(8))
+    middle = float(model.seconds(flops, batch, tflops)[0])
+    assert middle > 0
+    assert float(model.seconds(flops * more, batch, tflops)[0]) > middle
+    assert float(model.seconds(flops, batch, max(tflops, 10.0) * more)[0]) < float(
+        model.seconds(flops, batch, max(tflops, 10.0))[0]
+    )
+
+
+def test_the_curve_is_what_was_guessed_by_batch() -> None:
+    model = fit_first_guess(measured(10))
+    curve, doubt = model.curve(3e9, 7.0, (8.0, 16.0, 32.0))
+    forward, backward = curve.at(np.array([16.0]))
+    assert float(forward[0] + backward[0]) == pytest.approx(float(model.seconds(3e9, 16.0, 7.0)[0]))
+    assert curve.origin == "flops" and doubt > 0.1
+    intercept, slope = curve.line()
+    assert intercept >= 0 and slope > 0
+
+
+def test_a_figure_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        fit_first_guess(measured(2).assign(flops_per_sample=0.0))
+    with pytest.raises(ValueError, match="above 0"):
+        fit_first_guess(NONE).seconds(1e9, 32.0, 0.0)
+
+
+@pytest.mark.skipif(not FILE.exists(), reason="no shared data")
+def test_a_network_held_out_is_guessed_from_its_flops() -> None:
+    scored = guess_scores(read_step_times(FILE))
+    assert scored["workload"].nunique() >= 10
+    assert scored["error"].median() <= 0.08
+    assert scored["error"].mean() <= 0.13
+    assert 0.85 <= scored["inside"].mean() <= 0.96
