@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from datetime import datetime
 
@@ -16,6 +16,7 @@ from models.learning import TrainingData
 from warehouse import append, reads
 
 from .installation import Installation
+from .providers.base import ProviderError
 from .registry import Champion
 
 
@@ -42,8 +43,9 @@ def note_drift(
 
 def drift_sentences(here: Installation, drifting: pd.DataFrame) -> list[str]:
     """What to say of the drifting rows of the mart `drift`; not of instance types that are offered no more."""
-    known = {one.name for one in here.provider.instance_types()}
     rows = rows_of(drifting)
+    types = {row["instance_type"] for row in rows if row["scope"] == "type"}
+    known = types & set(_on_offer(here, types)) if types else set()
     return [drift.sentence(row) for row in rows if row["scope"] == "provider" or row["instance_type"] in known]
 
 
@@ -54,7 +56,14 @@ def drifting_types(here: Installation) -> dict[str, datetime]:
     """
     moments: dict[str, datetime] = {}
     for row in rows_of(reads.drifting(here.warehouse, here.provider.name)):
-        everything = [one.name for one in here.provider.instance_types()]
-        for name in [row["instance_type"]] if row["scope"] == "type" else everything:
+        for name in [row["instance_type"]] if row["scope"] == "type" else _on_offer(here, ()):
             moments[name] = max(row["newest_measured_at"].to_pydatetime(), moments.get(name, datetime.min))
     return moments
+
+
+def _on_offer(here: Installation, otherwise: Collection[str]) -> Collection[str]:
+    """Names of the provider's instance types; `otherwise` where it does not answer now."""
+    try:
+        return [one.name for one in here.provider.instance_types()]
+    except ProviderError:
+        return otherwise

@@ -9,13 +9,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from models.cloud import InstanceType
 from models.learning import TrainingData
 from models.step_time import fit
 from tasks import shopping
 from tasks.drift import drifting_types, note_drift
 from tasks.installation import Installation
+from tasks.providers.base import ProviderError
 from tasks.registry import Champion
-from tests.installed import NOON, install, measured
+from tests.installed import NOON, DescribedMachines, install, measured
 from warehouse import reads
 from warehouse.append import append_drift
 from warehouse.reads import mart
@@ -91,3 +93,18 @@ def test_where_everything_drifts_every_type_is_measured_again_and_a_type_that_is
     (said,) = note_drift.fn(here, frames(), None, "r1", NOON)
     assert said.startswith("drift: everything runs slower")
     assert set(drifting_types(here)) == {one.name for one in here.provider.instance_types()} | {"s.gone"}
+
+
+class Silent(DescribedMachines):
+    """A provider that does not say what it offers: no credentials, say."""
+
+    def instance_types(self) -> list[InstanceType]:
+        raise ProviderError("no credentials")
+
+
+def test_a_provider_that_does_not_answer_silences_no_drift_and_stops_nothing(here: Installation) -> None:
+    told = note_drift.fn(here, frames("s.large"), champion(), "r1", NOON)
+    assert len(told) == 1
+    silent = replace(here, provider=Silent())
+    assert note_drift.fn(silent, frames("s.large"), champion(), "r2", NOON) == told
+    assert set(drifting_types(silent)) == {"s.large"}
