@@ -103,8 +103,8 @@ class Silent(DescribedMachines):
 
 
 def test_a_provider_that_does_not_answer_silences_no_drift_and_stops_nothing(here: Installation) -> None:
-    told = note_drift.fn(here, frames("s.large"), champion(), "r1", NOON)
+    told = note_drift.fn(here, frames("n.medium"), champion(), "r1", NOON)
     assert len(told) == 1
     silent = replace(here, provider=Silent())
-    assert note_drift.fn(silent, frames("s.large"), champion(), "r2", NOON) == told
-    assert set(drifting_types(silent)) == {"s.large"}
+    assert note_drift.fn(silent, frames("n.medium"), champion(), "r2", NOON) == told
+    assert set(drifting_types(silent)) == {"n.medium"}
