@@ -16,7 +16,7 @@ import pandas as pd
 from .cloud import parse_cluster
 from .intervals import Z_90
 from .learning import TrainingData, valid_runs
-from .setups import column
+from .setups import BoolArray, FloatArray, column
 from .step_time import StepTimeModel, fit
 
 PREDICTED = ("predicted_step_s", "low_s", "high_s")
@@ -31,8 +31,8 @@ _ASKED = (
 )
 _MACHINE = ("name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib", "device_memory_gib", "device_tflops")
 _FIGURES = ["cores", "bandwidth_gbps"]
-# Half-widths of central intervals of a normal, in standard deviations.
-_HALF_WIDTHS = {"coverage_50": 0.6744897501960817, "coverage_80": 1.2815515655446004, "coverage_90": Z_90}
+# Half-widths of central intervals of a normal, in standard deviations, by per cent.
+_HALF_WIDTHS = {50: 0.6744897501960817, 80: 1.2815515655446004, 90: Z_90}
 # Setups handed to the model at once, so that a million fit into memory; names in a sentence.
 _AT_ONCE, _MOST_NAMED = 20_000, 8
 
@@ -128,9 +128,7 @@ def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
 def _scores(part: pd.DataFrame) -> dict[str, float | int]:
     measured, step, low, high = (part[name].to_numpy(float) for name in ("measured_s", *PREDICTED))
     error = np.abs(step - measured) / measured
-    spreads = np.abs(np.log(measured / step)) / (np.log(high / low) / (2 * Z_90))
-    # the interval's own ends lie inside, whatever their last digit
-    covered = {name: float(np.mean(spreads <= half * (1 + 1e-9))) for name, half in _HALF_WIDTHS.items()}
+    covered = {f"coverage_{part}": float(found.mean()) for part, found in inside(measured, low, high).items()}
     return {
         "rows": len(part),
         "mean_error": float(error.mean()),
@@ -139,6 +137,14 @@ def _scores(part: pd.DataFrame) -> dict[str, float | int]:
         **covered,
         "median_width": float(np.median((high - low) / step)),
     }
+
+
+def inside(measured_s: FloatArray, low_s: FloatArray, high_s: FloatArray) -> dict[int, BoolArray]:
+    """(rows,) is each row inside its central interval of 50, 80 and 90 %? `low_s`..`high_s` is the last of these."""
+    measured, low, high = np.log(measured_s), np.log(low_s), np.log(high_s)
+    spreads = np.abs(measured - (low + high) / 2) / ((high - low) / (2 * Z_90))
+    # the interval's own ends lie inside, whatever their last digit
+    return {part: np.asarray(spreads <= half * (1 + 1e-9), dtype=bool) for part, half in _HALF_WIDTHS.items()}
 
 
 def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tuple[str, ...]:

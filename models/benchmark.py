@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from .backtest import backtest, described
+from .backtest import backtest, described, inside
 from .learning import TrainingData
 from .setups import FloatArray
 from .splits import Split
@@ -66,13 +66,10 @@ def errors(scored: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
 
 def coverage(scored: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Part of the rows inside our 90, 80 and 50 % intervals, and the median width of the first, in per cent."""
-    measured, low, high = (np.log(scored[name].to_numpy(float)) for name in ("measured_s", "low_s", "high_s"))
-    away = np.abs(measured - (low + high) / 2) / ((high - low) / 2)  # in half-widths of 90 %
+    covered = inside(*(scored[name].to_numpy(float) for name in ("measured_s", "low_s", "high_s")))
     told = scored.assign(
         error=100 * np.abs(scored["ours"] / scored["measured_s"] - 1),
-        inside_90=100.0 * (away <= 1),
-        inside_80=100.0 * (away <= 1.2815515655446004 / 1.6448536269514722),
-        inside_50=100.0 * (away <= 0.6744897501960817 / 1.6448536269514722),
+        **{f"inside_{part}": 100.0 * found for part, found in covered.items()},
         width=100 * (scored["high_s"] - scored["low_s"]) / scored["ours"],
     )
     figures = {name: (name, "mean") for name in ("inside_90", "inside_80", "inside_50")}
