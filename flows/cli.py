@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -66,8 +67,8 @@ def recommend(
     deadline: Annotated[str | None, typer.Option(help="Cheapest within this time: 12h, 90m, 2d.")] = None,
     budget: Annotated[float | None, typer.Option(min=0.0, help="Fastest within this many dollars.")] = None,
     provider: Provider = "local",
-    samples: Annotated[int | None, typer.Option(min=1, help="Samples to train on, if not those of srift.toml.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Global batch, if not that of srift.toml.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, max=10**15, help="Samples, if not those of srift.toml.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, max=10**9, help="Batch, if not that of srift.toml.")] = None,
     market: Annotated[str, typer.Option(help="any, on-demand or spot.")] = "any",
     top: Annotated[int, typer.Option(min=1, help="How many clusters to show.")] = 5,
     pilots: Annotated[int, typer.Option(min=0, max=9, help="Runs to name that would settle an open choice.")] = 3,
@@ -81,6 +82,8 @@ def recommend(
         hours = _hours(deadline)
         if (hours is None) == (budget is None):
             raise typer.BadParameter("give either --deadline or --budget")
+        if budget is not None and not math.isfinite(budget):
+            raise typer.BadParameter(f"budget {budget} is no number of dollars")
         if market not in ("any", "on-demand", "spot"):
             raise typer.BadParameter(f"unknown market {market!r}; known: any, on-demand, spot")
         asked = Question(workload=workload, hours=hours, usd=budget, samples=samples, batch=batch)
@@ -238,7 +241,7 @@ def _print_table(as_json: bool, top: int) -> None:
 
 
 def _print_json(body: Any) -> None:
-    typer.echo(json.dumps(body, indent=2, default=_json_value))
+    typer.echo(json.dumps(body, indent=2, default=_json_value, allow_nan=False))
 
 
 def _json_value(value: Any) -> Any:

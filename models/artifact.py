@@ -40,6 +40,7 @@ def dump(model: StepTimeModel) -> str:
         "delta": compute.delta,
         "memory": [[*pair, *line] for pair, line in model.memory.lines.items()],
         "memory_facts": model.memory.facts,
+        "memory_ran": model.memory.ran,
         "collectives": physics.collectives.to_dict(),
         "buckets": {name: asdict(one) for name, one in physics.buckets.items()},
         "profiled": sorted(physics.profiled),
@@ -98,6 +99,7 @@ def load(text: str) -> StepTimeModel:
         memory=MemoryModel(
             lines={(workload, name): (first, second) for workload, name, first, second in body["memory"]},
             facts={name: (first, second) for name, (first, second) in body.get("memory_facts", {}).items()},
+            ran={name: tuple((a, b) for a, b in own) for name, own in body.get("memory_ran", {}).items()},
         ),
         trained_on=tuple(body["trained_on"]),
         # one that does not tell what definitions it met has met none of today's

@@ -89,9 +89,12 @@ def infeasible(goal: Goal, what: str, nearest: str, needed: float) -> str:
     """What would make a goal feasible that nothing meets."""
     asked = goal.hours if what == "hours" else goal.usd
     kind = "deadline" if what == "hours" else "budget"
+    limit, least = amount(float(asked or 0.0), what), enough(needed, what)
+    if limit == least:  # they differ by less than is printed
+        limit = f"{float(asked or 0.0):.6g} h" if what == "hours" else f"${float(asked or 0.0):.6g}"
     return (
-        f"no cluster on offer meets {amount(float(asked or 0.0), what)} with {goal.p_required:.0%} probability; the"
-        f" nearest, {nearest}, would meet a {kind} of {enough(needed, what)}"
+        f"no cluster on offer meets {limit} with {goal.p_required:.0%} probability; the"
+        f" nearest, {nearest}, would meet a {kind} of {least}"
     )
 
 

@@ -2,8 +2,9 @@
 
     peak = (fixed + per_sample x batch + 2 G) (1 + headroom)                    profiled; G gradient bytes
     peak =  context + 7 G + per_sample x batch                                  from facts
-    per_sample = the least of    (memory - context - 7 G) / batch    over every run that is known to have fitted
+    per_sample = the least of    (memory - 2 G) / batch              over every run that is known to have fitted
                                  activation bytes per operation x operations per sample
+    peak <= memory of any device on which that batch or a larger one has run
 
 In fp32, G bytes each: weights, gradients, Adam's two moments (PyTorch keeps them as the weights are), DDP's buckets and
 the collective's copy of them (the 2 G that one device alone does not have), and a spare. Too cautious rather than not:
@@ -33,7 +34,6 @@ _CONTEXT = 0.8e9
 # a sample; narrow layers keep more, wide ones less. Replaced by what the provider's own profiles show at most.
 _PER_OPERATION = 0.01
 _BYTES_PER_GIB = 2.0**30
-_ROUNDING = 1e-9  # what ran must not be refused by the last digit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,7 @@ class MemoryModel:
 
     lines: dict[tuple[str, str], Line] = field(default_factory=dict)
     facts: dict[str, Line] = field(default_factory=dict)
+    ran: dict[str, tuple[Line, ...]] = field(default_factory=dict)  # (bytes of a device, largest batch that ran on it)
 
     def line(self, workload: str, instance_type: str) -> Line | None:
         """Bytes of a rank as a line in batch: this type's, else the largest of the other types', else from facts.
@@ -59,7 +60,10 @@ class MemoryModel:
     def peak_bytes(self, workload: str, instance_type: str, batch: float) -> float:
         """Peak memory of one rank at `batch`; NaN where nothing is known of the workload."""
         line = self.line(workload, instance_type)
-        return float("nan") if line is None else line[0] + line[1] * batch
+        if line is None:
+            return float("nan")
+        shown = [memory for memory, most in self.ran.get(workload, ()) if batch <= most]
+        return min([line[0] + line[1] * batch, *shown])
 
 
 def fit_memory(
@@ -89,15 +93,14 @@ def fit_memory(
     largest = _largest_that_ran(ran, machines)
     facts: dict[str, Line] = {}
     for workload in sorted({*largest, *gradient_bytes, *flops_per_sample} - {name for name, _ in lines}):
-        ran_in = largest.get(workload, [])
-        fixed = _CONTEXT + _COPIES * gradient_bytes.get(workload, 0.0)
-        fixed = min([fixed, *((1 - _ROUNDING) * memory for memory, _ in ran_in)])
-        bounds = [(1 - _ROUNDING) * (memory - fixed) / batch for memory, batch in ran_in]
+        size = gradient_bytes.get(workload, 0.0)
+        # the least that may stand beside the activations: weights and gradients
+        bounds = [max(memory - 2 * size, 0.0) / batch for memory, batch in largest.get(workload, ())]
         if flops_per_sample.get(workload, 0.0) > 0:
             bounds.append(per_operation * flops_per_sample[workload])
         if bounds:
-            facts[workload] = (fixed, min(bounds))
-    return MemoryModel(lines=lines, facts=facts)
+            facts[workload] = (_CONTEXT + _COPIES * size, min(bounds))
+    return MemoryModel(lines=lines, facts=facts, ran={name: tuple(own) for name, own in largest.items() if own})
 
 
 def _profiled(profiles: pd.DataFrame) -> dict[tuple[str, str], Line]:

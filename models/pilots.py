@@ -55,7 +55,8 @@ def choose_pilots(
         left = [place for place in places if place not in chosen]
         value = worths(questions, belief, left).regret
         if not value.any():
-            value = (belief.told(left)[:first] ** 2).mean(axis=0)
+            contending = np.unique(np.concatenate([one.places for one in questions]))
+            value = (belief.told(left)[contending] ** 2).mean(axis=0)
         chosen.append(left[int(np.argmax(value))])
         belief = belief.given(chosen[-1])
     after = tuple(expected_regret(questions, now, chosen[: n + 1], seed=seed) for n in range(len(chosen)))

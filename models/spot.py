@@ -120,7 +120,7 @@ def job_time(
 
     `work_hours`, `hazard_per_hour` and `usd_per_hour` (NaN unknown) have one entry a job; the other arrays too, or one
     for all. `work_draws` (jobs, draws) are joint draws of the work hours where they are uncertain; without them the
-    work is certain and only luck is drawn. A percentile is never below its mean.
+    work is certain and only luck is drawn.
     """
     work, hazard = np.broadcast_arrays(
         np.atleast_1d(np.asarray(work_hours, dtype=float)), np.asarray(hazard_per_hour, dtype=float)

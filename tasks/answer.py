@@ -18,7 +18,7 @@ from .installation import Installation, offers_of_market, open_installation
 from .pilots import pilots_for
 from .prices import current_offers
 from .recommend import plan_one
-from .registry import load_champion
+from .registry import load_champion, older_champion, older_sentence
 from .settings import IMPORTED, SettingsError, nearest
 
 _NULLABLE_WHOLE = ("global_batch", "accumulation_steps", "measured_runs")
@@ -48,6 +48,9 @@ def answer(provider: str, question: Question, *, market: str, top: int, pilots: 
     asked = _asked(here, question)
     champion = load_champion(here.home, provider)
     if champion is None:
+        older = older_champion(here.home, provider)
+        if older is not None:
+            raise WarehouseMissing(older_sentence(provider, older))
         cap = "" if provider == "local" else f" --provider {provider} --max-usd 0"
         raise WarehouseMissing(f"no model of {provider} machines is in force yet: run `srift refresh{cap}` first")
     everything = current_offers(here)

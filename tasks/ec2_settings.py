@@ -18,6 +18,7 @@ class Ec2(BaseModel):
 
     regions: tuple[str, ...] = Field(default=("us-east-1",), min_length=1)
     instance_types: tuple[str, ...] = Field(default=("gpu",), min_length=1)
+    max_hosts: int = Field(default=64, ge=1, le=64)  # of a cluster that is planned; a campaign buys by its own limit
     markets: tuple[Literal["on-demand", "spot"], ...] = Field(default=("on-demand", "spot"), min_length=1)
 
     @field_validator("regions")

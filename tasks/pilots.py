@@ -28,6 +28,8 @@ from .threads import one_thread
 _MOST_HOSTS, _MOST_CANDIDATES = 4, 300
 # Expected regret below which measuring more is not worth the trouble.
 SETTLED = 0.01
+# Part of the regret that pilots must be expected to save, to be worth naming.
+_HELPS = 0.02
 
 Found = dict[str, Any]
 
@@ -41,8 +43,11 @@ def pilots_for(
     buyable: Sequence[Offer],
     count: int,
 ) -> Found | None:
-    """`settled`, the `regret` expected of choosing now, and `runs`: what to measure, in order, each with its cluster,
-    batch, seconds, dollars and `regret_after` it. None where nothing could be bought.
+    """`settled`, the `regret` expected of choosing now (in logs, a miss of the constraint counting 1), and `runs`: what
+    to measure, in order, each with its cluster, batch, seconds, dollars and `regret_after` it.
+
+    `settled` is None where the choice is open and no few runs would settle it. None instead of all that where nothing
+    could be bought, or nothing meets the constraint.
 
     The choice is among `offers`; runs are bought from `buyable` in the campaign's market. For a workload that the
     champion has not met regrets are None: its profiles come first, as a campaign buys them.
@@ -69,17 +74,29 @@ def _runs(
     count: int,
 ) -> Found | None:
     model, goal = champion.model, workload.goals[0].goal
-    most = here.settings.campaign.max_hosts
-    planned = planner.plan(workload, offers, model, max_hosts=most, fits=here.fits, seed=SEED)
-    if not planned.ranked:
+    planned = planner.plan(
+        workload,
+        offers,
+        model,
+        max_hosts=here.max_hosts,
+        fits=here.fits,
+        startup_s=here.startup_s,
+        replacement_s=here.replacement_s,
+        seed=SEED,
+    )
+    if not planned.ranked or planned.rows[0]["status"] == "infeasible":
         return None
     predicted = model.predict(pd.DataFrame([setup.row() for setup in planned.ranked]))
-    contenders = contenders_of(workload, planned.ranked, predicted)
+    contenders = contenders_of(
+        workload, planned.ranked, predicted, startup_s=here.startup_s, replacement_s=here.replacement_s
+    )
     candidates = _candidates(here, champion, workload, sold)
     frame = pd.DataFrame([setup.row() for setup in candidates])
     found = choose_pilots(contenders, frame, model.joint, goal=goal, count=count, seed=SEED)
     if not found.chosen:
         return {"settled": True, "regret": found.regret, "runs": []}
+    if found.regret >= SETTLED and min(found.after) >= (1 - _HELPS) * found.regret:
+        return {"settled": None, "regret": found.regret, "runs": []}
     picked = [candidates[at] for at in found.chosen]
     step_s = model.predict(frame.iloc[list(found.chosen)])["step_s"].to_numpy(float)
     runs = [

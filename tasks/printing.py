@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -65,23 +66,33 @@ def _print_frontier(console: Console, row: Row) -> None:
 def _print_pilots(console: Console, pilots: dict[str, Any]) -> None:
     """The runs that would tell most, in order, or that the choice is settled."""
     runs, regret = pilots["runs"], pilots["regret"]
+    if pilots["settled"] is None:
+        console.print(f"\nopen: choosing now is expected to lose {_lost(regret)}; no few runs would settle it")
+        return
     if pilots["settled"]:
-        console.print(f"\nsettled: choosing now is expected to lose {regret:.1%} against the best there is")
+        console.print(f"\nsettled: choosing now is expected to lose {_lost(regret)} against the best there is")
         return
     usd = sum(one["usd"] for one in runs)
-    said = "never measured as it is now" if regret is None else f"open: choosing now is expected to lose {regret:.1%}"
+    said = (
+        "never measured as it is now" if regret is None else f"open: choosing now is expected to lose {_lost(regret)}"
+    )
     console.print(f"\n{said}; these {len(runs)} runs tell most and cost ${usd:.2g}", style="bold")
     table = Table(box=None, pad_edge=False)
     for name in ("run", "cluster", "market", "batch", "seconds", "usd", "then lost"):
         table.add_column(name, justify="right" if name in ("seconds", "usd", "then lost") else "left")
     for one in runs:
         steps = f" x{one['accumulation_steps']}" if one["accumulation_steps"] > 1 else ""
-        left = "" if one["regret_after"] is None else f"{one['regret_after']:.1%}"
+        left = "" if one["regret_after"] is None else _lost(one["regret_after"])
         batch = one["batch_per_device"] + steps
         table.add_row(
             one["kind"], one["cluster"], one["market"], batch, f"{one['seconds']:.0f}", f"{one['usd']:.2g}", left
         )
     console.print(table)
+
+
+def _lost(regret: float) -> str:
+    """Log regret as a part of what the best costs; missing the constraint counts as e times that."""
+    return f"{math.expm1(regret):.1%}"
 
 
 _COLUMNS: dict[str, Literal["left", "right"]] = {

@@ -85,11 +85,13 @@ def plan_one(
             workload,
             worth_asking(known),
             champion.model,
-            max_hosts=here.settings.campaign.max_hosts,
+            max_hosts=here.max_hosts,
             fits=here.fits,
             runs=mine,
             top=top,
             seed=SEED,
+            startup_s=here.startup_s,
+            replacement_s=here.replacement_s,
         )
     stamp = {
         "provider": here.provider.name,

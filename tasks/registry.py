@@ -196,6 +196,22 @@ def load_champion(home: Path, provider: str) -> Champion | None:
     return Champion(version=number, model=model)
 
 
+def older_champion(home: Path, provider: str) -> int | None:
+    """Version of a champion that an older version of the project wrote; None where there is none, or it can be read.
+
+    Raises RegistryError where the registry does not say.
+    """
+    if load_champion(home, provider) is not None or not ((home / "mlflow.db").exists() or _CHOSEN in os.environ):
+        return None
+    with _client(home) as client:
+        return _number_in_force(client, name_of(provider))
+
+
+def older_sentence(provider: str, version: int) -> str:
+    """What to say of it, and how to put it right."""
+    return f"version {version} of {name_of(provider)} was written by an older Srift: run `srift refresh` to fit it anew"
+
+
 def load_served(home: Path, provider: str) -> PyFuncModel:
     """The model in force as a puller has it. Raises MlflowException where there is none."""
     with _client(home):

@@ -97,7 +97,7 @@ class WorkloadSettings(_Section):
     """
 
     entrypoint: str | None = None
-    samples: int = Field(gt=0)
+    samples: int = Field(gt=0, le=10**15)
     global_batch: int | tuple[int, int]
     arguments: dict[str, bool | int | float | str] = {}
     goals: tuple[GoalSettings, ...] = ()

@@ -123,10 +123,21 @@ def _model(
     for workload in workloads:
         if not known or not model.met_workload(workload):
             continue
-        planned = plan(workload, known, model, max_hosts=here.settings.campaign.max_hosts, fits=here.fits, seed=SEED)
+        planned = plan(
+            workload,
+            known,
+            model,
+            max_hosts=here.max_hosts,
+            fits=here.fits,
+            startup_s=here.startup_s,
+            replacement_s=here.replacement_s,
+            seed=SEED,
+        )
         if planned.ranked:
             predicted = model.predict(pd.DataFrame([setup.row() for setup in planned.ranked]))
-            contenders[workload.name] = contenders_of(workload, planned.ranked, predicted)
+            contenders[workload.name] = contenders_of(
+                workload, planned.ranked, predicted, startup_s=here.startup_s, replacement_s=here.replacement_s
+            )
     fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
     return pure.Model(
         contenders=contenders,

@@ -127,3 +127,15 @@ def test_the_sentence_names_type_zone_how_far_since_when_and_what_follows() -> N
     assert "unknown zone" in sentence(asdict(slow) | {"zone": ""})
     assert whole.drifting and (whole.scope, whole.instance_type, whole.zone) == WHOLE
     assert sentence(asdict(whole)).startswith("drift: everything runs slower")
+
+
+def test_among_many_quiet_groups_one_unlucky_one_is_not_named() -> None:
+    scored = runs({f"1xt{at:02d}": 10 for at in range(20)}, {}, seed=5)
+    own = scored["cluster"] == "1xt07"
+    outside = scored["step_high_s"] * 1.02
+    unlucky = scored.assign(
+        measured_s=np.where(own & (own.cumsum() <= 4), outside, np.where(own, 1.0, scored["measured_s"]))
+    )
+    assert named(judge(unlucky, {})) == []  # 4 of 10 outside: 1 in 80 by itself, nothing among twenty
+    alone = unlucky[own]
+    assert named(judge(alone, {}))  # and enough where it is the only one

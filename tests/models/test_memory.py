@@ -125,3 +125,10 @@ def test_every_measured_row_of_a_real_file_is_allowed() -> None:
     for workload, batch in most.iloc[::9].groupby(few.runs["workload"]).max().items():
         assert model.peak_bytes(str(workload), "g4dn.12xlarge", int(batch)) <= memory
         assert model.peak_bytes(str(workload), "g4dn.12xlarge", 1000 * int(batch)) > memory
+
+
+def test_a_larger_gradient_never_makes_a_sample_smaller_than_its_operations_say() -> None:
+    for gigabytes in (1.0, 2.2, 2.6, 4.0):
+        model = fitted(ran(("net", "a.16g", 1)), None, {"net": gigabytes * 1e9}, {"net": 1e12})
+        assert model.peak_bytes("net", "a.16g", 1) <= 16 * GIB  # it ran
+        assert model.peak_bytes("net", "b.24g", 4) > 24 * GIB

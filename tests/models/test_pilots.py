@@ -66,3 +66,10 @@ def test_to_measure_every_contender_without_noise_leaves_no_regret_but_luck() ->
     questions = [replace(one, luck=0 * one.luck) for one in contenders.questions if one.name == DEADLINE.goal]
     known = expected_regret(questions, belief, range(len(mean)), seed=3)
     assert known == pytest.approx(0, abs=2e-3) and expected_regret(questions, belief, [], seed=3) > 0.01
+
+
+def test_the_second_pilot_is_not_the_first_again() -> None:
+    contenders, setups = open_choice(UNSURE)
+    twice = frame([*setups, *setups])
+    found = choose_pilots(contenders, twice, UNSURE.joint, goal=DEADLINE.goal, count=4, seed=1)
+    assert len({at % len(setups) for at in found.chosen}) == 4

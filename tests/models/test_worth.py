@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.worth import LEAST_REGRET, Belief, Question, choice, gain, left_of, worths
+from models.worth import LEAST_REGRET, Belief, Question, choice, gain, judged, left_of, worths
 
 NOBODY = 1e-9
 
@@ -133,3 +133,19 @@ def test_a_run_loses_what_those_before_it_tell() -> None:
     alike = belief([1.0] * 3, [0.1] * 3, alike=0.6).alike()
     assert left_of(worth, alike, [0]) == pytest.approx([0.0, 0.64, 0.64], abs=1e-6)
     assert left_of(worth, alike, []) == pytest.approx(worth)
+
+
+def test_luck_that_no_run_can_lower_counts_against_meeting_a_constraint() -> None:
+    question = Question(
+        name="deadline",
+        places=np.arange(2),
+        fixed_hours=np.zeros(2),
+        hours_per_step_s=np.ones(2),
+        usd_per_hour=np.ones(2),
+        luck=np.array([0.0, 0.5]),
+        aim="usd",
+        limited="hours",
+        limit=1.2,
+    )
+    _, meets = judged(question, np.zeros((2, 1, 1)), np.full((2, 1, 1), 0.01**2))
+    assert meets is not None and meets[0, 0, 0] > 0.99 > 0.75 > meets[1, 0, 0] > 0.5

@@ -165,6 +165,8 @@ def test_a_champion_that_an_older_version_wrote_counts_as_none(home: Path) -> No
     )
     registry.promote(home, "older", number, "in its day")
     assert registry.load_champion(home, "older") is None
+    assert registry.older_champion(home, "older") == number and registry.older_champion(home, "never") is None
+    assert f"version {number} " in registry.older_sentence("older", number)
 
 
 def test_a_refused_challenger_is_kept_with_its_reason_and_the_champion_stays(home: Path) -> None:
