@@ -72,7 +72,7 @@ WRONG_FILES = [
     ("[campaign]", '[ec2]\ninstance_types = ["G5 all"]\n[campaign]', "ec2.instance_types: 'G5 all' is no name"),
     ("[campaign]", '[ec2]\nmarkets = ["sport"]\n[campaign]', "ec2.markets"),
     ("[campaign]", '[ec2]\nbukket = "a"\n[campaign]', "ec2.bukket: unknown key; did you mean 'bucket'"),
-    ("[campaign]", '[ec2]\nbucket = "s3://mine/there"\n[campaign]', "ec2.bucket: 's3://mine/there' is no bucket's name"),
+    ("[campaign]", '[ec2]\nbucket = "s3://mine/there"\n[campaign]', "'s3://mine/there' is no bucket's name"),
     ("[campaign]", '[ec2]\nbucket = "my.bucket"\n[campaign]', "without dots"),
     ("[campaign]", '[ec2]\nprefix = "/srift/"\n[campaign]', "ec2.prefix: '/srift/' is not of the form srift"),
     ("[campaign]", '[ec2]\nprefix = "a/*"\n[campaign]', "ec2.prefix: "),
@@ -210,7 +210,8 @@ def test_ec2_spends_nothing_that_nobody_allowed(provider: str, max_usd: float | 
 def test_ec2_launches_nothing_until_a_bucket_is_named_and_the_rest_has_defaults(project: Path) -> None:
     plain = load_settings().ec2
     assert plain.bucket is None and plain.vpc is None and plain.prefix == plain.deployment == "srift"
-    rewritten(project, "[campaign]", '[ec2]\nbucket = "mine-1"\nprefix = "team/srift"\nvpc = "vpc-12345678"\n[campaign]')
+    stated = '[ec2]\nbucket = "mine-1"\nprefix = "team/srift"\nvpc = "vpc-12345678"\n[campaign]'
+    rewritten(project, "[campaign]", stated)
     named = load_settings().ec2
     assert (named.bucket, named.prefix, named.vpc) == ("mine-1", "team/srift", "vpc-12345678")
 
