@@ -163,6 +163,25 @@ def reap(provider: Provider = "local", as_json: Json = False) -> None:
             typer.echo("\n".join(sentences) or "nothing was left running")
 
 
+@app.command()
+def doctor(
+    provider: Provider = "local",
+    print_policies: Annotated[bool, typer.Option("--print-policies", help="Print IAM policies; check nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check all that a refresh needs, and say how to put right what is wrong. Starts nothing, costs nothing."""
+    with explained():
+        from tasks import doctor as checks
+
+        if print_policies:
+            _print_json(checks.policies_of(load_settings()))
+            return
+        found = checks.examine(load_settings(), provider)
+        _print_json(checks.as_json(found)) if as_json else typer.echo(checks.as_text(found))
+        if not checks.well(found):
+            raise SystemExit(1)
+
+
 def main() -> None:
     """The console script `srift`. A closed terminal ends it as Ctrl-C does."""
     signal.signal(signal.SIGHUP, signal.default_int_handler)

@@ -196,10 +196,16 @@ def test_ec2_opens_without_credentials_and_asks_nothing(project: Path) -> None:
     assert here.provider.name == "ec2" and here.provider.leases() == []
 
 
-@pytest.mark.parametrize(("provider", "max_usd", "refused"), [
-    ("ec2", None, "--max-usd"), ("ec2", 3.0, "cannot launch"), ("ec2", 0.0, ""), ("local", None, ""),
+@pytest.mark.parametrize(("provider", "max_usd", "bucket", "refused"), [
+    ("ec2", None, "mine-1", "--max-usd"), ("ec2", 3.0, None, "bucket under \\[ec2\\]"), ("ec2", 3.0, "mine-1", ""),
+    ("ec2", 0.0, None, ""), ("local", None, None, ""), ("ec2", float("inf"), "mine-1", "no number of dollars"),
+    ("local", float("nan"), None, "no number of dollars"),
 ])  # fmt: skip
-def test_ec2_spends_nothing_that_nobody_allowed(provider: str, max_usd: float | None, refused: str) -> None:
+def test_ec2_spends_nothing_that_nobody_allowed(
+    project: Path, provider: str, max_usd: float | None, bucket: str | None, refused: str
+) -> None:
+    if bucket:
+        rewritten(project, "[campaign]", f'[ec2]\nbucket = "{bucket}"\n[campaign]')
     if not refused:
         refuse_to_spend(provider, max_usd)
         return
