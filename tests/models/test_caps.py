@@ -116,7 +116,8 @@ def test_without_a_price_on_demand_nobody_knows_how_far_spot_may_rise() -> None:
     spot = here("spot", "a", 1.0)
     assert dearest_usd_per_hour(Cluster.of((1, spot)), [here("on-demand", "*", None)]) is None
     assert dearest_usd_per_hour(Cluster.of((1, spot)), []) is None
-    assert dearest_usd_per_hour(Cluster.of((1, replace(spot, usd_per_hour=None))), [here("on-demand", "*", 3.0)]) is None
+    unpriced = replace(spot, usd_per_hour=None)
+    assert dearest_usd_per_hour(Cluster.of((1, unpriced)), [here("on-demand", "*", 3.0)]) is None
 
 
 def test_a_month_begins_with_its_first_moment() -> None:
