@@ -1,6 +1,7 @@
 """Whether a launch may be made: the very worst that it could cost fits under every cap. Decides only, buys nothing.
 
-    billed  = 60 ceil(deadline / 60) + late             seconds at most, from asking until the last machine is gone
+    billed  = 60 ceil(deadline / 60) + late             seconds at most, from asking until the last machine is gone;
+                                                         late: booting, ending, a minute of each try before
     worst   = price billed / 3600                        at the dearest price that the launch may come to
     allowed <=> spent + committed + worst <= cap         for every cap
 
@@ -16,10 +17,9 @@ from datetime import datetime
 
 from .cloud import Cluster, Offer
 
-# A machine counts whole minutes to its own end, and only from when it has booted that far; then it has to shut down.
-# AWS bills from "pending" left behind to "shutting-down"; four minutes of booting and one of ending are generous.
-LATE_S = 300.0
-_MINUTE_S = 60.0  # also what AWS bills at least
+_MINUTE_S = 60.0  # in whole ones a machine counts to its own end, and AWS bills one at least
+# It counts from when it has booted that far, and then has to shut down: three minutes and one are generous.
+LATE_S = 240.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,20 +50,25 @@ class Allowance:
     refusal: str = ""
 
 
-def billed_s(deadline_s: float) -> float:
+def late_s(tries: int = 1) -> float:
+    """Seconds beyond the deadline: boot and end of one try, and the minute that each try before is billed at least."""
+    return LATE_S + _MINUTE_S * max(0, tries - 1)
+
+
+def billed_s(deadline_s: float, late: float = LATE_S) -> float:
     """Seconds that a machine with this deadline is paid for at most."""
-    return _MINUTE_S * math.ceil(deadline_s / _MINUTE_S) + LATE_S
+    return _MINUTE_S * math.ceil(deadline_s / _MINUTE_S) + late
 
 
-def worst_usd(usd_per_hour: float, deadline_s: float) -> float:
+def worst_usd(usd_per_hour: float, deadline_s: float, late: float = LATE_S) -> float:
     """Dollars of machines that all end at the last moment."""
-    return usd_per_hour * billed_s(deadline_s) / 3600.0
+    return usd_per_hour * billed_s(deadline_s, late) / 3600.0
 
 
-def longest_s(usd_per_hour: float, left_usd: float) -> float:
+def longest_s(usd_per_hour: float, left_usd: float, late: float = LATE_S) -> float:
     """The longest deadline, in whole minutes, whose worst case costs at most `left_usd`; 0 where there is none."""
-    minutes = max(0, math.floor((left_usd / usd_per_hour * 3600.0 - LATE_S) / _MINUTE_S))
-    if minutes and worst_usd(usd_per_hour, minutes * _MINUTE_S) > left_usd:  # the last digit, against us
+    minutes = max(0, math.floor((left_usd / usd_per_hour * 3600.0 - late) / _MINUTE_S))
+    if minutes and worst_usd(usd_per_hour, minutes * _MINUTE_S, late) > left_usd:  # the last digit, against us
         minutes -= 1
     return minutes * _MINUTE_S
 
@@ -100,7 +105,9 @@ def dearest_by_type(offers: Iterable[Offer]) -> dict[str, float]:
     return dearest
 
 
-def allow(usd_per_hour: float | None, *, wished_s: float, least_s: float, caps: Sequence[Cap]) -> Allowance:
+def allow(
+    usd_per_hour: float | None, *, wished_s: float, least_s: float, caps: Sequence[Cap], late: float = LATE_S
+) -> Allowance:
     """The longest deadline up to `wished_s` that every cap can pay; a refusal where that is less than `least_s`.
 
     `usd_per_hour` is the dearest that the machines may come to; unknown is refused.
@@ -110,13 +117,13 @@ def allow(usd_per_hour: float | None, *, wished_s: float, least_s: float, caps: 
         return Allowance(deadline_s=0.0, worst_usd=0.0, refusal=why)
     tightest = min(caps, key=lambda cap: cap.left_usd)
     deadline_s = wished_s
-    if worst_usd(usd_per_hour, wished_s) > tightest.left_usd:
-        deadline_s = min(wished_s, longest_s(usd_per_hour, tightest.left_usd))
+    if worst_usd(usd_per_hour, wished_s, late) > tightest.left_usd:
+        deadline_s = min(wished_s, longest_s(usd_per_hour, tightest.left_usd, late))
     if deadline_s < least_s:
-        needs = worst_usd(usd_per_hour, least_s)
+        needs = worst_usd(usd_per_hour, least_s, late)
         why = f"at worst it would cost ${needs:.2f}, and only ${tightest.left_usd:.2f} are left of {tightest}"
         return Allowance(deadline_s=0.0, worst_usd=0.0, refusal=why)
-    return Allowance(deadline_s=deadline_s, worst_usd=worst_usd(usd_per_hour, deadline_s))
+    return Allowance(deadline_s=deadline_s, worst_usd=worst_usd(usd_per_hour, deadline_s, late))
 
 
 def month_start(now: datetime) -> datetime:

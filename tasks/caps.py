@@ -22,11 +22,14 @@ from .installation import Installation
 from .jobs import START_UP_S
 from .prices import current_offers
 from .providers.base import Lease
+from .providers.ec2_request import ADDRESS_USD_PER_HOUR, VOLUME_USD_PER_GIB_HOUR
 from .tally import Tally
 
 # Of the deadline on EC2, beside the work: machines may take ten minutes to report themselves, torchrun two more.
 EC2_START_UP_S = 720.0
 EC2_LEAST_START_UP_S = 300.0  # with less, money would be spent on machines that end before they could have measured
+# A launch may climb the whole ladder: spot and on demand in every zone, of which no region has more than six.
+LATE_S = pure.late_s(2 * 6)
 
 
 def allowance(
@@ -39,18 +42,21 @@ def allowance(
     caps, unknown = caps_of(here, tally, now, known)
     if unknown:
         return Allowance(deadline_s=0.0, worst_usd=0.0, refusal=unknown)
+    price = pure.dearest_usd_per_hour(launch.cluster, known)
     return pure.allow(
-        pure.dearest_usd_per_hour(launch.cluster, known),
+        None if price is None else price + len(launch.cluster.members) * _beside(here),
         wished_s=2 * launch.est_s + EC2_START_UP_S,
         least_s=launch.est_s + EC2_LEAST_START_UP_S,
         caps=caps,
+        late=LATE_S,
     )
 
 
 def caps_of(here: Installation, tally: Tally, now: datetime, offers: Sequence[Offer]) -> tuple[list[Cap], str]:
     """The campaign's cap and the month's (UTC); and, instead, why nobody can say what is left of them."""
     spent, unknown = spent_this_month(here, now)
-    worst = {lease.lease_id: _worst(lease, pure.dearest_by_type(offers)) for lease in here.provider.leases()}
+    dearest = pure.dearest_by_type(offers)
+    worst = {lease.lease_id: _worst(here, lease, dearest) for lease in here.provider.leases()}
     for lease in here.provider.ended():  # over, and not in the ledger yet
         worst[lease.lease_id] = lease.usd
     nameless = [lease_id for lease_id, usd in worst.items() if usd is None]
@@ -88,10 +94,16 @@ def spent_this_month(here: Installation, now: datetime) -> tuple[float, str]:
     return float(recent["usd"].sum()), ""
 
 
-def _worst(lease: Lease, dearest: dict[str, float]) -> float | None:
+def _beside(here: Installation) -> float:
+    """Dollars an hour of a machine's volume and public address, at most."""
+    return here.settings.ec2.volume_gib * VOLUME_USD_PER_GIB_HOUR + ADDRESS_USD_PER_HOUR
+
+
+def _worst(here: Installation, lease: Lease, dearest: dict[str, float]) -> float | None:
     """Dollars of a lease that is held to its very end, at the highest price of its types; None where none is known."""
-    prices = [dearest.get(name) for name in parse_cluster(lease.cluster)]
+    names = parse_cluster(lease.cluster)
+    prices = [dearest.get(name) for name in names]
     known = sum(price for price in prices if price is not None)
     rate = max(lease.usd_per_hour or 0.0, 0.0 if None in prices else known)
     lasts_s = (lease.deadline_at - lease.started_at).total_seconds()
-    return pure.worst_usd(rate, lasts_s) if rate > 0 else None
+    return pure.worst_usd(rate + len(names) * _beside(here), lasts_s, LATE_S) if rate > 0 else None

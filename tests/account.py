@@ -1,4 +1,4 @@
-"""An AWS account that is set up as Srift wants it, in moto; refusals are scripted over single methods of boto3's clients.
+"""An AWS account set up as Srift wants it, in moto; refusals are scripted over single methods of boto3's clients.
 
 What moto lacks is answered here: dry runs that it would carry out, quotas, the time.
 """

@@ -22,6 +22,7 @@ from tests.installed import NOON, DescribedMachines, install
 from warehouse.append import append_leases, append_records
 
 PRICE = 0.125  # of s.large on demand, which bounds its price on the spot market
+BESIDE = 100 * 0.15 / 730 + 0.005  # an hour of 100 GiB and a public address
 LAUNCHED = "refresh-1-00"
 
 
@@ -69,6 +70,10 @@ def held(lease_id: str = "other-00", hours: float = 2.0, usd_per_hour: float | N
     return Lease(**words | told)
 
 
+def at_worst(usd_per_hour: float, deadline_s: float, machines: int = 1) -> float:
+    return machines * (usd_per_hour + BESIDE) * billed_s(deadline_s, caps.LATE_S) / 3600
+
+
 def refusal(here: Installation, of: Tally | None = None, now: datetime = NOON) -> str:
     return caps.allowance(here, launch(here), of or tally(), now).refusal
 
@@ -76,12 +81,12 @@ def refusal(here: Installation, of: Tally | None = None, now: datetime = NOON) -
 def test_a_launch_lasts_as_long_as_it_wishes_where_money_is_plenty(here: Installation) -> None:
     allowed = caps.allowance(here, launch(here), tally(), NOON)
     assert allowed.refusal == "" and allowed.deadline_s == 2 * 600.0 + caps.EC2_START_UP_S
-    assert allowed.worst_usd == pytest.approx(2 * PRICE * billed_s(allowed.deadline_s) / 3600)
+    assert allowed.worst_usd == pytest.approx(at_worst(PRICE, allowed.deadline_s, machines=2))
 
 
 def test_the_campaigns_cap_counts_what_it_has_spent(here: Installation) -> None:
-    assert refusal(here, tally(0.10)) == ""
-    assert "this campaign's cap 0.10 (0.05 spent" in refusal(here, tally(0.10, spent=0.05))
+    assert refusal(here, tally(0.20)) == ""
+    assert "this campaign's cap 0.20 (0.10 spent" in refusal(here, tally(0.20, spent=0.10))
 
 
 def test_the_months_cap_counts_the_ledger_of_this_month_and_no_other_provider(here: Installation) -> None:
@@ -105,9 +110,9 @@ def test_a_lease_that_began_last_month_and_ended_in_this_one_counts(here: Instal
 
 
 def test_machines_that_another_controller_holds_count_to_their_deadline(here: Installation) -> None:
-    here = monthly(here, 10.5)
+    here = monthly(here, 11.4)
     machines(here).held = [held()]
-    expected = 5.0 * billed_s(7200.0) / 3600
+    expected = at_worst(5.0, 7200.0)
     assert f"({0:.2f} spent, {expected:.2f} committed)" in refusal(here)
     machines(here).held = [held(hours=0.5)]
     assert refusal(here) == ""
@@ -123,7 +128,7 @@ def test_this_campaigns_own_machines_that_would_not_end_count_against_its_cap_to
 def test_a_held_lease_counts_at_the_highest_price_of_its_types(here: Installation) -> None:
     here = monthly(here, 0.30)
     machines(here).held = [held(cluster="1xs.large", usd_per_hour=0.01, hours=1.0)]
-    assert f"{PRICE * billed_s(3600.0) / 3600:.2f} committed" in refusal(here)
+    assert f"{at_worst(PRICE, 3600.0):.2f} committed" in refusal(here)
 
 
 def test_what_ended_and_is_not_in_the_ledger_yet_counts(here: Installation, tmp_path: Path) -> None:
@@ -175,10 +180,10 @@ def test_the_deadline_that_the_caps_allow_is_the_one_that_machines_get(
 ) -> None:
     seen: list[float] = []
     monkeypatch.setattr(serve, "serve", lambda provider, job, **_: seen.append(job.deadline_s))
-    serve.serve_launch.fn(here, launch(here), LAUNCHED, tally(0.11))
+    serve.serve_launch.fn(here, launch(here), LAUNCHED, tally(0.20))
     (deadline_s,) = seen
     assert 600.0 + caps.EC2_LEAST_START_UP_S <= deadline_s < 2 * 600.0 + caps.EC2_START_UP_S
-    assert 2 * PRICE * billed_s(deadline_s) / 3600 <= 0.11
+    assert at_worst(PRICE, deadline_s, machines=2) <= 0.20
 
 
 def test_a_list_that_no_cap_can_pay_ends_with_the_reason_and_a_smaller_launch_is_still_made(
@@ -188,7 +193,7 @@ def test_a_list_that_no_cap_can_pay_ends_with_the_reason_and_a_smaller_launch_is
     monkeypatch.setattr(shopping, "shop", lambda *_: lists.pop(0) if lists else [])
     large, small = launch(here, 6000.0), launch(here, 30.0)
     lists[:] = [[large, small]]
-    assert list(shopping.within(here, None, tally(0.11))) == [small]
+    assert list(shopping.within(here, None, tally(0.20))) == [small]
     lists[:] = [[large], [small]]
-    assert list(shopping.within(here, None, tally(0.11))) == []
+    assert list(shopping.within(here, None, tally(0.20))) == []
     assert "not launched: at worst it would cost" in capsys.readouterr().err
