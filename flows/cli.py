@@ -43,6 +43,13 @@ def refresh(
             from tasks.printing import launches_as_rows, print_launches
             from tasks.shopping import dry_run as shop_only
 
+            if provider == "ec2":
+                from tasks.dry_run import as_rows, as_text, dry_run as plan_only
+
+                plan = plan_only(max_usd)
+                _print_json(as_rows(plan)) if as_json else typer.echo(as_text(plan))
+                return
+
             launches = shop_only(provider, max_usd)
             _print_json(launches_as_rows(launches)) if as_json else print_launches(launches)
             return

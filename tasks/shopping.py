@@ -180,12 +180,17 @@ def dry_run(provider: str, max_usd: float | None) -> list[Launch]:
     """What a refresh would buy now. Starts nothing and writes nothing; works before the first refresh too."""
     here = open_installation(provider)
     now = datetime.now(UTC)
+    return list_of(here, offers_now(here, now), max_usd)
+
+
+def list_of(here: Installation, offers: Sequence[Offer], max_usd: float | None) -> list[Launch]:
+    """What would be bought of `offers`; as `dry_run`."""
+    provider = here.provider.name
     try:
         frames = reads.training_frames(here.warehouse, provider)
     except WarehouseMissing:
         frames = {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
     champion = load_champion(here.home, provider)
-    offers = offers_now(here, now)
     for sentence in filter(None, [nothing_to_buy(offers, here.settings.campaign.market)]):
         reporter().say(sentence)
     launches = shop.fn(here, offers, _of_today(frames, here.measurable), champion, max_usd)

@@ -21,6 +21,7 @@ SERVICE_ROLES = {
     "AWSServiceRoleForEC2Spot": "spot.amazonaws.com",
     "AWSServiceRoleForEC2Fleet": "ec2fleet.amazonaws.com",
 }
+_DENIED = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException")
 _EVERYBODY = ("/AllUsers", "/AuthenticatedUsers")  # ends of the groups that an ACL may name
 
 
@@ -41,6 +42,7 @@ class Image:
     name: str
     state: str
     architecture: str
+    root_device: str
     root_gib: int
 
 
@@ -122,6 +124,7 @@ class Ec2Account:
             name=str(one.get("Name", "")),
             state=str(one.get("State", "")),
             architecture=str(one.get("Architecture", "")),
+            root_device=str(one.get("RootDeviceName") or "/dev/sda1"),
             root_gib=int(sizes[0] if sizes else 0),
         )
 
@@ -146,13 +149,15 @@ class Ec2Account:
         answer = self._api.ask("servicequotas:GetServiceQuota", region, ServiceCode="ec2", QuotaCode=code)
         return str(answer["Quota"]["QuotaName"]), float(answer["Quota"]["Value"])
 
-    def may(self, action: str, region: str, **words: Any) -> str:
-        """Empty where AWS would do `action`, else its refusal. DryRun: nothing is done."""
+    def may(self, action: str, region: str, **words: Any) -> tuple[bool | None, str]:
+        """Whether AWS would do `action`, and its refusal; None where it does not come to that. Nothing is done."""
         try:
             self._api.ask(action, region, DryRun=True, **words)
         except AwsRefused as error:
-            return "" if error.code == "DryRunOperation" else str(error)
-        return f"{action} in {region} was not a dry run, though one was asked for"
+            if error.code == "DryRunOperation":
+                return True, ""
+            return (False if error.code in _DENIED else None), str(error)
+        return None, f"{action} in {region} was no dry run, though one was asked for"
 
     def _unless(self, code: str, action: str, region: str, **words: Any) -> dict[str, Any]:
         """The answer; empty where AWS refuses with `code`, which says that there is none."""
