@@ -20,6 +20,16 @@ class Ec2(BaseModel):
     instance_types: tuple[str, ...] = Field(default=("gpu",), min_length=1)
     max_hosts: int = Field(default=64, ge=1, le=64)  # of a cluster that is planned; a campaign buys by its own limit
     markets: tuple[Literal["on-demand", "spot"], ...] = Field(default=("on-demand", "spot"), min_length=1)
+    bucket: str | None = None  # the mailbox of the machines; without one none can be launched
+    prefix: str = "srift"
+    instance_profile: str = "srift-node"
+    vpc: str | None = None  # the default one
+    ami_parameter: str = (
+        "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.7-ubuntu-22.04/latest/ami-id"
+    )
+    volume_gib: int = Field(default=100, ge=1)
+    python: str = "/opt/pytorch/bin/python3"
+    deployment: str = "srift"
 
     @field_validator("regions")
     @classmethod
