@@ -95,7 +95,7 @@ def provider_of(settings: Settings, name: str) -> Provider:
     if name not in PROVIDERS:
         raise SettingsError(f"unknown provider {name!r}; {nearest(name, PROVIDERS)}")
     if name == "ec2":
-        return Ec2Provider(settings.ec2)
+        return Ec2Provider(settings.ec2, home=settings.home, node_package=Path(__file__).parent / "node")
     return LocalProvider(
         home=settings.home,
         instance_types=settings.local.instance_types,
