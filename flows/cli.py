@@ -44,7 +44,8 @@ def refresh(
             from tasks.shopping import dry_run as shop_only
 
             if provider == "ec2":
-                from tasks.dry_run import as_rows, as_text, dry_run as plan_only
+                from tasks.dry_run import as_rows, as_text
+                from tasks.dry_run import dry_run as plan_only
 
                 plan = plan_only(max_usd)
                 _print_json(as_rows(plan)) if as_json else typer.echo(as_text(plan))
@@ -173,7 +174,7 @@ def reap(provider: Provider = "local", as_json: Json = False) -> None:
 @app.command()
 def doctor(
     provider: Provider = "local",
-    print_policies: Annotated[bool, typer.Option("--print-policies", help="Print IAM policies; check nothing.")] = False,
+    print_policies: Annotated[bool, typer.Option("--print-policies", help="Print IAM policies and end.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check all that a refresh needs, and say how to put right what is wrong. Starts nothing, costs nothing."""

@@ -12,8 +12,8 @@ from datetime import datetime
 import pandas as pd
 
 from models import caps as pure
-from models.caps import Allowance, Cap
 from models.campaign import Launch
+from models.caps import Allowance, Cap
 from models.cloud import Offer, parse_cluster
 from warehouse import reads
 from warehouse.database import WarehouseMissing

@@ -144,4 +144,3 @@ def _service_role(account: Ec2Account, region: str, name: str) -> str:
         service = SERVICE_ROLES[name]
         raise Wrong(f"missing: run `aws iam create-service-linked-role --aws-service-name {service}` once")
     return "there"
-

@@ -35,7 +35,7 @@ def _image(account: Ec2Account, ec2: Ec2, region: str, found: list[Image]) -> st
     image = account.image(region, ec2.ami_parameter)
     if image is None or image.state != "available":
         raise Wrong(f"the image that {ec2.ami_parameter} names is gone: set [ec2] ami_parameter to one that is there")
-    if image.architecture != "x86_64":
+    if image.architecture not in ("", "x86_64"):  # "": not told
         raise Wrong(f"{image.image_id} is for {image.architecture}, and machines with NVIDIA's GPUs here are x86_64")
     if image.root_gib > ec2.volume_gib:
         raise Wrong(f"{image.image_id} needs {image.root_gib} GiB: set [ec2] volume_gib to at least that")

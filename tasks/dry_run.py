@@ -148,7 +148,11 @@ def _requests(
     """(action, request) in order: what belongs to the whole lease, then rung after rung of the ladder; and remarks."""
     ec2, region, said = here.settings.ec2, cluster.members[0].region, list[str]()
     here_offers = [offer for offer in offers if offer.region == region]
-    words = {"lease_id": lease_id, "controller": "(this home)", "deadline_unix": int(now.timestamp() + deadline_s)}
+    words: dict[str, Any] = {
+        "lease_id": lease_id,
+        "controller": "(this home)",
+        "deadline_unix": int(now.timestamp() + deadline_s),
+    }
     role = "(the role's id)"
     try:
         if surveyor is None:

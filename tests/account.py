@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,12 @@ DRY = ("run_instances", "create_fleet", "create_launch_template", "create_securi
 _ONCE = Config(retries={"total_max_attempts": 1})  # nothing sleeps
 
 
+@cache
+def _session() -> Any:
+    """One, since it remembers the descriptions of services that it has read."""
+    return boto3.Session(**KEYS)
+
+
 class Account:
     """`refuse`: method -> code that it is refused with; `answers`: method -> what it answers instead of moto."""
 
@@ -33,11 +40,11 @@ class Account:
 
     def clients(self, service: str, region: str) -> Any:
         """As ec2_api.Clients."""
-        return _Client(self, boto3.Session(**KEYS).client(service, region_name=region, config=_ONCE))
+        return _Client(self, _session().client(service, region_name=region, config=_ONCE))
 
     def plain(self, service: str) -> Any:
         """A client that nothing is scripted over."""
-        return boto3.Session(**KEYS).client(service, region_name=REGION, config=_ONCE)
+        return _session().client(service, region_name=REGION, config=_ONCE)
 
     def keys(self) -> list[str]:
         """What lies in the bucket."""

@@ -27,7 +27,10 @@ ADVISOR = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
 CONNECT_S, READ_S, ATTEMPTS, METADATA_S = 5, 30, 4, 1
 _ATONCE = 100  # types named in one question
 _SERVICES = {"servicequotas": "service-quotas"}  # where boto3 spells a service otherwise than IAM does
-_METHODS = {"s3:ListBucket": "list_objects_v2"}  # and an action
+_METHODS = {  # and an action
+    "s3:ListBucket": "list_objects_v2",
+    "s3:GetBucketPublicAccessBlock": "get_public_access_block",
+}
 # Linux on shared hardware, nothing pre-installed, paid by the hour as it is used: what RunInstances buys.
 _ON_DEMAND = {
     "operatingSystem": "Linux",

@@ -211,15 +211,16 @@ def requests_of(ground: Ground, rung: Rung, *, security: str, user_data: str) ->
 
 def printed(requests: list[tuple[str, Request]]) -> str:
     """Every request in full, but for the user-data, of which the size and digest are told."""
-    return "\n".join(f"{action} {json.dumps(_shortened(request), indent=1)}" for action, request in requests)
+    return "\n".join(f"{action} {json.dumps(shortened(request), indent=1)}" for action, request in requests)
 
 
-def _shortened(value: Any) -> Any:
+def shortened(value: Any) -> Any:
+    """A request with the digest of its user-data in place of it."""
     if isinstance(value, list):
-        return [_shortened(one) for one in value]
+        return [shortened(one) for one in value]
     if not isinstance(value, dict):
         return value
-    return {key: _digest(one) if key == "UserData" else _shortened(one) for key, one in value.items()}
+    return {key: _digest(one) if key == "UserData" else shortened(one) for key, one in value.items()}
 
 
 def _digest(text: str) -> str:

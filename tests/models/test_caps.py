@@ -76,9 +76,9 @@ def test_minutes_are_rounded_up_as_the_machines_own_clock_does() -> None:
 
 def test_a_wish_is_shortened_to_what_can_be_paid_but_not_below_what_makes_sense() -> None:
     allowed = allow(60.0, wished_s=3600.0, least_s=600.0, caps=[cap(100.0), cap(50.0, spent=20.0)])
-    assert allowed.deadline_s == longest_s(60.0, 30.0) == 1500.0
+    assert allowed.deadline_s == longest_s(60.0, 30.0) == 1560.0
     assert allowed.worst_usd <= 30.0
-    refused = allow(60.0, wished_s=3600.0, least_s=1560.0, caps=[cap(100.0), cap(50.0, spent=20.0)])
+    refused = allow(60.0, wished_s=3600.0, least_s=1620.0, caps=[cap(100.0), cap(50.0, spent=20.0)])
     assert "$31.00" in refused.refusal and "only $30.00 are left of the cap 50.00 (20.00 spent" in refused.refusal
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from models.caps import billed_s
 from models.campaign import Launch, Wanted
+from models.caps import billed_s
 from models.cloud import Cluster
 from tasks import caps, serve, shopping
 from tasks.installation import Installation

@@ -115,7 +115,7 @@ def test_a_bucket_elsewhere_or_open_to_strangers_is_wrong(aws: Account, tmp_path
     del aws.answers["get_bucket_location"]
     aws.plain("s3").put_bucket_acl(Bucket=BUCKET, ACL="public-read")
     assert "strangers may read" in wrong(examine(settings(tmp_path), "ec2"))["bucket is private"]
-    blocked = {name: True for name in ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy")}
+    blocked = dict.fromkeys(("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy"), True)
     blocked["RestrictPublicBuckets"] = True
     aws.plain("s3").put_public_access_block(Bucket=BUCKET, PublicAccessBlockConfiguration=blocked)
     assert wrong(examine(settings(tmp_path), "ec2")) == {}
@@ -157,9 +157,7 @@ def test_a_profile_without_a_role_is_wrong(aws: Account, tmp_path: Path) -> None
     ({"Architecture": "arm64"}, "is for arm64"), ({"State": "pending"}, "is gone"),
     ({"BlockDeviceMappings": [{"Ebs": {"VolumeSize": 200}}]}, "volume_gib"),
 ])  # fmt: skip
-def test_an_image_that_does_not_fit_is_wrong(
-    aws: Account, tmp_path: Path, changes: dict[str, Any], says: str
-) -> None:
+def test_an_image_that_does_not_fit_is_wrong(aws: Account, tmp_path: Path, changes: dict[str, Any], says: str) -> None:
     image = {"ImageId": "ami-1", "Name": "x", "State": "available", "Architecture": "x86_64"}
     aws.answers["describe_images"] = {"Images": [image | changes]}
     assert says in wrong(examine(settings(tmp_path), "ec2"))[f"image in {REGION}"]
