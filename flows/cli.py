@@ -47,8 +47,8 @@ def refresh(
                 from tasks.dry_run import as_rows, as_text
                 from tasks.dry_run import dry_run as plan_only
 
-                plan = plan_only(max_usd)
-                _print_json(as_rows(plan)) if as_json else typer.echo(as_text(plan))
+                plan, cap_usd = plan_only(max_usd)
+                _print_json(as_rows(plan)) if as_json else typer.echo(as_text(plan, cap_usd))
                 return
 
             launches = shop_only(provider, max_usd)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Protocol, runtime_checkable
 
 import pandas as pd
 
@@ -21,7 +22,7 @@ from warehouse.database import WarehouseMissing
 from .installation import Installation
 from .jobs import START_UP_S
 from .prices import current_offers
-from .providers.base import Lease
+from .providers.base import EndedLease, Lease
 from .providers.ec2_request import ADDRESS_USD_PER_HOUR, VOLUME_USD_PER_GIB_HOUR
 from .tally import Tally
 
@@ -30,6 +31,14 @@ EC2_START_UP_S = 720.0
 EC2_LEAST_START_UP_S = 300.0  # with less, money would be spent on machines that end before they could have measured
 # A launch may climb the whole ladder: spot and on demand in every zone, of which no region has more than six.
 LATE_S = pure.late_s(2 * 6)
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A provider whose leases may be over, and paid for, before what they measured is here."""
+
+    def closed(self) -> list[EndedLease]:
+        """Leases that are over and not forgotten."""
 
 
 def allowance(
@@ -57,8 +66,8 @@ def caps_of(here: Installation, tally: Tally, now: datetime, offers: Sequence[Of
     spent, unknown = spent_this_month(here, now)
     dearest = pure.dearest_by_type(offers)
     worst = {lease.lease_id: _worst(here, lease, dearest) for lease in here.provider.leases()}
-    for lease in here.provider.ended():  # over, and not in the ledger yet
-        worst[lease.lease_id] = lease.usd
+    closed = here.provider.closed() if isinstance(here.provider, Closing) else here.provider.ended()
+    worst |= {lease.lease_id: lease.usd for lease in closed}  # over, and not in the ledger yet
     nameless = [lease_id for lease_id, usd in worst.items() if usd is None]
     if nameless:
         unknown = unknown or f"lease {nameless[0]} costs an amount that nobody knows: end it with `srift reap`"

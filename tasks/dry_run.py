@@ -49,13 +49,13 @@ class Planned:
     said: Sequence[str]
 
 
-def dry_run(max_usd: float | None) -> list[Planned]:
-    """What `srift refresh --provider ec2` would ask for now. Says what it had to take for granted."""
+def dry_run(max_usd: float | None) -> tuple[list[Planned], float]:
+    """What `srift refresh --provider ec2` would ask for now, and its cap. Says what it had to take for granted."""
     here, now = open_installation("ec2"), datetime.now(UTC)
     offers, said = with_spot(offers_now(here, now), here.settings.campaign.market)
     if said:
         reporter().say(said)
-    return planned(here, list_of(here, offers, max_usd), offers, max_usd, now)
+    return planned(here, list_of(here, offers, max_usd), offers, max_usd, now), cap_of(here, max_usd)
 
 
 def planned(
@@ -66,17 +66,16 @@ def planned(
     now: datetime,
     clients: Clients | None = None,
 ) -> list[Planned]:
-    """Each launch in turn, as if every one before it had cost what it costs at worst."""
-    cap = here.settings.campaign.max_usd if max_usd is None else max_usd
-    tally = Tally(cap_usd=cap, stop_at=float("inf"), refresh_id="dry-run")
+    """Each launch in turn, as if every one before it had cost what it is expected to."""
+    tally = Tally(cap_usd=cap_of(here, max_usd), stop_at=float("inf"), refresh_id="dry-run")
     surveyor, why = _surveyor(here, clients)
     found = []
     for number, launch in enumerate(launches):
         allowed = allowance(here, launch, tally, now, offers)
-        said = [f"would not be launched: {allowed.refusal}"] if allowed.refusal else []
+        said = [f"would not be launched then: {allowed.refusal}"] if allowed.refusal else []
         requests: list[tuple[str, Mapping[str, Any]]] = []
         if not allowed.refusal:
-            tally.usd += allowed.worst_usd
+            tally.usd += launch.est_usd
             name = f"dry-run-{number:02d}"
             requests, more = _requests(here, launch.cluster, name, allowed.deadline_s, offers, now, surveyor)
             said += [why] if why else []
@@ -86,6 +85,12 @@ def planned(
             Planned(launch=launch, deadline_s=allowed.deadline_s, worst_usd=worst_usd, requests=requests, said=said)
         )
     return found
+
+
+def cap_of(here: Installation, max_usd: float | None) -> float:
+    """Dollars that may be spent: those asked for, and not more than those of a month."""
+    asked = here.settings.campaign.max_usd if max_usd is None else max_usd
+    return min(asked, here.settings.ec2.max_usd_per_month)
 
 
 def with_spot(offers: Sequence[Offer], market: str) -> tuple[list[Offer], str]:
@@ -112,8 +117,8 @@ def as_rows(plan: Sequence[Planned]) -> list[dict[str, Any]]:
     ]
 
 
-def as_text(plan: Sequence[Planned]) -> str:
-    """Every request on a line, and the dollars."""
+def as_text(plan: Sequence[Planned], cap_usd: float) -> str:
+    """Every request on a line, and the dollars: together never more than the cap, which each launch asks anew."""
     lines: list[str] = []
     for one in plan:
         name = f"{one.launch.cluster.name} {one.launch.cluster.members[0].market}"
@@ -121,7 +126,7 @@ def as_text(plan: Sequence[Planned]) -> str:
         lines += [f"{name}: {len(one.launch.items)} runs, about ${one.launch.est_usd:.4f}, {cost}"]
         lines += [f"  {action} {json.dumps(shortened(request))}" for action, request in one.requests]
         lines += [f"  {sentence}" for sentence in dict.fromkeys(one.said)]
-    total = sum(one.worst_usd or 0.0 for one in plan)
+    total = min(cap_usd, sum(one.worst_usd or 0.0 for one in plan))
     made = sum(one.worst_usd is not None for one in plan)
     return "\n".join([*lines, f"{made} launches, at worst ${total:.2f} together; nothing was asked for"])
 

@@ -180,8 +180,10 @@ def test_the_deadline_that_the_caps_allow_is_the_one_that_machines_get(
 ) -> None:
     seen: list[float] = []
     monkeypatch.setattr(serve, "serve", lambda provider, job, **_: seen.append(job.deadline_s))
+    serve.serve_launch.fn(here, launch(here), LAUNCHED, tally(1.0))
     serve.serve_launch.fn(here, launch(here), LAUNCHED, tally(0.20))
-    (deadline_s,) = seen
+    longest_s, deadline_s = seen
+    assert longest_s == 2 * 600.0 + caps.EC2_START_UP_S
     assert 600.0 + caps.EC2_LEAST_START_UP_S <= deadline_s < 2 * 600.0 + caps.EC2_START_UP_S
     assert at_worst(PRICE, deadline_s, machines=2) <= 0.20
 
@@ -197,3 +199,13 @@ def test_a_list_that_no_cap_can_pay_ends_with_the_reason_and_a_smaller_launch_is
     lists[:] = [[large], [small]]
     assert list(shopping.within(here, None, tally(0.20))) == []
     assert "not launched: at worst it would cost" in capsys.readouterr().err
+
+
+def test_a_lease_that_is_over_counts_before_what_it_measured_is_here(here: Installation, tmp_path: Path) -> None:
+    class Slow(DescribedMachines):
+        def closed(self) -> list[EndedLease]:
+            return [EndedLease(lease_id="o-00", cluster="1xs.large", market="spot", started_at=NOON, ended_at=NOON,
+                               usd=9.95, outcome="released", mailbox=tmp_path)]  # fmt: skip
+
+    here = replace(monthly(here, 10.0), provider=Slow(name="ec2"))
+    assert "9.95 committed" in refusal(here)
