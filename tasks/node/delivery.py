@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -98,12 +99,14 @@ class Delivery:
         self._empty()
         return "" if code is None or code in _LEFT else f"the agent ended with exit code {code}: {agent.said()}"
 
-    def tell(self, name: str, body: dict[str, Any]) -> None:
-        """Say it straight to the store, as well as that can be done."""
+    def tell(self, name: str, body: dict[str, Any]) -> bool:
+        """Say it straight to the store, once. Returns whether it came there."""
         try:
             self._store.put(name, json.dumps(body).encode())
         except OSError as error:
             self._complain(f"{name} was not carried: {error}")
+            return False
+        return True
 
     def _wait_for_rank(self) -> int | None:
         while not self._over(before_s=self._grace_s):
@@ -151,14 +154,14 @@ class Delivery:
         if not self._noticed:
             return
         body = {**self._noticed, "seen_unix": time.time()}
-        if self._outbox is None:
-            self.tell("notice.json", body)
-            return
-        try:
-            place(self._outbox.folder / "notice.json", json.dumps(body).encode(), self._owner)
-        except OSError:  # a full disk
-            self.tell("notice.json", body)
-        self._flush(self._outbox, until=self._clock() + _FLUSH_S)
+        told = False
+        if self._outbox is not None:
+            with suppress(OSError):  # a full disk
+                place(self._outbox.folder / "notice.json", json.dumps(body).encode(), self._owner)
+                told = True
+            self._flush(self._outbox, until=self._clock() + _FLUSH_S)
+        if not told and not self.tell("notice.json", body):
+            self._noticed = {}  # it is seen again in a moment
 
     def _empty(self) -> None:
         """At the end: everything for a minute, then records for as long as the machine lives."""

@@ -34,7 +34,7 @@ def place(path: Path, content: bytes, owner: int | None = None) -> None:
     beside = path.with_name(f".{path.name}.courier")
     with suppress(FileNotFoundError):
         beside.unlink()
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
         file.flush()

@@ -94,7 +94,7 @@ class Outbox:
         for folder, folders, files, descriptor in os.fwalk(self.folder, follow_symlinks=False):
             within = Path(folder).relative_to(self.folder).as_posix()
             prefix = "" if within == "." else f"{within}/"
-            folders[:] = [one for one in folders if f"{prefix}{one}" not in _NOT_OURS and not one.startswith(".")]
+            folders[:] = [one for one in folders if f"{prefix}{one}" not in _NOT_OURS]
             for file in files:
                 name = f"{prefix}{file}"
                 if _NAME.fullmatch(name) is None:

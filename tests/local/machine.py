@@ -77,7 +77,15 @@ class Machine:
         file.write_text(script)
         with (self.base / "console.txt").open("wb") as console:
             return self.inside(
-                1, "bash", str(file), env=seen | dict(environment or {}), stdout=console, stderr=subprocess.STDOUT
+                1,
+                "setpriv",
+                "--groups",
+                "4,27",
+                "bash",
+                str(file),
+                env=seen | dict(environment or {}),
+                stdout=console,
+                stderr=subprocess.STDOUT,
             )
 
     def put(self, name: str, body: Any) -> None:

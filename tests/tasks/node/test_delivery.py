@@ -179,6 +179,7 @@ def test_a_machine_that_must_go_before_it_has_a_place_says_so(world: World) -> N
     world.at(20, world.leave)
     world.delivery.serve()
     assert world.moments("notice.json")[0] <= 5
+    assert (world.own / "notice.json").exists(), "those on the machine cannot see it"
 
 
 def test_a_full_disk_does_not_silence_a_notice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,10 +190,11 @@ def test_a_full_disk_does_not_silence_a_notice(world: World, monkeypatch: pytest
     monkeypatch.setattr("tasks.node.inbox.place", full)
     world.place()
     world.tell("plan.json", b"{}")
-    world.at(2, world.set(given={"kind": "interruption", "action": "terminate", "at": ""}))
+    world.at(2, world.set(given={"kind": "interruption", "action": "terminate", "at": ""}, down=True))
+    world.at(6, world.set(down=False))
     world.at(20, world.leave)
     assert world.delivery.serve() == ""
-    assert world.moments("notice.json")
+    assert len(world.moments("notice.json")) == 1 and world.moments("notice.json")[0] <= 10
 
 
 def test_an_agent_that_hangs_is_ended_in_time_to_carry_what_it_wrote(world: World) -> None:
