@@ -99,3 +99,13 @@ def test_no_link_that_lies_in_wait_is_written_through(tmp_path: Path) -> None:
     place(tmp_path / "notice.json", b"{}")
     assert victim.read_text() == "untouched"
     assert not (tmp_path / "notice.json").is_symlink() and (tmp_path / "notice.json").read_text() == "{}"
+
+
+def test_a_link_that_comes_back_is_not_written_through_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("untouched")
+    (tmp_path / ".notice.json.courier").symlink_to(victim)
+    monkeypatch.setattr(Path, "unlink", lambda _: None)
+    with pytest.raises(FileExistsError):
+        place(tmp_path / "notice.json", b"{}")
+    assert victim.read_text() == "untouched"
