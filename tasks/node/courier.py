@@ -25,6 +25,7 @@ from .s3 import Bucket
 
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")  # of the environment; nothing else reaches the agent
 _PATIENCE_S = 10.0
+_TIMEOUT_S = 5.0  # a store that is silent must not keep a notice waiting
 _POWER_OFF_TRIES = 12
 _LAST_TO_DIE = "-500"  # of /proc/PID/oom_score_adj: memory that a workload eats must not cost its records
 
@@ -112,6 +113,7 @@ def serve(arguments: argparse.Namespace) -> None:
             endpoint=arguments.endpoint,
             keys=metadata.keys,
             attempts=attempts,
+            timeout_s=_TIMEOUT_S,
         )
 
     try:
