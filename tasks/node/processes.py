@@ -8,11 +8,11 @@ import os
 import signal
 from pathlib import Path
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38  # linux/prctl.h
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, however that ends."""
+    """Have the kernel kill this process when its parent ends, however that ends. A change of user undoes it."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended in between
@@ -50,3 +50,8 @@ def end_descendants() -> None:
                 pass
         except ChildProcessError:
             return
+
+
+def gain_nothing() -> None:
+    """Let no program that this process runs give it more rights than it has: set-uid bits count for nothing."""
+    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""The EC2 provider: what AWS offers now, or what came with the package; and its machines, which `ec2_machines` holds."""
+"""The EC2 provider: what AWS offers now, or what came with the package; its machines are held by `ec2_machines`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NO_HOME = "this provider was opened for prices alone: it has no folder for leas
 class Ec2Provider:
     """Types and prices of the regions in `choices`. `clients` stands in for boto3's, with credentials of its own.
 
-    Leases lie under `home`/leases-ec2; without it there are prices only. `node_package` is what travels to the machines.
+    Leases lie under `home`/leases-ec2; without it there are prices only. `node_package` is what machines get.
     """
 
     name = "ec2"
@@ -103,7 +103,7 @@ class Ec2Provider:
     @contextmanager
     def acquire(self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int) -> Iterator[RunningCluster]:
         """See Provider.acquire. Climbs the ladder; NoCapacity where it is used up. `seed` is of no account here."""
-        machines, offers = self._machines, self._offers_near(cluster)
+        offers, machines = self._offers_near(cluster), self._machines
         with machines.acquire(cluster, offers, lease_id=lease_id, deadline_s=deadline_s) as running:
             yield running
 
@@ -147,7 +147,7 @@ class Ec2Provider:
             self._leases.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End leases of this home without a controller, and what has our tags and is past its deadline, in every region."""
+        """End leases of this home without a controller, and what has our tags past its deadline, in every region."""
         if self._leases is None or (self._choices.bucket is None and not self._leases.ids()):
             return []
         try:

@@ -45,16 +45,12 @@ class Ec2Cluster:
     ) -> None:
         self._api, self._clock, self._launcher, self._rung = api, clock, launcher, rung
         self.lease_id, self.mailbox = launcher.lease.lease_id, mailbox
+        self.cluster: Cluster = rung.cluster
         self.addresses = [one.address for one in launcher.lease.current]
         self.mirror = mirror
         self._lock = threading.RLock()
         self._seen: dict[str, Answer] = {}
         self._looked_at: datetime | None = None
-
-    @property
-    def cluster(self) -> Cluster:
-        """What was got, at the prices of its launch."""
-        return self._rung.cluster
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
@@ -73,7 +69,7 @@ class Ec2Cluster:
         """Nothing was put in force."""
 
     def nodes(self) -> Sequence[NodeState]:
-        """State of each machine, in rank order; what AWS says is some seconds old at most, unless it does not answer."""
+        """State of each machine, in rank order; what AWS says is some seconds old at most, unless AWS is silent."""
         with self._lock:
             if self._looked_at is None or (self._clock.now() - self._looked_at).total_seconds() >= LOOK_EVERY_S:
                 self._look()
@@ -89,7 +85,7 @@ class Ec2Cluster:
             return self._launcher.lease.usd_until(self._clock.now())
 
     def replace(self, node: int) -> bool:
-        """Another machine of the same type, market and zone; its folder of the mailbox is swept, records and logs stay."""
+        """Another machine of the same type, market and zone; in its folder records and logs stay."""
         with self._lock:
             self.mirror.sync()
             try:

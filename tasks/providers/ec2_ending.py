@@ -1,4 +1,4 @@
-"""Ending machines, whoever launched them: asked until it is done, looked at afterwards, and said plainly where it fails.
+"""Ending machines, whoever launched them: asked until it is done, looked at afterwards, said plainly where it fails.
 
 What cannot be ended now stays on the lease, so that the reaper tries again; the machines end themselves at their
 deadline all the same.
@@ -70,7 +70,10 @@ def end_machines(api: MachinesApi, clock: Clock, lease: Ec2Lease, tags: dict[str
     lease = _ended(lease, {str(one["InstanceId"]): one for one in gone}, alive, clock.now())
     waiting = [one for one in lease.asked if not one.answered and clock.now() < one.asked_at + SETTLED]
     if waiting:
-        return lease, f"EC2 did not answer a request of lease {lease.lease_id} in {region}: it may still have been served"
+        return (
+            lease,
+            f"EC2 did not answer a request of lease {lease.lease_id} in {region}: it may still have been served",
+        )
     return lease, ""
 
 
@@ -138,7 +141,7 @@ def _stray(lease: Ec2Lease, one: Answer) -> Machine:
 
 
 def _ended(lease: Ec2Lease, gone: dict[str, Answer], alive: set[str], now: datetime) -> Ec2Lease:
-    """Every machine with the moment of its end: now, unless it was `gone` before. At its deadline where nobody knows."""
+    """Every machine with the moment of its end: now, unless it was `gone` before; its deadline where nobody knows."""
     machines = []
     for one in lease.machines:
         if one.instance_id in alive:

@@ -68,7 +68,9 @@ SENTENCES = {
     **dict.fromkeys(("PlacementGroupLimitExceeded", "MaxSpotFleetRequestCountExceeded"), _QUOTA),
     **dict.fromkeys(("SpotMaxPriceTooLow", "InvalidSpotPrice"), _PRICE),
     **dict.fromkeys(("InvalidParameterValue", "InvalidParameterCombination", "InvalidParameter"), _PARAMETER),
-    **dict.fromkeys(("MissingParameter", "UnknownParameter", "ValidationException", "ParamValidationError"), _PARAMETER),
+    **dict.fromkeys(
+        ("MissingParameter", "UnknownParameter", "ValidationException", "ParamValidationError"), _PARAMETER
+    ),
     **dict.fromkeys(("InvalidInput", "MalformedQueryString", "InvalidUserData.Malformed"), _PARAMETER),
     "IdempotentParameterMismatch": _MISMATCH,
     **dict.fromkeys(("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable", "InvalidAMIID.Malformed"), _IMAGE),

@@ -1,4 +1,4 @@
-"""What a launch stands on, learned before anything is asked for: image, network, role, quotas, zones, the code's archive.
+"""What a launch stands on, learned before anything is asked for: image, network, role, quotas, zones, the archive.
 
 Whatever is wrong with account or settings is said here, while nothing costs anything yet.
 """
@@ -149,12 +149,14 @@ class Surveyor:
         )
 
     def rungs(self, ground: Ground, cluster: Cluster, offers: Sequence[Offer]) -> tuple[list[Rung], list[str]]:
-        """The ladder as far as quotas and prices go, and a sentence for each rung left out. Raises NoCapacity if none."""
+        """The ladder as far as quotas and prices go, and why rungs are left out. Raises NoCapacity if none is left."""
         zones = set(ground.subnets)
         for name in ground.types:
             zones &= self._api.zones_offering(ground.region, name)
         rungs, said = ec2_ladder.ladder(cluster, offers, sorted(zones), self._choices.markets)
-        refused = {market: self._over_quota(ground, market, rungs) for market in dict.fromkeys(r.markets for r in rungs)}
+        refused = {
+            market: self._over_quota(ground, market, rungs) for market in dict.fromkeys(r.markets for r in rungs)
+        }
         said += [sentence for sentence in refused.values() if sentence]
         left = [rung for rung in rungs if not refused[rung.markets]]
         if not left:

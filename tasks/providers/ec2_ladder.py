@@ -53,9 +53,7 @@ class Rung:
         first = 0
         for _, run in groupby(self.cluster.members, key=lambda one: (one.instance_type.name, one.market)):
             size, offer = len(list(run)), self.cluster.members[first]
-            found.append(
-                Group(number=len(found), first=first, size=size, offer=offer, most_usd=self.most_usd[first])
-            )
+            found.append(Group(number=len(found), first=first, size=size, offer=offer, most_usd=self.most_usd[first]))
             first += size
         return found
 
@@ -79,11 +77,15 @@ def ladder(
     rungs: list[Rung] = []
     missing: list[str] = []
     elsewhere = [one.zone for one in cluster.members if one.market == "spot" and one.zone not in zones]
-    missing += [f"{zone} has no subnet of ours, or not every type of {cluster.name}" for zone in dict.fromkeys(elsewhere)]
+    missing += [
+        f"{zone} has no subnet of ours, or not every type of {cluster.name}" for zone in dict.fromkeys(elsewhere)
+    ]
     for market in wanted:
         found: list[Rung] = []
         for zone in sorted(zones):
-            members = [_member(offer, which, zone, prices) for offer, which in zip(cluster.members, market, strict=True)]
+            members = [
+                _member(offer, which, zone, prices) for offer, which in zip(cluster.members, market, strict=True)
+            ]
             priced = [one for one in members if one is not None and one.usd_per_hour is not None]
             if len(priced) < len(members):
                 kinds = "+".join(sorted(set(market)))

@@ -95,7 +95,9 @@ class Launcher:
             self._ask(rung, alone, name)
             with suppress(AwsRefused):  # what stays is ended with the lease
                 self._api.terminate(self.lease.region, [lost.instance_id])
-            self._await_running([one for one in self.lease.machines if one.current and one.rank == rank and one != lost])
+            self._await_running(
+                [one for one in self.lease.machines if one.current and one.rank == rank and one != lost]
+            )
         except AwsRefused as error:
             self._note(rung, error)
             came = [one.instance_id for one in self.lease.current if one.rank == rank and one != lost]

@@ -1,4 +1,4 @@
-"""Leases of EC2's machines: HOME/leases-ec2/<lease_id>/lease.json, written before the first request that may cost money.
+"""Leases of EC2's machines: HOME/leases-ec2/<lease_id>/lease.json, written before a request that may cost money.
 
 It tells what was asked under which token and when, so that whoever comes after a killed controller asks the same again
 or ends what came of it; machines themselves are found by their tags.

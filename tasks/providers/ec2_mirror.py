@@ -42,7 +42,7 @@ def lease_prefix(prefix: str, lease_id: str) -> str:
 
 
 class Mirror:
-    """One lease's. `sync()` is a turn, by hand or (`start`) every second in a thread. Safe to use from several threads."""
+    """One lease's. `sync()` is a turn, by hand or (`start`) every second in a thread. Several threads may use it."""
 
     def __init__(
         self, store: Store, under: str, mailbox: Path, places: Mapping[str, Place], now_unix: Callable[[], float]
@@ -86,7 +86,8 @@ class Mirror:
             except AwsRefused as error:
                 self.problem = str(error)
                 return False
-            whole = all([self._fetch(one) for one in self._wanted(listed)])
+            fetched = [self._fetch(one) for one in self._wanted(listed)]
+            whole = all(fetched)
             if whole and began == began:
                 self.now_unix = max(self.now_unix, began)
             self.problem = "" if whole else self.problem

@@ -1,4 +1,4 @@
-"""Ends what should be dead on EC2: leases of this home without a controller, and anything with our tags past its deadline.
+"""Ends what should be dead on EC2: leases of this home without a controller, and what has our tags past its deadline.
 
 Looks through every region of srift.toml and of a lease, whoever launched what it finds there.
 """

@@ -125,9 +125,7 @@ def placement_group(ground: Ground, rung: Rung) -> Request | None:
     }
 
 
-def run_instances(
-    ground: Ground, rung: Rung, group: Group, *, name: str, security: str, user_data: str
-) -> Request:
+def run_instances(ground: Ground, rung: Rung, group: Group, *, name: str, security: str, user_data: str) -> Request:
     """For RunInstances, on demand: all of the group or none. boto3 encodes the user-data of this call itself."""
     return _machine(ground, rung) | {
         "InstanceType": group.offer.instance_type.name,
@@ -140,9 +138,7 @@ def run_instances(
     }
 
 
-def launch_template(
-    ground: Ground, rung: Rung, group: Group, *, name: str, security: str, user_data: str
-) -> Request:
+def launch_template(ground: Ground, rung: Rung, group: Group, *, name: str, security: str, user_data: str) -> Request:
     """For CreateLaunchTemplate, which a fleet needs; here the user-data has to be encoded."""
     network = _network(ground, rung, group, security)
     network.pop("SubnetId", None)  # the fleet names it
@@ -167,7 +163,7 @@ def template_name(ground: Ground, name: str) -> str:
 
 
 def create_fleet(ground: Ground, rung: Rung, group: Group, *, name: str) -> Request:
-    """For CreateFleet, spot, once and at once: all of the group or none, in the rung's zone, up to the highest price."""
+    """For CreateFleet, spot, at once: all of the group or none, in the rung's zone, up to the highest price."""
     override = {
         "InstanceType": group.offer.instance_type.name,
         "SubnetId": ground.subnets[rung.zone],

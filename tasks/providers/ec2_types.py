@@ -1,4 +1,4 @@
-"""What a launcher must know of an instance type beyond what the model does: network, placement, processor, quota. Pure."""
+"""What a launcher must know of an instance type beyond the model: network, placement, processor, quota. Pure."""
 
 from __future__ import annotations
 

@@ -1,0 +1,67 @@
+#!/bin/bash
+# What a rented machine does first (EC2's user-data, as root). Filled in by tasks/providers/ec2_userdata.py.
+# First its own end, whatever the controller does: the machine terminates when it is off.
+shutdown -h +@minutes@ "srift: the deadline of lease "@lease@ || { (sleep @seconds@; shutdown -h now) & }
+umask 022
+export PYTHONDONTWRITEBYTECODE=1
+python=@python@
+user=${SRIFT_USER:-srift} # SRIFT_USER, SRIFT_BASE and SRIFT_METADATA: an emulated host's
+work=$(mktemp -d "${SRIFT_BASE:-/var/lib}/srift-XXXXXX") && mkdir "$work"/{boot,code,mailbox} && chmod 755 "$work" ||
+  { shutdown -h now; exit 1; }
+
+cat >"$work/boot/metadata.py" <<'@mark@'
+@metadata@
+@mark@
+cat >"$work/boot/s3.py" <<'@mark@'
+@s3@
+@mark@
+cat >"$work/boot/fetch.py" <<'@mark@'
+import hashlib, json, sys, time
+from metadata import Metadata
+from s3 import Absent, Bucket
+
+verb, bucket, region, endpoint, prefix, lease, role_id, told = sys.argv[1:9]
+metadata = Metadata()
+store = Bucket(bucket, region=region, endpoint=endpoint or None, keys=metadata.keys, attempts=8)
+if verb == "failed":
+    key = f"{prefix}/leases/{lease}/{role_id}:{metadata.instance_id()}/out/failed.json"
+    store.put(key, json.dumps({"reason": told, "failed_unix": time.time()}).encode())
+    sys.exit()
+for left in reversed(range(8)):
+    try:
+        archive = store.get(f"{prefix}/code/{told}.tar.gz")
+        break
+    except Absent:  # the rights of a role that a machine was just given are not known everywhere at once
+        if not left:
+            raise
+        time.sleep(4)
+if hashlib.sha256(archive).hexdigest() != told:
+    sys.exit("the archive of the code is not the one that was asked for")
+with open(sys.argv[9], "wb") as file:
+    file.write(archive)
+@mark@
+
+boot() { # VERB TOLD [FILE]
+  timeout 300 "$python" "$work/boot/fetch.py" "$1" @bucket@ @region@ @endpoint@ @prefix@ @lease@ @role_id@ "${@:2}"
+}
+failed() {
+  echo "srift: $1"
+  boot failed "$1"
+  until shutdown -h now; do sleep 5; done
+  exit 1
+}
+
+[ -x "$python" ] || { missing=$python; python=python3; failed "the image has no $missing: see [ec2] python"; }
+id -u "$user" >/dev/null 2>&1 || useradd --system --no-create-home --shell /usr/sbin/nologin "$user" ||
+  failed "user $user could not be made"
+said=$(boot fetch @code_sha256@ "$work/code.tar.gz" 2>&1) ||
+  failed "the code could not be fetched: $(tail -n 1 <<<"$said")"
+tar -xzf "$work/code.tar.gz" -C "$work/code" --no-same-owner --no-same-permissions && cd "$work/code" ||
+  failed "the archive of the code could not be unpacked"
+
+# As root: it keeps the user from the metadata service, and only then runs the agent as that user.
+"$python" -m node.courier --bucket @bucket@ --prefix @prefix@ --region @region@ @endpoint_option@ \
+  --lease @lease@ --role-id @role_id@ --user "$user" --python "$python" \
+  --deadline-s $((@seconds@ - SECONDS)) --directory "$work/mailbox"
+# It powers the machine off itself, unless it could not even start.
+until shutdown -h now; do sleep 5; done

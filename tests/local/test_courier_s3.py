@@ -1,0 +1,97 @@
+"""The courier's way to S3, against moto's server on loopback, with credentials from a metadata service's stand-in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from tasks.node.courier import MachineStore
+from tasks.node.delivery import Delivery
+from tasks.node.metadata import Metadata
+from tasks.node.s3 import Absent, Bucket
+from tests.local.machine import metadata_files
+from tests.local.standin.cloud import serve
+
+pytestmark = pytest.mark.local
+
+
+class Agent:
+    """Has written a record; leaves when it is told to."""
+
+    def __init__(self, mailbox: Path, own: Path) -> None:
+        self.mailbox = mailbox
+        (own / "records").mkdir()
+        (own / "records" / "a+b c.json").write_text("a name that cannot be")
+        (own / "records" / "a+b:c.json").write_text('{"step_s": 0.1}')
+
+    def poll(self) -> int | None:
+        return 0 if (self.mailbox / "done.json").exists() else None
+
+    def end(self) -> None:
+        pass
+
+    def said(self) -> str:
+        return ""
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3(endpoint: str) -> Any:
+    keys = {"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": "s", "region_name": "us-east-1"}
+    client = boto3.client("s3", endpoint_url=endpoint, **keys)
+    client.create_bucket(Bucket="mailbox")
+    return client
+
+
+@pytest.fixture
+def metadata(tmp_path: Path) -> Iterator[Metadata]:
+    metadata_files(tmp_path / "cloud")
+    (server,) = serve(tmp_path / "cloud", "127.0.0.1:0")
+    yield Metadata(f"http://127.0.0.1:{server.server_port}")
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_lease_is_served_through_s3(s3: Any, endpoint: str, metadata: Metadata, tmp_path: Path) -> None:
+    bucket = Bucket("mailbox", region="us-east-1", endpoint=endpoint, keys=metadata.keys)
+    with pytest.raises(Absent):
+        bucket.get("srift/none")
+    root = f"srift/leases/l/AROAEXAMPLE:{metadata.instance_id()}"
+    done = b"{}"
+    told = {"node.json": b'{"node": 0, "nodes": 1}', "done.json": done}
+    told["manifest.json"] = json.dumps({"files": {"done.json": hashlib.sha256(done).hexdigest()}}).encode()
+    for name, content in told.items():
+        s3.put_object(Bucket="mailbox", Key=f"{root}/in/{name}", Body=content)
+    directory = tmp_path / "mailbox"
+    directory.mkdir()
+    delivery = Delivery(
+        directory=directory,
+        store=MachineStore(bucket, root),
+        start=lambda rank, _: Agent(directory, directory / f"node-{rank}"),
+        notice=metadata.notice,
+        owner=os.getuid(),
+        deadline_s=30.0,
+        sleep=lambda _: threading.Event().wait(0.01) and None,
+    )
+    assert delivery.serve() == ""
+    listed = s3.list_objects_v2(Bucket="mailbox", Prefix=f"{root}/out/")["Contents"]
+    assert [one["Key"].partition("/out/")[2] for one in listed] == ["booted.json", "records/a+b:c.json"]
+    body = s3.get_object(Bucket="mailbox", Key=f"{root}/out/records/a+b:c.json")["Body"].read()
+    assert body == b'{"step_s": 0.1}'
