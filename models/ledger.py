@@ -63,31 +63,14 @@ class Outcome:
         return self.usd if str(self.row["goal"]).startswith("cheapest") else self.hours
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delays:
-    """Seconds of a provider's machines: from asking to the first step, and from a loss until the others go on."""
-
-    startup_s: float = spot.STARTUP_S
-    replacement_s: float = spot.REPLACEMENT_S
-
-
-LOCAL = Delays()
-
-
-def judge(
-    promises: pd.DataFrame,
-    runs: pd.DataFrame,
-    workloads: pd.DataFrame,
-    devices: Mapping[str, int],
-    delays: Delays = LOCAL,
-) -> list[Row]:
+def judge(promises: pd.DataFrame, runs: pd.DataFrame, workloads: pd.DataFrame, devices: Mapping[str, int]) -> list[Row]:
     """One row a first choice of `promises` (columns of that mart) that some of `runs` measured after it was published.
 
     Equal promises - one question, one setup, one market - are judged where they were measured before the next one was
     published, each by the runs until the next that was judged so: no run counts for two of them. Runs without a time
     judge nothing. Rivals are the other setups named beside the choice; in another market it is the same setup.
-    `workloads` gives gradient_bytes, `devices` those of an instance type where a layout is not given, `delays`
-    are those that the promises were made with. Columns: those of the table raw_ledger but refresh_id and judged_at.
+    `workloads` gives gradient_bytes, `devices` those of an instance type where a layout is not given. Columns: those of
+    the table raw_ledger but refresh_id and judged_at.
     """
     measured = _by_key(runs, devices)
     bytes_of = {row["workload"]: row.get("gradient_bytes") for row in rows_of(workloads)}
@@ -104,8 +87,7 @@ def judge(
         own.sort(key=lambda row: row["published_at"])
         ends = [*(row["published_at"] for row in own[1:]), None]
         for row, until in zip(own, ends, strict=False):  # of no promise measured there is one end too many
-            size = bytes_of.get(row["workload"])
-            judged.append(_judged(row, beside[_promise(row)], measured, until, size, delays))
+            judged.append(_judged(row, beside[_promise(row)], measured, until, bytes_of.get(row["workload"])))
     return sorted(judged, key=lambda row: (row["published_at"], row["promise_id"]))
 
 
@@ -142,18 +124,17 @@ def _time(run: Run) -> pd.Timestamp:
     return run.measured_at
 
 
-def _outcome(row: Row, runs: tuple[Run, ...], gradient_bytes: float | None, delays: Delays) -> Outcome:
+def _outcome(row: Row, runs: tuple[Run, ...], gradient_bytes: float | None) -> Outcome:
     step_s = float(np.median([run.step_s for run in runs]))
     steps = -(-int(row["samples"]) // int(row["global_batch"]))
     hazard, price = float(row["interruptions_per_hour"]), _number(row["usd_per_hour"])
     write_s = spot.checkpoint_seconds(state_bytes_of(gradient_bytes))
-    waits = {"startup_s": delays.startup_s, "replacement_s": delays.replacement_s, "checkpoint_s": write_s}
-    hours, usd = cost_at(step_s, steps=steps, hazard_per_hour=hazard, usd_per_hour=price, **waits)
+    hours, usd = cost_at(step_s, steps=steps, hazard_per_hour=hazard, usd_per_hour=price, checkpoint_s=write_s)
     what = LIMITED_BY.get(str(row["goal"]))
     p_meets = None
     if what is not None:
         work = np.full(_DRAWS, steps * step_s / 3600.0)
-        drawn = spot.drawn_hours(work, hazard, seed=0, **waits) * (1.0 if what == "hours" else price)
+        drawn = spot.drawn_hours(work, hazard, seed=0, checkpoint_s=write_s) * (1.0 if what == "hours" else price)
         p_meets = float(np.mean(drawn <= float(row[f"constraint_{what}"])))
     return Outcome(row=row, runs=runs, step_s=step_s, hours=hours, usd=usd, p_meets=p_meets)
 
@@ -164,13 +145,12 @@ def _judged(
     measured: Mapping[Key, Sequence[Run]],
     until: pd.Timestamp | None,
     gradient_bytes: float | None,
-    delays: Delays,
 ) -> Row:
     own = next(key for other, key in named if other is row)
-    choice = _outcome(row, _within(measured[own], row, until), gradient_bytes, delays)
+    choice = _outcome(row, _within(measured[own], row, until), gradient_bytes)
     others = [(other, key) for other, key in named if key != own]
     since = {key: _within(measured.get(key, ()), row, until) for _, key in others}
-    rivals = [_outcome(other, since[key], gradient_bytes, delays) for other, key in others if since[key]]
+    rivals = [_outcome(other, since[key], gradient_bytes) for other, key in others if since[key]]
     met = [one for one in rivals if one.met and np.isfinite(one.objective())]
     best = min(met, key=Outcome.objective, default=None)
     used = sorted((run for one in (choice, *rivals) for run in one.runs), key=lambda run: (run.measured_at, run.run_id))

@@ -66,14 +66,7 @@ def state_bytes_of(gradient_bytes: float | None) -> float:
 
 
 def cost_at(
-    step_s: float,
-    *,
-    steps: int,
-    hazard_per_hour: float,
-    usd_per_hour: float,
-    checkpoint_s: float,
-    startup_s: float = spot.STARTUP_S,
-    replacement_s: float = spot.REPLACEMENT_S,
+    step_s: float, *, steps: int, hazard_per_hour: float, usd_per_hour: float, checkpoint_s: float
 ) -> tuple[float, float]:
     """Expected hours and dollars of a job of `steps` at a measured step time; NaN where the step or the price is.
 
@@ -82,11 +75,7 @@ def cost_at(
     if not np.isfinite(step_s):
         return float("nan"), float("nan")
     work = steps * step_s / 3600.0
-    hours = float(
-        spot.expected_hours(
-            work, hazard_per_hour, startup_s=startup_s, checkpoint_s=checkpoint_s, replacement_s=replacement_s
-        )
-    )
+    hours = float(spot.expected_hours(work, hazard_per_hour, checkpoint_s=checkpoint_s))
     return hours, hours * usd_per_hour
 
 

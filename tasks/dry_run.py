@@ -158,7 +158,7 @@ def _requests(
         "controller": "(this home)",
         "deadline_unix": int(now.timestamp() + deadline_s),
     }
-    role = "(the role's id)"
+    role = "AROAEXAMPLE"  # stands for the id of the machines' role; user-data takes nothing in brackets
     try:
         if surveyor is None:
             raise ProviderError("")
@@ -170,7 +170,7 @@ def _requests(
         ground = _imagined(here, cluster, here_offers, **words)
         rungs, _ = ladder(cluster, here_offers, sorted(ground.subnets), ec2.markets)
     script = user_data(
-        bucket=ec2.bucket or "(no bucket is set under [ec2])",
+        bucket=ec2.bucket or "no-bucket-is-set",
         prefix=ec2.prefix,
         region=region,
         endpoint=None,

@@ -21,8 +21,7 @@ def judge_promises(here: Installation, frames: Mapping[str, pd.DataFrame], refre
     promises = reads.mart(here.warehouse, "promises", provider=here.provider.name)
     types = frames["instance_types"]
     devices = dict(zip(types["name"], types["devices"].fillna(1).astype(int), strict=True)) if len(types) else {}
-    delays = ledger.Delays(startup_s=here.startup_s, replacement_s=here.replacement_s)
-    judged = ledger.judge(promises, frames["runs"], frames["workloads"], devices, delays)
+    judged = ledger.judge(promises, frames["runs"], frames["workloads"], devices)
     with here.warehouse.transact() as connection:
         return append.append_ledger(connection, judged, refresh_id=refresh_id, judged_at=now)
 

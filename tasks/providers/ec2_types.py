@@ -12,8 +12,9 @@ from models.cloud import Offer
 # Quotas of vCPUs that run at once, by family and market: names as Service Quotas has them (November 2026).
 _FAMILIES = {
     "G and VT": (re.compile(r"(g|vt)\d"), {"on-demand": "L-DB2E81BA", "spot": "L-3819A6DF"}),
-    "P": (re.compile(r"p\d"), {"on-demand": "L-417A185B", "spot": "L-7212CCBC"}),
-    "standard": (re.compile(r"(a|c|d|h|i|im|is|m|r|t|z)\d"), {"on-demand": "L-1216C47A", "spot": "L-34B43A48"}),
+    "P2 to P4": (re.compile(r"p[2-4]"), {"on-demand": "L-417A185B", "spot": "L-7212CCBC"}),
+    "P5 and P6": (re.compile(r"p[56]"), {"on-demand": "L-417A185B", "spot": "L-C4BD4855"}),
+    "standard": (re.compile(r"(a|c|d|h|i|im|is|m|r|t|z)\d"), {"on-demand": "L-1216C47A", "spot": "L-34B43A08"}),
 }
 
 

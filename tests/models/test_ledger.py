@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models import spot
-from models.ledger import LOCAL, Delays, judge, summary
+from models.ledger import judge, summary
 
 NIGHT = pd.Timestamp("2026-11-20 03:00")
 DAY = pd.Timedelta(days=1)
@@ -174,22 +174,3 @@ def test_the_summary_counts_failures_apart() -> None:
     assert told["mean_regret"] == pytest.approx(0.2) and told["worst_regret"] == 0.3
     assert told["within_interval"] == pytest.approx(1 / 3)
     assert summary(pd.DataFrame(columns=["verdict", "regret", "within_interval"]))["mean_regret"] is None
-
-
-def test_what_became_of_a_promise_is_reckoned_with_the_delays_that_it_was_made_with() -> None:
-    slow = Delays(startup_s=90.0, replacement_s=110.0)
-    told = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.1) + 60 / 3600, "p_required": 0.9}
-    runs = pd.DataFrame([run("a", 1, 0.1, **told)])
-    told_once = pd.DataFrame([promise(1, **told)])
-    by_delay = [judge(told_once, runs, WORKLOADS, {"a": 1}, delays)[0] for delays in (LOCAL, slow)]
-    quick, late = (row["measured_hours"] for row in by_delay)
-    assert late - quick == pytest.approx((90.0 - spot.STARTUP_S) / 3600)
-    assert [row["met_constraint"] for row in by_delay] == [True, False], "a minute decides"
-    often = promise(1, interruptions_per_hour=0.5)
-    quick, late = (
-        judge(pd.DataFrame([often]), runs, WORKLOADS, {"a": 1}, Delays(startup_s=12.0, replacement_s=one))[0][
-            "measured_hours"
-        ]
-        for one in (22.0, 110.0)
-    )
-    assert late > quick

@@ -8,16 +8,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from models import ledger
-from models.ledger import Delays
 from tasks import status
-from tasks.installation import EC2_REPLACEMENT_S, EC2_STARTUP_S, Installation
+from tasks.installation import Installation
 from tasks.ledger import judge_promises, ledger_sentence
 from tasks.prices import snapshot_offers
 from tasks.printing import print_status
 from tasks.publish import export_copies, store_publication
 from tasks.recommend import recommend_all
-from tests.installed import NOON, DescribedMachines, champion, install, measured
+from tests.installed import NOON, champion, install, measured
 from warehouse import reads
 from warehouse.append import append_imports
 from warehouse.reads import mart
@@ -93,16 +91,3 @@ def test_one_choice_is_one_choice() -> None:
         "ledger: 1 published choice measured since, 100% within the promised interval; "
         "mean regret 2.0% over 1 compared with rivals; 0 missed their constraint"
     )
-
-
-@pytest.mark.parametrize(
-    ("provider", "seconds"), [("local", (12.0, 22.0)), ("ec2", (EC2_STARTUP_S, EC2_REPLACEMENT_S))]
-)
-def test_promises_are_judged_with_the_delays_of_their_provider(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, seconds: tuple[float, float]
-) -> None:
-    seen: list[Delays] = []
-    monkeypatch.setattr(ledger, "judge", lambda *told: seen.append(told[-1]) or [])
-    made = install(tmp_path, provider=DescribedMachines(name=provider))
-    judge_promises.fn(made, reads.training_frames(made.warehouse, provider), "refresh-1", NOON)
-    assert [(one.startup_s, one.replacement_s) for one in seen] == [seconds]
