@@ -113,7 +113,7 @@ def allow(
     `usd_per_hour` is the dearest that the machines may come to; unknown is refused.
     """
     if usd_per_hour is None or not usd_per_hour > 0 or not math.isfinite(usd_per_hour):
-        why = "its price is not known (on demand, which bounds spot; see [ec2] markets), nor what it would cost at worst"
+        why = "its price is not known (on demand, which bounds spot; see [ec2] markets), nor the worst case"
         return Allowance(deadline_s=0.0, worst_usd=0.0, refusal=why)
     tightest = min(caps, key=lambda cap: cap.left_usd)
     deadline_s = wished_s

@@ -152,9 +152,10 @@ def test_the_worst_case_bounds_every_rung_to_its_end(size: int, deadline_s: floa
         ("g5.xlarge", "on-demand", "L-DB2E81BA"),
         ("vt1.3xlarge", "spot", "L-3819A6DF"),
         ("p4d.24xlarge", "on-demand", "L-417A185B"),
-        ("p5.48xlarge", "spot", "L-7212CCBC"),
+        ("p4d.24xlarge", "spot", "L-7212CCBC"),
+        ("p5.48xlarge", "spot", "L-C4BD4855"),
         ("m5.large", "on-demand", "L-1216C47A"),
-        ("c7i.large", "spot", "L-34B43A48"),
+        ("c7i.large", "spot", "L-34B43A08"),
         ("trn1.32xlarge", "spot", None),
     ],
 )
