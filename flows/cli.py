@@ -43,6 +43,14 @@ def refresh(
             from tasks.printing import launches_as_rows, print_launches
             from tasks.shopping import dry_run as shop_only
 
+            if provider == "ec2":
+                from tasks.dry_run import as_rows, as_text
+                from tasks.dry_run import dry_run as plan_only
+
+                plan, cap_usd = plan_only(max_usd)
+                _print_json(as_rows(plan)) if as_json else typer.echo(as_text(plan, cap_usd))
+                return
+
             launches = shop_only(provider, max_usd)
             _print_json(launches_as_rows(launches)) if as_json else print_launches(launches)
             return
@@ -161,6 +169,25 @@ def reap(provider: Provider = "local", as_json: Json = False) -> None:
             _print_json({"ended": sentences})
         else:
             typer.echo("\n".join(sentences) or "nothing was left running")
+
+
+@app.command()
+def doctor(
+    provider: Provider = "local",
+    print_policies: Annotated[bool, typer.Option("--print-policies", help="Print IAM policies and end.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check all that a refresh needs, and say how to put right what is wrong. Starts nothing, costs nothing."""
+    with explained():
+        from tasks import doctor as checks
+
+        if print_policies:
+            _print_json(checks.policies_of(load_settings()))
+            return
+        found = checks.examine(load_settings(), provider)
+        _print_json(checks.as_json(found)) if as_json else typer.echo(checks.as_text(found))
+        if not checks.well(found):
+            raise SystemExit(1)
 
 
 def main() -> None:

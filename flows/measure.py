@@ -22,10 +22,10 @@ def measure(refresh_id: str, provider: str = "local", max_usd: float | None = No
     """Buy what is worth most under the caps; returns launches, rows by status, dollars, and seconds by phase."""
     here = open_installation(provider)
     champion = load_champion(here.home, provider)
-    campaign = here.settings.campaign
     tally = Tally(
-        cap_usd=campaign.max_usd if max_usd is None else max_usd,
-        stop_at=time.monotonic() + campaign.max_minutes * 60.0,
+        cap_usd=here.settings.campaign.max_usd if max_usd is None else max_usd,
+        stop_at=time.monotonic() + here.max_minutes * 60.0,
+        refresh_id=refresh_id,
     )
     for number, launch in enumerate(within(here, champion, tally)):
         served = serve_launch(here, launch, f"{refresh_id}-{number:02d}", tally)

@@ -13,6 +13,7 @@ from flows.measure import measure
 from flows.publish import publish
 from flows.reap import reap
 from flows.retrain import retrain
+from tasks.doctor import refuse_unless_well
 from tasks.installation import new_refresh_id, open_installation, refuse_to_spend
 from tasks.report import reporter, seconds_listed
 from tasks.turn import store_timings, taking_turn
@@ -23,6 +24,7 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
     """The whole story once. Returns the refresh id, what was measured, the rule's sentence, and seconds by phase."""
     refuse_to_spend(provider, max_usd)
     here = open_installation(provider)
+    refuse_unless_well(here.settings, provider, max_usd)
     refresh_id = new_refresh_id(datetime.now(UTC))
     clock = time.monotonic()
     with taking_turn(here.home, refresh_id):

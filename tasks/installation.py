@@ -45,6 +45,12 @@ class Installation:
         return self.settings.campaign.max_hosts if local else self.settings.ec2.max_hosts
 
     @property
+    def max_minutes(self) -> float:
+        """How long one campaign measures at most."""
+        local = self.provider.name == "local"
+        return self.settings.campaign.max_minutes if local else self.settings.ec2.max_minutes
+
+    @property
     def startup_s(self) -> float:
         """Seconds from asking for a cluster to the first step."""
         return spot.STARTUP_S if self.provider.name == "local" else EC2_STARTUP_S
@@ -89,7 +95,7 @@ def provider_of(settings: Settings, name: str) -> Provider:
     if name not in PROVIDERS:
         raise SettingsError(f"unknown provider {name!r}; {nearest(name, PROVIDERS)}")
     if name == "ec2":
-        return Ec2Provider(settings.ec2)
+        return Ec2Provider(settings.ec2, home=settings.home, node_package=Path(__file__).parent / "node")
     return LocalProvider(
         home=settings.home,
         instance_types=settings.local.instance_types,
@@ -98,16 +104,24 @@ def provider_of(settings: Settings, name: str) -> Provider:
     )
 
 
-def refuse_to_spend(provider: str, max_usd: float | None) -> None:
-    """EC2's machines cost money, and none can be launched yet. Raises SettingsError unless the cap says 0."""
-    if provider == "ec2" and max_usd is None:
+def refuse_to_spend(provider: str, max_usd: float | None, settings: Settings | None = None) -> None:
+    """EC2's machines cost money: nothing starts without a cap, nor with one above 0 where launching is not set up.
+
+    Raises SettingsError naming what is missing. A cap of 0 measures nothing, and is always allowed.
+    """
+    if max_usd is not None and not 0 <= max_usd < float("inf"):
+        raise SettingsError(f"--max-usd {max_usd} is no number of dollars that a cap can be")
+    if provider != "ec2":
+        return
+    if max_usd is None:
         raise SettingsError(
             "machines of ec2 cost money: say with --max-usd what a refresh may spend; 0 measures nothing"
         )
-    if provider == "ec2" and max_usd:
+    if max_usd > 0 and (settings or load_settings()).ec2.bucket is None:
         raise SettingsError(
-            "provider 'ec2' cannot launch machines in this version yet; with --max-usd 0 a refresh takes prices, learns"
-            " from imported measurements and publishes"
+            "machines of ec2 report through a bucket of S3, and none is named: set bucket under [ec2] in srift.toml and"
+            " run `srift doctor --provider ec2`; with --max-usd 0 a refresh takes prices, learns from imported"
+            " measurements and publishes"
         )
 
 

@@ -146,7 +146,7 @@ def _profiles(here: Installation, workload: Workload, sold: Sequence[Offer], cou
         frames["profiles"],
         frames["probes"],
         max_usd=float("inf"),
-        max_seconds=here.settings.campaign.max_minutes * 60,
+        max_seconds=here.max_minutes * 60,
         max_hosts=here.settings.campaign.max_hosts,
         fits=here.fits,
         seed=here.settings.campaign.seed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from prefect import task
@@ -11,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from models.campaign import Launch, Wanted
 
 from .benchmark import Clock, Job, Served, Service, Stopwatch, Watch, write_rows
+from .caps import allowance
 from .collect import collect
 from .installation import Installation
 from .jobs import job_of
@@ -24,12 +26,18 @@ from .tally import Tally
 
 @task(cache_policy=NO_CACHE)
 def serve_launch(here: Installation, launch: Launch, lease_id: str, tally: Tally) -> Served:
-    """Acquire, measure and release one cluster within the caps of `tally`; its mailbox waits to be loaded.
+    """Acquire, measure and release one cluster within every cap; its mailbox waits to be loaded.
+
+    The caps are asked here, before anything is: a launch whose worst case does not fit comes back as a refused row.
 
     Where this is cut short (Ctrl-C), what was recorded until then is loaded before the error goes on its way.
     """
     seed = launch_seed(here.settings.campaign.seed, lease_id)
     job = job_of(launch, here.settings, lease_id=lease_id, seed=seed, deadline_s=2 * launch.est_s)
+    allowed = allowance(here, launch, tally, datetime.now(UTC))
+    if allowed.refusal:
+        return _refused(job, allowed.refusal)
+    job = replace(job, deadline_s=allowed.deadline_s)
     names = {item.run_id: _label(launch, wanted) for item, wanted in zip(job.items, launch.items, strict=True)}
 
     def watch(run_id: str, done: int, usd: float | None) -> None:
@@ -82,6 +90,13 @@ def serve(provider: Provider, job: Job, *, stop_at: float, watch: Watch, clock: 
     finally:
         write_rows(served)  # what a full disk refused before: the machines' scratch is gone now
     laps.lap("release hosts")
+    return served
+
+
+def _refused(job: Job, why: str) -> Served:
+    """Nothing was asked for: the row says which cap stood against it."""
+    served = Served(lease_id=job.lease_id, outcome=f"refused: {why}")
+    served.rows.append(launch_row(job.lease_id, job.cluster.name, job.envelopes, "refused", why))
     return served
 
 

@@ -23,6 +23,7 @@ from models.workload import Workload
 from warehouse import reads
 from warehouse.database import WarehouseMissing
 
+from .caps import allowance
 from .drift import drifting_types
 from .facts import with_facts
 from .installation import Installation, open_installation
@@ -60,7 +61,7 @@ def shop(
         frames["profiles"],
         frames["probes"],
         max_usd=campaign.max_usd if max_usd is None else max_usd,
-        max_seconds=campaign.max_minutes * 60.0 if max_seconds is None else max_seconds,
+        max_seconds=here.max_minutes * 60.0 if max_seconds is None else max_seconds,
         max_hosts=campaign.max_hosts,
         fits=here.fits,
         seed=campaign.seed,
@@ -83,15 +84,26 @@ def within(here: Installation, champion: Champion | None, tally: Tally) -> Itera
     lists = 0
     while lists < MOST_LISTS:
         frames = reads.training_frames(here.warehouse, here.provider.name)
-        launches = shop(here, current_offers(here), frames, champion, tally.left_usd, tally.left_s)
+        offers = current_offers(here)
+        launches = shop(here, offers, frames, champion, tally.left_usd, tally.left_s)
         reporter().start(tally.runs + sum(len(launch.items) for launch in launches))
-        before = tally.runs
-        for launch in launches if champion is None else launches[:1]:
+        before, bought, refusal = tally.runs, False, ""
+        for launch in launches:
             if not tally.affords(launch):
-                break
+                continue
+            why = allowance(here, launch, tally, datetime.now(UTC), offers).refusal
+            if why:  # a smaller one may still be paid for
+                refusal = refusal or why
+                continue
             yield launch
+            bought = True
+            if champion is not None:
+                break
         if not launches:
             _say_why(champion, tally.left_usd)
+            break
+        if refusal and not bought:
+            reporter().say(f"not launched: {refusal}")
             break
         lists += champion is None or tally.runs == before  # a champion's lists end by themselves
     reporter().stop()
@@ -168,12 +180,17 @@ def dry_run(provider: str, max_usd: float | None) -> list[Launch]:
     """What a refresh would buy now. Starts nothing and writes nothing; works before the first refresh too."""
     here = open_installation(provider)
     now = datetime.now(UTC)
+    return list_of(here, offers_now(here, now), max_usd)
+
+
+def list_of(here: Installation, offers: Sequence[Offer], max_usd: float | None) -> list[Launch]:
+    """What would be bought of `offers`; as `dry_run`."""
+    provider = here.provider.name
     try:
         frames = reads.training_frames(here.warehouse, provider)
     except WarehouseMissing:
         frames = {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
     champion = load_champion(here.home, provider)
-    offers = offers_now(here, now)
     for sentence in filter(None, [nothing_to_buy(offers, here.settings.campaign.market)]):
         reporter().say(sentence)
     launches = shop.fn(here, offers, _of_today(frames, here.measurable), champion, max_usd)

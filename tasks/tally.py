@@ -18,10 +18,14 @@ RELEASE_S = 2.0  # machines are paid for until they are gone, which is a little 
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Rows by status, dollars, and seconds by phase of one campaign. `stop_at` is on `time.monotonic`."""
+    """Rows by status, dollars, and seconds by phase of one campaign. `stop_at` is on `time.monotonic`.
+
+    The ids of its leases begin with `refresh_id`.
+    """
 
     cap_usd: float
     stop_at: float
+    refresh_id: str = ""
     usd: float = 0.0
     runs: int = 0
     launches: int = 0
@@ -40,7 +44,7 @@ class Tally:
         return max(0.0, self.stop_at - time.monotonic())
 
     def affords(self, launch: Launch) -> bool:
-        """Whether `launch` may still start within the caps of dollars and minutes."""
+        """Whether `launch` may still start within dollars and minutes by its estimate; `tasks.caps` has the worst."""
         return time.monotonic() < self.stop_at and self.usd + launch.est_usd <= self.cap_usd
 
     def stop_of(self, launch: Launch) -> float:

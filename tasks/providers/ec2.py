@@ -1,53 +1,56 @@
-"""The EC2 provider, as far as catalogue and prices: what AWS offers now, or what came with the package."""
+"""The EC2 provider: what AWS offers now, or what came with the package; its machines are held by `ec2_machines`."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 from models.cloud import Cluster, InstanceType, Offer
-from tasks.providers import ec2_api, ec2_prices
+from tasks.providers import ec2_api, ec2_prices, ec2_reaper
 from tasks.providers.base import EndedLease, Lease, NotSupported, ProviderError, RunningCluster
-from tasks.providers.ec2_api import Clients, Ec2Api
+from tasks.providers.ec2_api import Clients
 from tasks.providers.ec2_catalogue import described, may_be_wanted, wanted
+from tasks.providers.ec2_ending import Clock
 from tasks.providers.ec2_errors import NO_CREDENTIALS
+from tasks.providers.ec2_ground import Ec2Choices, Surveyor
+from tasks.providers.ec2_leases import Ec2Leases
+from tasks.providers.ec2_machines import NO_BUCKET, Ec2Machines, Prospect
+from tasks.providers.ec2_machines_api import MachinesApi
 from tasks.providers.ec2_snapshot import RENEW, packaged
 
 _AT_ONCE = 8  # regions that are asked side by side
-_NO_MACHINES = (
-    "this version cannot launch machines on EC2 yet: its table is about measurements made elsewhere (`srift import`)"
-)
-
-
-class Ec2Choices(Protocol):
-    """What `srift.toml` states under [ec2]."""
-
-    @property
-    def regions(self) -> tuple[str, ...]:
-        """Regions to consider."""
-
-    @property
-    def instance_types(self) -> tuple[str, ...]:
-        """Patterns of types to consider, as `ec2_catalogue.wanted` reads them."""
-
-    @property
-    def markets(self) -> tuple[str, ...]:
-        """Of on-demand and spot, those to consider."""
+_NO_HOME = "this provider was opened for prices alone: it has no folder for leases"
 
 
 class Ec2Provider:
-    """Types and prices of the regions in `choices`. `clients` stands in for boto3's, with credentials of its own."""
+    """Types and prices of the regions in `choices`. `clients` stands in for boto3's, with credentials of its own.
+
+    Leases lie under `home`/leases-ec2; without it there are prices only. `node_package` is what machines get.
+    """
 
     name = "ec2"
 
-    def __init__(self, choices: Ec2Choices, clients: Clients | None = None) -> None:
+    def __init__(
+        self,
+        choices: Ec2Choices,
+        clients: Clients | None = None,
+        *,
+        home: Path | None = None,
+        node_package: Path | None = None,
+        clock: Clock | None = None,
+        threaded: bool = True,
+    ) -> None:
         self._choices = choices
         self._given = clients
+        self._home, self._node_package = home, node_package
+        self._clock, self._threaded = clock or Clock(), threaded
+        self._told: list[Offer] = []
 
     def instance_types(self) -> list[InstanceType]:
         """Types of the regions that srift.toml considers, as AWS describes them now.
@@ -65,7 +68,8 @@ class Ec2Provider:
         advisor = ec2_api.spot_advisor() if "spot" in self._choices.markets and self._given is None else {}
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             asked = pool.map(lambda region: self._offers_of(region, now, types, advisor), self._choices.regions)
-            return [offer for offers in asked for offer in offers]
+            self._told = [offer for offers in asked for offer in offers]
+        return self._told
 
     def packaged_types(self) -> list[InstanceType]:
         """As `instance_types`, from what came with the package."""
@@ -81,7 +85,7 @@ class Ec2Provider:
 
     def limits(self) -> list[str]:
         """What cannot be done, why, and how to put it right. Asks nothing of AWS."""
-        found = [_NO_MACHINES]
+        found = [] if self._choices.bucket else [NO_BUCKET]
         try:
             why = "" if self._given is not None or ec2_api.has_credentials() else NO_CREDENTIALS
         except ProviderError as error:
@@ -98,30 +102,94 @@ class Ec2Provider:
 
     @contextmanager
     def acquire(self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int) -> Iterator[RunningCluster]:
-        """Raises NotSupported: there is no launching in this version."""
-        raise NotSupported(_NO_MACHINES)
-        yield
+        """See Provider.acquire. Climbs the ladder; NoCapacity where it is used up. `seed` is of no account here."""
+        offers, machines = self._offers_near(cluster), self._machines
+        with machines.acquire(cluster, offers, lease_id=lease_id, deadline_s=deadline_s) as running:
+            yield running
+
+    def prospect(self, cluster: Cluster, *, lease_id: str, deadline_s: float) -> Prospect:
+        """What `acquire` would ask for, and at most cost. Raises NotSupported, NoCapacity or ProviderError."""
+        ends = self._clock.now().timestamp() + deadline_s
+        return self._machines.prospect(cluster, self._offers_near(cluster), lease_id=lease_id, deadline_unix=ends)
+
+    def over_quota(self, cluster: Cluster) -> str:
+        """Why the account's quotas leave no room for `cluster`, by name and number; empty where they do."""
+        return self._machines.surveyor.over_quota(cluster)
 
     def leases(self) -> list[Lease]:
-        """None: nothing can be launched."""
-        return []
+        """What is held now, by any controller of this home. Asks nothing of AWS."""
+        leases = self._leases
+        return [] if leases is None else [one.held("ec2") for one in leases.all() if one.ended_at is None]
 
     def ended(self) -> list[EndedLease]:
-        """None."""
-        return []
+        """Leases that are over and not forgotten, once all that their machines uploaded is here."""
+        leases = self._leases
+        if leases is None:
+            return []
+        over = [one for one in leases.all() if one.ended_at is not None]
+        if all(one.fetched for one in over):
+            return [one.over(leases.mailbox(one.lease_id)) for one in over]
+        try:
+            return self._machines.ended()
+        except ProviderError:
+            return [one.over(leases.mailbox(one.lease_id)) for one in over if one.fetched]
+
+    def closed(self) -> list[EndedLease]:
+        """As `ended`, also where uploads are not here yet: what was spent is known before. Asks nothing of AWS."""
+        leases = self._leases
+        if leases is None:
+            return []
+        return [one.over(leases.mailbox(one.lease_id)) for one in leases.all() if one.ended_at is not None]
 
     def forget(self, lease_id: str) -> None:
-        """There is no lease to forget."""
+        """Delete an ended lease and its mailbox. Raises ProviderError while it is held."""
+        if self._leases is not None:
+            self._leases.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """Nothing can outlive its deadline."""
-        return []
+        """End leases of this home without a controller, and what has our tags past its deadline, in every region."""
+        if self._leases is None or (self._choices.bucket is None and not self._leases.ids()):
+            return []
+        try:
+            machines = self._machines
+        except ProviderError as error:
+            held = len(self.leases())
+            return [f"{held} leases on EC2 could not be looked after: {error}"] if held else []
+        return ec2_reaper.reap(machines, now, all_of_them=all_of_them)
 
     @cached_property
-    def _api(self) -> Ec2Api:
+    def _leases(self) -> Ec2Leases | None:
+        return None if self._home is None else Ec2Leases(self._home)
+
+    @cached_property
+    def _machines(self) -> Ec2Machines:
+        if self._leases is None or self._node_package is None:
+            raise NotSupported(_NO_HOME)
+        return Ec2Machines(
+            api=self._api,
+            choices=self._choices,
+            surveyor=Surveyor(self._api, self._choices),
+            leases=self._leases,
+            node_package=self._node_package,
+            clock=self._clock,
+            threaded=self._threaded,
+        )
+
+    def _offers_near(self, cluster: Cluster) -> list[Offer]:
+        """Prices in the cluster's region: those told before, else asked for, else what came with the package."""
+        if self._choices.bucket is None:
+            raise NotSupported(NO_BUCKET)
+        with suppress(ProviderError):
+            if not self._told:
+                self.offers(self._clock.now())
+        region = cluster.members[0].region
+        return [one for one in (*self._told, *self.packaged_offers()) if one.region == region]
+
+    @cached_property
+    def _api(self) -> MachinesApi:
         if self._given is None and not ec2_api.has_credentials():
             raise ProviderError(NO_CREDENTIALS)
-        return Ec2Api(self._given or ec2_api.boto_clients())
+        return MachinesApi(self._given or ec2_api.boto_clients())
 
     @cached_property
     def _offered(self) -> dict[str, set[str]]:

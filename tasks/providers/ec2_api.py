@@ -1,4 +1,6 @@
-"""The one file that speaks to AWS: questions about types and prices, page by page, answered in plain dicts.
+"""The one file that speaks to AWS: every call goes through `Ec2Api.ask`, and is answered in plain dicts.
+
+Questions about types and prices are here; machines are asked for in `ec2_machines_api`, files in `ec2_store_api`.
 
 boto3 is imported at the first question, so that a command that asks none starts quickly. Every wait is bounded.
 """
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +26,11 @@ PRICE_LIST_REGION = "us-east-1"  # the Price List API answers for every region f
 ADVISOR = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
 CONNECT_S, READ_S, ATTEMPTS, METADATA_S = 5, 30, 4, 1
 _ATONCE = 100  # types named in one question
+_SERVICES = {"servicequotas": "service-quotas"}  # where boto3 spells a service otherwise than IAM does
+_METHODS = {  # and an action
+    "s3:ListBucket": "list_objects_v2",
+    "s3:GetBucketPublicAccessBlock": "get_public_access_block",
+}
 # Linux on shared hardware, nothing pre-installed, paid by the hour as it is used: what RunInstances buys.
 _ON_DEMAND = {
     "operatingSystem": "Linux",
@@ -59,7 +67,7 @@ def _session() -> Any:
     import boto3
     from botocore.session import Session
 
-    with _asking("the credentials", "any region"):
+    with asking("the credentials", "any region"):
         plain = Session()
         plain.set_config_variable("metadata_service_timeout", METADATA_S)
         plain.set_config_variable("metadata_service_num_attempts", 1)
@@ -67,7 +75,7 @@ def _session() -> Any:
 
 
 @contextmanager
-def _asking(action: str, region: str) -> Iterator[None]:
+def asking(action: str, region: str) -> Iterator[None]:
     """Whatever botocore raises comes out as a ProviderError that names the fix."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
@@ -86,55 +94,57 @@ class Ec2Api:
 
     def type_names(self, region: str) -> list[str]:
         """Instance types that the region offers."""
-        ec2 = self._client("ec2", region)
-        pages = _pages(ec2.describe_instance_type_offerings, "ec2:DescribeInstanceTypeOfferings", region,
-                       MaxResults=1000, LocationType="region")  # fmt: skip
+        pages = self.ask_pages("ec2:DescribeInstanceTypeOfferings", region, MaxResults=1000, LocationType="region")
         return [str(one["InstanceType"]) for page in pages for one in page["InstanceTypeOfferings"]]
 
     def instance_types(self, region: str, names: Sequence[str]) -> list[Answer]:
         """Descriptions of `names`, which the region must offer, as DescribeInstanceTypes gives them."""
-        ec2, action = self._client("ec2", region), "ec2:DescribeInstanceTypes"
         found: list[Answer] = []
         for first in range(0, len(names), _ATONCE):
             some = list(names[first : first + _ATONCE])
-            for page in _pages(ec2.describe_instance_types, action, region, InstanceTypes=some):
+            for page in self.ask_pages("ec2:DescribeInstanceTypes", region, InstanceTypes=some):
                 found += page["InstanceTypes"]
         return found
 
     def price_list(self, region: str) -> Iterator[Answer]:
         """Products of the Price List API for on-demand Linux in `region`."""
-        pricing = self._client("pricing", PRICE_LIST_REGION)
         wanted = _ON_DEMAND | {"regionCode": region}
         filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
-        for page in _pages(pricing.get_products, "pricing:GetProducts", PRICE_LIST_REGION, ServiceCode="AmazonEC2",
-                           Filters=filters, FormatVersion="aws_v1", MaxResults=100):  # fmt: skip
+        for page in self.ask_pages("pricing:GetProducts", PRICE_LIST_REGION, ServiceCode="AmazonEC2",
+                                   Filters=filters, FormatVersion="aws_v1", MaxResults=100):  # fmt: skip
             yield from (json.loads(product) for product in page["PriceList"])
 
     def spot_prices(self, region: str, at: datetime) -> Iterator[Answer]:
         """Rows of DescribeSpotPriceHistory in force at `at`, of every type and zone of the region."""
-        ec2 = self._client("ec2", region)
-        for page in _pages(ec2.describe_spot_price_history, "ec2:DescribeSpotPriceHistory", region, StartTime=at,
-                           ProductDescriptions=["Linux/UNIX"], MaxResults=1000):  # fmt: skip
+        for page in self.ask_pages("ec2:DescribeSpotPriceHistory", region, StartTime=at,
+                                   ProductDescriptions=["Linux/UNIX"], MaxResults=1000):  # fmt: skip
             yield from page["SpotPriceHistory"]
+
+    def ask(self, action: str, region: str, **words: Any) -> Answer:
+        """One call of `action`, spelt as in an IAM policy ("ec2:RunInstances")."""
+        service, _, name = action.partition(":")
+        client = self._client(_SERVICES.get(service, service), region)
+        method = _METHODS.get(action) or re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+        with asking(action, region):
+            answer: Answer = getattr(client, method)(**words)
+            return answer
+
+    def ask_pages(self, action: str, region: str, **words: Any) -> Iterator[Answer]:
+        """As `ask`, answer after answer until no token for a next one comes (absent or empty)."""
+        token = ""
+        while True:
+            page = self.ask(action, region, **words, **({"NextToken": token} if token else {}))
+            yield page
+            token = str(page.get("NextToken") or "")
+            if not token:
+                return
 
     def _client(self, service: str, region: str) -> Any:
         with self._lock:  # a session makes clients one at a time, and each takes half a second
             if (service, region) not in self._made:
-                with _asking(f"{service} (the client)", region):
+                with asking(f"{service} (the client)", region):
                     self._made[service, region] = self._clients(service, region)
             return self._made[service, region]
-
-
-def _pages(ask: Callable[..., Answer], action: str, region: str, **words: Any) -> Iterator[Answer]:
-    """Answers until no token for a next one comes (absent or empty)."""
-    token = ""
-    while True:
-        with _asking(action, region):
-            page = ask(**words, **({"NextToken": token} if token else {}))
-        yield page
-        token = str(page.get("NextToken") or "")
-        if not token:
-            return
 
 
 def spot_advisor() -> Answer:

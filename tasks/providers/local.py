@@ -89,31 +89,16 @@ class LocalProvider:
 
     def leases(self) -> list[Lease]:
         """What is held now, by any controller of this home."""
-        return [lease.public() for lease in self._all() if lease.ended_at is None]
+        return [lease.public() for lease in self._store.all() if lease.ended_at is None]
 
     def ended(self) -> list[EndedLease]:
         """Leases that are over and not forgotten, with their mailboxes: what a killed controller did not load too."""
-        return [
-            EndedLease(
-                lease_id=lease.lease_id,
-                cluster=lease.cluster,
-                market=lease.market,
-                started_at=lease.started_at,
-                ended_at=lease.ended_at,
-                usd=lease.usd,
-                outcome=lease.outcome,
-                mailbox=self._store.directory(lease.lease_id) / "mailbox",
-            )
-            for lease in self._all()
-            if lease.ended_at is not None
-        ]
+        store = self._store
+        return [lease.over(store.mailbox(lease.lease_id)) for lease in store.all() if lease.ended_at is not None]
 
     def forget(self, lease_id: str) -> None:
         """Delete an ended lease and its mailbox. Raises ProviderError while it is held."""
-        lease = self._store.read(lease_id)
-        if lease is not None and lease.ended_at is None:
-            raise ProviderError(f"lease {lease_id} is still held; end it first: srift reap")
-        self._store.forget(lease_id)
+        self._store.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
         """End leases of this home whose controller is gone or whose deadline has passed, and strays of no lease."""
@@ -142,10 +127,6 @@ class LocalProvider:
                 cluster = f" ({lease.cluster})" if lease is not None else ""
                 sentences.append(f"lease {lease_id}{cluster}: {why}; {what}")
         return sentences
-
-    def _all(self) -> list[LocalLease]:
-        found = (self._store.read(lease_id) for lease_id in self._store.ids())
-        return [lease for lease in found if lease is not None]
 
     def _around(self) -> Surroundings:
         return Surroundings(

@@ -114,7 +114,7 @@ def test_every_verb_of_the_contract_is_there_has_help_and_stands_in_the_readme()
         (["recommend"], "workload"),
         (["refresh", "--max-usd", "-1"], "--max-usd"),
         (["refresh", "--provider", "ec2"], "--max-usd"),
-        (["refresh", "--provider", "ec2", "--max-usd", "5"], "cannot launch"),
+        (["refresh", "--provider", "ec2", "--max-usd", "5"], "bucket"),
         (["recommend", "conv", "--deadline", "2h", "--batch", "0"], "--batch"),
         (["refresh", "--dry-run", "--provider", "moon"], "known: ec2, local"),
         (["status", "--provider", "moon"], "known: ec2, local"),

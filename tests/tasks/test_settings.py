@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
+from tasks.ec2_settings import AMI_PARAMETER
 from tasks.installation import open_installation, refuse_to_spend
 from tasks.settings import IMPORTED, SettingsError, load_settings
 
@@ -70,6 +71,21 @@ WRONG_FILES = [
     ("[campaign]", "[ec2]\nregions = []\n[campaign]", "ec2.regions: "),
     ("[campaign]", '[ec2]\ninstance_types = ["G5 all"]\n[campaign]', "ec2.instance_types: 'G5 all' is no name"),
     ("[campaign]", '[ec2]\nmarkets = ["sport"]\n[campaign]', "ec2.markets"),
+    ("[campaign]", '[ec2]\nbukket = "a"\n[campaign]', "ec2.bukket: unknown key; did you mean 'bucket'"),
+    ("[campaign]", '[ec2]\nbucket = "s3://mine/there"\n[campaign]', "'s3://mine/there' is no bucket's name"),
+    ("[campaign]", '[ec2]\nbucket = "my.bucket"\n[campaign]', "without dots"),
+    ("[campaign]", '[ec2]\nprefix = "/srift/"\n[campaign]', "ec2.prefix: '/srift/' is not of the form srift"),
+    ("[campaign]", '[ec2]\nprefix = "a/*"\n[campaign]', "ec2.prefix: "),
+    ("[campaign]", '[ec2]\nprefix = "a/../b"\n[campaign]', "ec2.prefix: "),
+    ("[campaign]", '[ec2]\ninstance_profile = "arn:aws:iam::1:instance-profile/x"\n[campaign]', "not its ARN"),
+    ("[campaign]", '[ec2]\nvpc = "subnet-12345678"\n[campaign]', "ec2.vpc: 'subnet-12345678' is not of the form vpc-"),
+    ("[campaign]", '[ec2]\nami_parameter = "ami-12345678"\n[campaign]', "holds the id of an image, not the id"),
+    ("[campaign]", "[ec2]\nvolume_gib = 4\n[campaign]", "ec2.volume_gib: "),
+    ("[campaign]", '[ec2]\npython = "python3 -c x"\n[campaign]', "ec2.python: 'python3 -c x' is not of the form /opt"),
+    ("[campaign]", '[ec2]\ndeployment = ""\n[campaign]', "ec2.deployment: '' is not of the form srift"),
+    ("[campaign]", "[ec2]\nmax_usd_per_month = inf\n[campaign]", "ec2.max_usd_per_month: "),
+    ("[campaign]", "[ec2]\nmax_usd_per_month = -1\n[campaign]", "ec2.max_usd_per_month: "),
+    ("[campaign]", "[ec2]\nmax_minutes = 0\n[campaign]", "ec2.max_minutes: "),
 ]
 
 
@@ -180,12 +196,33 @@ def test_ec2_opens_without_credentials_and_asks_nothing(project: Path) -> None:
     assert here.provider.name == "ec2" and here.provider.leases() == []
 
 
-@pytest.mark.parametrize(("provider", "max_usd", "refused"), [
-    ("ec2", None, "--max-usd"), ("ec2", 3.0, "cannot launch"), ("ec2", 0.0, ""), ("local", None, ""),
+@pytest.mark.parametrize(("provider", "max_usd", "bucket", "refused"), [
+    ("ec2", None, "mine-1", "--max-usd"), ("ec2", 3.0, None, "bucket under \\[ec2\\]"), ("ec2", 3.0, "mine-1", ""),
+    ("ec2", 0.0, None, ""), ("local", None, None, ""), ("ec2", float("inf"), "mine-1", "no number of dollars"),
+    ("local", float("nan"), None, "no number of dollars"),
 ])  # fmt: skip
-def test_ec2_spends_nothing_that_nobody_allowed(provider: str, max_usd: float | None, refused: str) -> None:
+def test_ec2_spends_nothing_that_nobody_allowed(
+    project: Path, provider: str, max_usd: float | None, bucket: str | None, refused: str
+) -> None:
+    if bucket:
+        rewritten(project, "[campaign]", f'[ec2]\nbucket = "{bucket}"\n[campaign]')
     if not refused:
         refuse_to_spend(provider, max_usd)
         return
     with pytest.raises(SettingsError, match=refused):
         refuse_to_spend(provider, max_usd)
+
+
+def test_ec2_launches_nothing_until_a_bucket_is_named_and_the_rest_has_defaults(project: Path) -> None:
+    plain = load_settings().ec2
+    assert plain.bucket is None and plain.vpc is None and plain.prefix == plain.deployment == "srift"
+    stated = '[ec2]\nbucket = "mine-1"\nprefix = "team/srift"\nvpc = "vpc-12345678"\n[campaign]'
+    rewritten(project, "[campaign]", stated)
+    named = load_settings().ec2
+    assert (named.bucket, named.prefix, named.vpc) == ("mine-1", "team/srift", "vpc-12345678")
+
+
+def test_the_image_of_ec2s_machines_has_the_torch_that_is_pinned() -> None:
+    pins = (Path(__file__).parents[2] / "constraints.txt").read_text().splitlines()
+    (pinned,) = [line.partition("==")[2] for line in pins if line.startswith("torch==")]
+    assert f"-pytorch-{pinned.rpartition('.')[0]}-" in AMI_PARAMETER

@@ -138,7 +138,7 @@ def test_a_misspelt_region_is_named_with_the_nearest() -> None:
     assert Ec2Provider(Ec2(regions=("us-esat-1",))).packaged_offers() == []
 
 
-def test_it_is_a_provider_that_launches_nothing_yet() -> None:
+def test_it_is_a_provider_that_launches_nothing_without_a_mailbox() -> None:
     provider: Provider = Ec2Provider(Ec2(regions=("us-east-1", "us-west-2"), instance_types=("g4dn.xlarge",)))
     assert isinstance(provider, Ec2Provider)
     east, west = provider.packaged_offers()

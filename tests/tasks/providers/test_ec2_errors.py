@@ -25,7 +25,7 @@ def test_what_botocore_raises_itself_is_known_by_its_name() -> None:
     assert code_of(NoCredentialsError()) == "NoCredentialsError"
     unreachable = explained(EndpointConnectionError(endpoint_url="https://x"), action="ec2:D", region="us-esat-1")
     assert "us-esat-1" in str(unreachable) and "region" in str(unreachable)
-    ours = [name for name in SENTENCES if name.endswith("Error") and name != "InternalError"]
+    ours = [name for name in SENTENCES if name.endswith("Error") and "InternalError" not in name]
     for name in ours:
         assert hasattr(exceptions, name) or hasattr(parsers, name), f"botocore has no {name}"
 
@@ -33,3 +33,26 @@ def test_what_botocore_raises_itself_is_known_by_its_name() -> None:
 def test_what_trying_again_never_mends_is_told_apart() -> None:
     assert isinstance(explained(client_error("OptInRequired"), action="a", region="r"), NotSupported)
     assert not isinstance(explained(client_error("Throttling"), action="a", region="r"), NotSupported)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("InsufficientInstanceCapacity", "capacity"),
+        ("VcpuLimitExceeded", "quota"),
+        ("MaxSpotInstanceCountExceeded", "quota"),
+        ("SpotMaxPriceTooLow", "price"),
+        ("RequestLimitExceeded", "throttled"),
+        ("SlowDown", "throttled"),
+        ("InternalError", "unsure"),
+        ("InvalidInstanceID.NotFound", "gone"),
+        ("InvalidGroup.Duplicate", "there"),
+        ("DependencyViolation", "busy"),
+        ("UnauthorizedOperation", "final"),
+        ("InvalidAMIID.NotFound", "final"),
+        ("NeverHeardOf", "final"),
+    ],
+)
+def test_a_refusal_has_the_kind_by_which_a_launcher_goes_on(code: str, kind: str) -> None:
+    error = explained(client_error(code), action="ec2:RunInstances", region="us-east-1")
+    assert (error.kind, error.code) == (kind, code)

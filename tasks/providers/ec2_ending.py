@@ -1,0 +1,160 @@
+"""Ending machines, whoever launched them: asked until it is done, looked at afterwards, said plainly where it fails.
+
+What cannot be ended now stays on the lease, so that the reaper tries again; the machines end themselves at their
+deadline all the same.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+from tasks.providers.ec2_api import Answer
+from tasks.providers.ec2_errors import AwsRefused
+from tasks.providers.ec2_leases import Ec2Lease, Machine, utc
+from tasks.providers.ec2_machines_api import ALIVE, MachinesApi
+
+BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+SETTLED = timedelta(seconds=120)  # EC2 shows a machine by its tags some seconds after it was asked for
+_LOOKS = 5
+_LOOK_EVERY_S = 2.0
+_GMT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) GMT\)")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """Where the seconds come from, so that a test need not wait for them."""
+
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    sleep: Callable[[float], None] = time.sleep
+
+
+def patiently(clock: Clock, ask: Callable[[], T]) -> T:
+    """`ask()`, again and again with longer pauses while AWS wants fewer requests or does not answer. Bounded."""
+    for pause_s in BACKOFF_S:
+        try:
+            return ask()
+        except AwsRefused as error:
+            if error.kind not in ("throttled", "unsure"):
+                raise
+        clock.sleep(pause_s)
+    return ask()
+
+
+def lease_tags(lease_id: str, deployment: str, controller: str) -> dict[str, str]:
+    """By which a lease's machines are found, heard of or not."""
+    return {"srift:lease": lease_id, "srift:deployment": deployment, "srift:controller": controller}
+
+
+def end_machines(api: MachinesApi, clock: Clock, lease: Ec2Lease, tags: dict[str, str]) -> tuple[Ec2Lease, str]:
+    """The lease with every machine of it ended, and ""; or with what is known, and why some may live on."""
+    region = lease.region
+    try:
+        found = patiently(clock, lambda: api.instances(region, tags=tags, states=ALIVE))
+        lease = lease.having(*(_stray(lease, one) for one in found if _unknown(lease, one)))
+        alive = {str(one["InstanceId"]) for one in found}
+        ids = sorted(alive | {one.instance_id for one in lease.machines if not one.ended_at})
+        known = patiently(clock, lambda: api.instances(region, ids=ids)) if ids else []
+        gone = [one for one in known if one["State"]["Name"] not in ALIVE]
+        stays = end_these(api, clock, region, ids)
+    except AwsRefused as error:
+        return lease, f"machines of lease {lease.lease_id} in {region} could not be ended ({error})"
+    if stays:
+        return lease, f"machines of lease {lease.lease_id} in {region} do not end: {', '.join(sorted(stays))}"
+    lease = _ended(lease, {str(one["InstanceId"]): one for one in gone}, alive, clock.now())
+    waiting = [one for one in lease.asked if not one.answered and clock.now() < one.asked_at + SETTLED]
+    if waiting:
+        return (
+            lease,
+            f"EC2 did not answer a request of lease {lease.lease_id} in {region}: it may still have been served",
+        )
+    return lease, ""
+
+
+def end_these(api: MachinesApi, clock: Clock, region: str, ids: Iterable[str]) -> set[str]:
+    """Terminate, look, and terminate again; those that are still alive then. Raises AwsRefused."""
+    left = sorted(set(ids))
+    for look in range(_LOOKS):
+        if not left:
+            break
+        if look:
+            clock.sleep(_LOOK_EVERY_S)
+        patiently(clock, partial(api.terminate, region, left))
+        alive = patiently(clock, partial(api.instances, region, ids=left, states=ALIVE))
+        left = sorted(str(one["InstanceId"]) for one in alive)
+    return set(left)
+
+
+def until(lease: Ec2Lease) -> str:
+    """When what cannot be ended ends itself."""
+    return f"what still runs ends itself by {lease.deadline_at:%Y-%m-%d %H:%M} UTC; `srift reap` tries again before"
+
+
+def tags_of(one: Answer) -> dict[str, str]:
+    """Of an instance or a group."""
+    return {str(tag["Key"]): str(tag["Value"]) for tag in one.get("Tags", ())}
+
+
+def tidy(api: MachinesApi, region: str, deployment: str, over: Callable[[dict[str, str]], bool]) -> None:
+    """Delete groups and templates of leases that are over, by their tags. What is still in use waits for another day.
+
+    They cost nothing, so nobody is told where this fails.
+    """
+    deletes: dict[str, Callable[[Any], None]] = {
+        "template": lambda one: api.delete_launch_template(region, one["LaunchTemplateName"]),
+        "placement": lambda one: api.delete_placement_group(region, one["GroupName"]),
+        "security": lambda one: api.delete_security_group(region, one["GroupId"]),
+    }
+    try:
+        for kind, found in api.leftovers(region, deployment).items():
+            for one in found:
+                if over(tags_of(one)):
+                    deletes[kind](one)
+    except AwsRefused:
+        return
+
+
+def _unknown(lease: Ec2Lease, one: Answer) -> bool:
+    return all(machine.instance_id != one["InstanceId"] for machine in lease.machines)
+
+
+def _stray(lease: Ec2Lease, one: Answer) -> Machine:
+    """A machine that was asked for and not heard of. No rank is its."""
+    asked = lease.asked_for(tags_of(one).get("srift:node-group", ""))
+    return Machine(
+        rank=-1,
+        instance_id=str(one["InstanceId"]),
+        instance_type=str(one["InstanceType"]),
+        market="spot" if one.get("InstanceLifecycle") == "spot" else "on-demand",
+        zone=str(one.get("Placement", {}).get("AvailabilityZone", "")),
+        usd_per_hour=asked.usd_per_hour if asked else None,
+        launched_at=utc(one["LaunchTime"]),
+        current=False,
+        group=tags_of(one).get("srift:node-group", ""),
+    )
+
+
+def _ended(lease: Ec2Lease, gone: dict[str, Answer], alive: set[str], now: datetime) -> Ec2Lease:
+    """Every machine with the moment of its end: now, unless it was `gone` before; its deadline where nobody knows."""
+    machines = []
+    for one in lease.machines:
+        if one.instance_id in alive:
+            one = replace(one, ended_at=now)
+        elif one.ended_at is None:
+            told = gone.get(one.instance_id)
+            moment = now if told is None else _moment(told) or min(now, lease.deadline_at)
+            one = replace(one, ended_at=max(one.launched_at, min(now, moment)))
+        machines.append(one)
+    return replace(lease, machines=tuple(machines))
+
+
+def _moment(one: Answer) -> datetime | None:
+    """The moment in "User initiated (2026-11-20 03:17:00 GMT)"."""
+    found = _GMT.search(str(one.get("StateTransitionReason", "")))
+    return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC) if found else None

@@ -1,0 +1,189 @@
+"""Leases on disk, whatever their machines are: one directory each, whose lease.json is written before anything is asked
+for and marked at the end.
+
+<root>/<lease_id>/lease.json   what was started, and how it ended
+                  mailbox/     what the nodes report; stays until it was loaded and the lease forgotten
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from tasks.providers.base import EndedLease, Lease, ProviderError
+from tasks.providers.local_processes import Process, boot_id, is_running
+
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldLease:
+    """What every lease.json tells. `ended_at`, `usd` and `outcome` ("released" or "reaped") are set at the end."""
+
+    lease_id: str
+    cluster: str
+    market: str
+    usd_per_hour: float | None
+    started_at: datetime
+    deadline_at: datetime
+    boot_id: str
+    controller: Process
+    ended_at: datetime | None = None
+    usd: float | None = None
+    outcome: str = ""
+
+    @property
+    def controller_alive(self) -> bool:
+        """Whether the very process that acquired it still runs."""
+        return self.boot_id == boot_id() and is_running(self.controller)
+
+    def held(self, provider: str) -> Lease:
+        """As every provider states what is held."""
+        return Lease(
+            lease_id=self.lease_id,
+            provider=provider,
+            cluster=self.cluster,
+            usd_per_hour=self.usd_per_hour,
+            started_at=self.started_at,
+            deadline_at=self.deadline_at,
+            controller_pid=self.controller.pid,
+            controller_alive=self.controller_alive,
+        )
+
+    def over(self, mailbox: Path) -> EndedLease:
+        """As every provider states what has ended."""
+        assert self.ended_at is not None
+        return EndedLease(
+            lease_id=self.lease_id,
+            cluster=self.cluster,
+            market=self.market,
+            started_at=self.started_at,
+            ended_at=self.ended_at,
+            usd=self.usd,
+            outcome=self.outcome,
+            mailbox=mailbox,
+        )
+
+
+L = TypeVar("L", bound=HeldLease)
+
+
+class LeaseFolder(Generic[L]):
+    """The leases below `root`. Each provider's knows how to read its own kind."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def parsed(self, body: dict[str, Any]) -> L:
+        """The lease in lease.json. Raises ValueError, TypeError or KeyError."""
+        raise NotImplementedError
+
+    def directory(self, lease_id: str) -> Path:
+        """Raises ProviderError where the id is no plain name."""
+        if NAME.match(lease_id) is None:
+            raise ProviderError(f"lease id {lease_id!r}: only letters, digits, '_', '.' and '-' are allowed")
+        return self.root / lease_id
+
+    def mailbox(self, lease_id: str) -> Path:
+        """Where its nodes report."""
+        return self.directory(lease_id) / "mailbox"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One acquisition or reaping at a time in this home; the kernel lets go when a holder dies."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / ".lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def create(self, lease: L) -> Path:
+        """The lease's new directory, with lease.json in it. Raises ProviderError where there is one already."""
+        directory = self.directory(lease.lease_id)
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            raise ProviderError(f"lease {lease.lease_id} exists already") from None
+        try:
+            self.write(lease)
+        except OSError as error:
+            self.forget(lease.lease_id)
+            raise ProviderError(f"{directory} cannot be written, so nothing was started: {error.strerror}") from error
+        return directory
+
+    def write(self, lease: L) -> None:
+        """Written beside, to the disk, and renamed: a reader sees all of it or the old one. Raises OSError."""
+        path = self.directory(lease.lease_id) / "lease.json"
+        beside = path.with_suffix(f".{os.getpid()}")
+        try:
+            with beside.open("w") as file:
+                json.dump(asdict(lease), file, default=datetime.isoformat, indent=1)
+                file.flush()
+                os.fsync(file.fileno())  # else a machine that loses power keeps the name of a file without its content
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+    def read(self, lease_id: str) -> L | None:
+        """None where there is no readable lease of that id."""
+        try:
+            return self.parsed(common(json.loads((self.directory(lease_id) / "lease.json").read_text())))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def ids(self) -> list[str]:
+        """Every lease that has a directory, ended or not, oldest name first."""
+        if not self.root.is_dir():
+            return []
+        return sorted(path.name for path in self.root.iterdir() if path.is_dir() and NAME.match(path.name))
+
+    def all(self) -> list[L]:
+        """Every readable lease, ended or not."""
+        found = (self.read(lease_id) for lease_id in self.ids())
+        return [lease for lease in found if lease is not None]
+
+    def forget(self, lease_id: str) -> None:
+        """Delete a lease's directory, mailbox included. Nothing happens where it is gone already."""
+        shutil.rmtree(self.directory(lease_id), ignore_errors=True)
+
+    def forget_ended(self, lease_id: str) -> None:
+        """As `forget`. Raises ProviderError while it is held."""
+        lease = self.read(lease_id)
+        if lease is not None and lease.ended_at is None:
+            raise ProviderError(f"lease {lease_id} is still held; end it first: srift reap")
+        self.forget(lease_id)
+
+    def set_aside(self, lease_id: str) -> Path | None:
+        """Move the mailbox of a lease that nothing tells of to home/rejected, and forget the lease.
+
+        Returns where it lies now, or None where the nodes had recorded nothing. Raises ProviderError; then all stays.
+        """
+        mailbox, target = self.mailbox(lease_id), None
+        if any(mailbox.glob("node-*/records/*.json")):
+            rejected = self.root.parent / "rejected"
+            names = (f"{lease_id}.{number}" if number else lease_id for number in count())
+            target = next(rejected / name for name in names if not (rejected / name).exists())
+            try:
+                rejected.mkdir(exist_ok=True)
+                mailbox.rename(target)
+            except OSError as error:
+                raise ProviderError(f"lease {lease_id}: {mailbox} cannot be moved to {target}: {error}") from error
+        self.forget(lease_id)
+        return target
+
+
+def common(body: dict[str, Any]) -> dict[str, Any]:
+    """`body` with what every lease has in its own type."""
+    for key in ("started_at", "deadline_at", "ended_at"):
+        body[key] = None if body[key] is None else datetime.fromisoformat(body[key])
+    body["controller"] = Process(**body["controller"])
+    return body

@@ -1,0 +1,72 @@
+"""A home whose machines come from AWS in memory: a provider whose mirrors turn by hand, and dead controllers."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, cast
+
+from models.cloud import Cluster, Offer
+from tasks.ec2_settings import Ec2
+from tasks.providers.ec2 import Ec2Provider
+from tasks.providers.ec2_cluster import Ec2Cluster
+from tasks.providers.ec2_leases import Ec2Leases
+from tests.fake_ec2 import FakeAws, Killed
+
+CHOICES = Ec2(regions=("us-east-1", "eu-west-1"), instance_types=("g4dn.*",), bucket="mailbox")
+
+
+class Home:
+    """One home on one world; `provider` is made anew after each death, as a new process would."""
+
+    def __init__(self, path: Path, world: FakeAws | None = None, choices: Ec2 = CHOICES) -> None:
+        self.path, self.world, self.choices = path, world or FakeAws(), choices
+        self.package = path / "node"
+        self.package.mkdir(parents=True, exist_ok=True)
+        (self.package / "__init__.py").write_text("")
+        self.leases = Ec2Leases(path)
+        self.provider = self.controller()
+
+    def controller(self) -> Ec2Provider:
+        return Ec2Provider(
+            self.choices, self.world.clients, home=self.path, node_package=self.package, clock=self.world.clock,
+            threaded=False,
+        )  # fmt: skip
+
+    def offer(self, name: str = "g4dn.12xlarge", market: str = "spot", zone: str = "us-east-1a") -> Offer:
+        found = [one for one in self.provider.offers(self.world.now) if one.instance_type.name == name]
+        region = zone[:-1]
+        return next(one for one in found if one.market == market and one.region == region and one.zone in (zone, "any"))
+
+    def two(self, market: str = "spot") -> Cluster:
+        return Cluster.of((2, self.offer(market=market)))
+
+    def mixed(self) -> Cluster:
+        """Two groups: two machines of one type, one of another."""
+        return Cluster.of((2, self.offer()), (1, self.offer("g4dn.xlarge")))
+
+    def acquire(self, cluster: Cluster, lease_id: str = "r-1", deadline_s: float = 1800.0) -> Any:
+        made = self.provider.acquire(cluster, lease_id=lease_id, deadline_s=deadline_s, seed=1)
+        return cast(AbstractContextManager[Ec2Cluster], made)
+
+    def die(self) -> None:
+        """The controller is gone, and another one comes: no process has its number and start any more."""
+        for lease_id in self.leases.ids():
+            file = self.leases.directory(lease_id) / "lease.json"
+            body = json.loads(file.read_text())
+            body["controller"]["start_ticks"] = 2**60
+            file.write_text(json.dumps(body))
+        self.world.revive()
+        self.provider = self.controller()
+
+    def killed_in(self, cluster: Cluster, lease_id: str = "r-1") -> None:
+        """Acquire with a fault that kills."""
+        try:
+            with self.acquire(cluster, lease_id):
+                raise AssertionError("nothing killed it")
+        except Killed:
+            self.die()
+
+    def records(self, lease_id: str = "r-1") -> set[str]:
+        return {file.stem for file in self.leases.mailbox(lease_id).glob("node-*/records/*.json")}

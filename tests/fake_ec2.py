@@ -1,0 +1,273 @@
+"""AWS in memory, scripted and deterministic: machines with states and a clock, tokens that count, refusals on demand.
+
+`FakeAws().clients` is what `Ec2Provider` takes. Time stands still but for `clock.sleep` and `pass_s`. A `Fault` refuses
+`FakeAws().clients` is what `Ec2Provider` takes. Time moves by `clock.sleep` and `pass_s` alone. A `Fault` refuses
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from botocore.exceptions import ClientError, ReadTimeoutError
+
+from tasks.providers.ec2_ending import Clock
+from tests.fake_ec2_account import Account, matches
+from tests.fake_s3 import FakeS3
+
+NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+KILLED, SILENT = "(the controller is killed)", "(no answer comes)"
+_ACTIONS = {"list_objects_v2": "ListBucket"}
+
+
+class Killed(BaseException):
+    """What a controller feels that is killed: nothing catches it, and nothing answers afterwards."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Fault:
+    """Refuse the next `times` calls of `action` ("" any) for which `when(words)` holds, after letting `skip` pass."""
+
+    action: str
+    code: str
+    times: int = 1
+    after: bool = False
+    skip: int = 0
+    when: Callable[[dict[str, Any]], bool] = lambda words: True
+
+    def strikes(self, action: str, words: dict[str, Any]) -> bool:
+        if self.times < 1 or self.action not in ("", action) or not self.when(words):
+            return False
+        if self.skip:
+            self.skip -= 1
+            return False
+        self.times -= 1
+        return True
+
+
+@dataclass(slots=True, kw_only=True)
+class Instance:
+    """One machine. It runs `boot_s` after its launch and ends itself as its user-data says, unless it never boots."""
+
+    instance_id: str
+    instance_type: str
+    market: str
+    zone: str
+    address: str
+    request: dict[str, Any]
+    tags: dict[str, str]
+    launched_at: datetime
+    boot_s: float = 5.0
+    deaf: bool = False  # its own shutdown fails
+    ended_at: datetime | None = None
+    reason: str = ""
+
+    @property
+    def user_data(self) -> str:
+        text: str = self.request["UserData"]
+        return base64.b64decode(text).decode() if self.market == "spot" else text  # boto3 encodes RunInstances' own
+
+    def ends_itself_at(self) -> datetime | None:
+        minutes = re.search(r"shutdown -h \+(\d+)", self.user_data)
+        assert minutes is not None
+        if self.deaf or self.boot_s == float("inf"):
+            return None
+        return self.launched_at + timedelta(seconds=self.boot_s, minutes=int(minutes[1]))
+
+    def end(self, at: datetime, reason: str) -> None:
+        if self.ended_at is None:
+            self.ended_at, self.reason = at, reason
+
+    def state(self, now: datetime) -> str:
+        if self.ended_at is not None:
+            return "shutting-down" if now < self.ended_at + timedelta(seconds=30) else "terminated"
+        return "running" if now >= self.launched_at + timedelta(seconds=min(self.boot_s, 1e6)) else "pending"
+
+    def told(self, now: datetime) -> dict[str, Any]:
+        ended = f"User initiated ({self.ended_at:%Y-%m-%d %H:%M:%S} GMT)" if self.ended_at else ""
+        return {
+            "InstanceId": self.instance_id,
+            "InstanceType": self.instance_type,
+            "State": {"Name": self.state(now)},
+            "LaunchTime": self.launched_at,
+            "Placement": {"AvailabilityZone": self.zone},
+            "PrivateIpAddress": self.address,
+            "Tags": [{"Key": key, "Value": value} for key, value in self.tags.items()],
+            "StateTransitionReason": ended,
+            "CpuOptions": {"CoreCount": 2, "ThreadsPerCore": 2},
+            **({"StateReason": {"Code": self.reason, "Message": "a secret"}} if self.reason else {}),
+            **({"InstanceLifecycle": "spot"} if self.market == "spot" else {}),
+        }
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeAws:
+    """The world. `capacity`: (zone, market) -> machines that may be had, where that is limited."""
+
+    now: datetime = NOON
+    account: Account = field(default_factory=Account)
+    faults: list[Fault] = field(default_factory=list)
+    capacity: dict[tuple[str, str], int] = field(default_factory=dict)
+    boot_s: float = 5.0
+    lag_s: float = 0.0  # before a machine shows in descriptions
+    dead: bool = False
+    instances: dict[str, Instance] = field(default_factory=dict)
+    regions: dict[str, str] = field(default_factory=dict)
+    tokens: dict[tuple[str, str, str], tuple[str, Any]] = field(default_factory=dict)
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    s3: FakeS3 = field(default_factory=FakeS3)
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(now=lambda: self.now, sleep=self.pass_s)
+
+    def pass_s(self, seconds: float) -> None:
+        """Time goes by; machines whose time is up end themselves."""
+        self.now += timedelta(seconds=seconds)
+        for one in self.instances.values():
+            ends = one.ends_itself_at()
+            if ends is not None and ends <= self.now:
+                one.end(ends, "Client.InstanceInitiatedShutdown")
+
+    def alive(self) -> list[Instance]:
+        return [one for one in self.instances.values() if one.ended_at is None]
+
+    def bought(self) -> int:
+        """Machines ever launched."""
+        return len(self.instances)
+
+    def count(self, action: str) -> int:
+        return sum(one == action for one, _ in self.calls)
+
+    def interrupt(self, instance_id: str) -> None:
+        """The spot market takes it back."""
+        self.instances[instance_id].end(self.now, "Server.SpotInstanceTermination")
+
+    def revive(self) -> None:
+        """Another controller comes."""
+        self.dead = False
+
+    def clients(self, service: str, region: str) -> Any:
+        return _Client(self, service, region)
+
+    def serve(self, service: str, region: str, method: str, words: dict[str, Any]) -> Any:
+        name = _ACTIONS.get(method) or "".join(part.capitalize() for part in method.split("_"))
+        action = f"{service.replace('service-quotas', 'servicequotas')}:{name}"
+        if self.dead:
+            raise Killed(action)
+        self.calls.append((action, region))
+        fault = next((one for one in self.faults if one.strikes(action, words | {"region": region})), None)
+        if fault is not None and not fault.after:
+            self._strike(fault, name)
+        handler = getattr(self, f"_{method}", None) or getattr(self.s3, method, None) or getattr(self.account, method)
+        answer = handler(region=region, now=self.now, **words)
+        if fault is not None:
+            self._strike(fault, name)
+        return answer
+
+    def _strike(self, fault: Fault, name: str) -> None:
+        if fault.code == KILLED:
+            self.dead = True
+            raise Killed(name)
+        if fault.code == SILENT:
+            raise ReadTimeoutError(endpoint_url="https://aws.example")
+        raise client_error(fault.code, name)
+
+    def _run_instances(self, *, region: str, now: datetime, **words: Any) -> Any:
+        zone = self.account.zone_of(words["SubnetId"] if "SubnetId" in words else _subnet(words))
+        count, name = words["MinCount"], words["InstanceType"]
+        known = self._known("run", region, words)
+        if known is None:
+            if self._lacks(zone, "on-demand", count):
+                raise client_error("InsufficientInstanceCapacity", "RunInstances")
+            known = self._launch(region, zone, "on-demand", name, count, words, words["TagSpecifications"])
+            self.tokens["run", region, words["ClientToken"]] = (_spelt(words), known)
+        return {"Instances": [self.instances[one].told(now) for one in known]}
+
+    def _create_fleet(self, *, region: str, now: datetime, **words: Any) -> Any:
+        known = self._known("fleet", region, words)
+        if known is None:
+            [config] = words["LaunchTemplateConfigs"]
+            [override] = config["Overrides"]
+            template = self.account.templates[region, config["LaunchTemplateSpecification"]["LaunchTemplateName"]]
+            zone, count = self.account.zone_of(override["SubnetId"]), words["SpotOptions"]["MinTargetCapacity"]
+            if self.account.spot[zone] > float(override["MaxPrice"]):
+                return {"FleetId": "fleet-0", "Instances": [], "Errors": [{"ErrorCode": "SpotMaxPriceTooLow"}]}
+            if self._lacks(zone, "spot", count):
+                errors = [{"ErrorCode": "InsufficientInstanceCapacity", "ErrorMessage": "a secret"}]
+                return {"FleetId": "fleet-0", "Instances": [], "Errors": errors}
+            name, data = override["InstanceType"], template["LaunchTemplateData"]
+            known = self._launch(region, zone, "spot", name, count, data, data["TagSpecifications"])
+            self.tokens["fleet", region, words["ClientToken"]] = (_spelt(words), known)
+        return {"FleetId": f"fleet-{known[0]}", "Instances": [{"InstanceIds": known}], "Errors": []}
+
+    def _known(self, kind: str, region: str, words: dict[str, Any]) -> list[str] | None:
+        """What the same token bought before. Raises where the words differ."""
+        found = self.tokens.get((kind, region, words["ClientToken"]))
+        if found is None:
+            return None
+        if found[0] != _spelt(words):
+            raise client_error("IdempotentParameterMismatch", kind)
+        return list(found[1])
+
+    def _lacks(self, zone: str, market: str, count: int) -> bool:
+        """Whether there is no such capacity; else it is taken."""
+        left = self.capacity.get((zone, market), 10**6)
+        if left >= count:
+            self.capacity[zone, market] = left - count
+        return left < count
+
+    def _launch(
+        self, region: str, zone: str, market: str, name: str, count: int, request: Any, tagged: list[dict[str, Any]]
+    ) -> list[str]:
+        [tags] = [one["Tags"] for one in tagged if one["ResourceType"] == "instance"]
+        ids = []
+        for _ in range(count):
+            number = len(self.instances) + 1
+            ids.append(f"i-{number:017x}")
+            self.regions[ids[-1]] = region
+            self.instances[ids[-1]] = Instance(
+                instance_id=ids[-1], instance_type=name, market=market, zone=zone, address=f"10.0.0.{number}",
+                request=request, tags={tag["Key"]: tag["Value"] for tag in tags}, launched_at=self.now,
+                boot_s=self.boot_s,
+            )  # fmt: skip
+        return ids
+
+    def _describe_instances(self, *, region: str, now: datetime, Filters: list[Any], **_: Any) -> Any:
+        shown = now - timedelta(seconds=self.lag_s)
+        here = [one for name, one in self.instances.items() if self.regions[name] == region]
+        told = [one.told(now) for one in here if one.launched_at <= shown]
+        return {"Reservations": [{"Instances": [one for one in told if matches(one, Filters)]}]}
+
+    def _terminate_instances(self, *, region: str, now: datetime, InstanceIds: list[str], **_: Any) -> Any:
+        for name in InstanceIds:
+            if self.regions.get(name) != region:
+                raise client_error("InvalidInstanceID.NotFound", "TerminateInstances")
+        for name in InstanceIds:
+            self.instances[name].end(now, "Client.UserInitiatedShutdown")
+        return {}
+
+
+class _Client:
+    def __init__(self, world: FakeAws, service: str, region: str) -> None:
+        self._world, self._service, self._region = world, service, region
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return lambda **words: self._world.serve(self._service, self._region, method, words)
+
+
+def client_error(code: str, operation: str) -> ClientError:
+    """As boto3 raises it, with a message that must not be repeated."""
+    return ClientError({"Error": {"Code": code, "Message": "very-secret-key was wrong"}}, operation)
+
+
+def _spelt(words: dict[str, Any]) -> str:
+    return repr(sorted(words.items()))
+
+
+def _subnet(words: dict[str, Any]) -> str:
+    return str(words["NetworkInterfaces"][0]["SubnetId"])

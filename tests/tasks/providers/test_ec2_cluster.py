@@ -1,0 +1,208 @@
+"""A running cluster of EC2 as the controller sees it: the mailbox mirrored, notices, interruptions, replacements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tasks.mailbox import Mailbox, silent_nodes
+from tasks.node.record import write_json
+from tests.ec2_home import Home
+from tests.fake_ec2 import SILENT, Fault
+from tests.fake_s3 import ROLE
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def names(home: Home) -> list[str]:
+    return [one.instance_id for one in home.world.alive()]
+
+
+def test_what_nodes_upload_is_in_the_mailbox_and_what_is_written_there_reaches_every_node(home: Home) -> None:
+    with home.acquire(home.two()) as running:
+        first, second = names(home)
+        home.world.s3.upload(home.world.now, "r-1", first, "ready.json", {"address": "10.0.0.1"})
+        home.world.s3.upload(home.world.now, "r-1", second, "records/r-1-000.json", {"run_id": "r-1-000"})
+        write_json(running.mailbox / "plan.json", {"attempt": 1})
+        (running.mailbox / "workloads").mkdir()
+        (running.mailbox / "workloads" / "abc.py").write_text("x = 1\n")
+        write_json(running.mailbox / "controller" / "envelopes.json", {"r-1-000": {}})
+        assert running.mirror.sync()
+        box = Mailbox(path=running.mailbox, nodes=2)
+        assert (box.ready(), box.recorded()) == (1, {"r-1-000"})
+        for name in (first, second):
+            manifest = home.world.s3.read("r-1", name, "manifest.json")["files"]
+            assert set(manifest) == {"plan.json", "workloads/abc.py", "node.json"}, "the controller's own stays here"
+        puts = home.world.count("s3:PutObject")
+        assert running.mirror.sync() and home.world.count("s3:PutObject") == puts, "nothing new, nothing sent"
+
+
+def test_the_manifest_comes_after_what_it_names(home: Home) -> None:
+    with home.acquire(home.two()) as running:
+        one = names(home)[0]
+        write_json(running.mailbox / "plan.json", {"attempt": 1})
+        home.world.faults = [Fault(action="s3:PutObject", code="SlowDown", when=lambda words: "plan" in words["Key"])]
+        assert not running.mirror.sync() and "fewer requests" in running.mirror.problem
+        assert set(home.world.s3.read("r-1", one, "manifest.json")["files"]) == {"node.json"}
+        assert running.mirror.sync()
+        assert "plan.json" in home.world.s3.read("r-1", one, "manifest.json")["files"]
+
+
+def test_half_an_answer_never_appears(home: Home) -> None:
+    with home.acquire(home.two()) as running:
+        home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/a.json", {"run_id": "a" * 100})
+        home.world.s3.cut = 1
+        assert not running.mirror.sync() and home.records() == set()
+        assert running.mirror.sync() and home.records() == {"a"}
+        [file] = running.mailbox.glob("node-0/records/*")
+        assert json.loads(file.read_text()) == {"run_id": "a" * 100}
+
+
+def test_a_store_that_fails_makes_nobody_silent(home: Home) -> None:
+    with home.acquire(home.two()) as running:
+        box = Mailbox(path=running.mailbox, nodes=2)
+        home.world.s3.skew_s = 3600.0
+        for name in names(home):
+            home.world.s3.upload(home.world.now, "r-1", name, "heartbeat.json", {"phase": "measuring"})
+        running.mirror.sync()
+        assert silent_nodes(box, running.now_unix()) == [], "by the store's clock, however wrong it is"
+        home.world.faults = [Fault(action="s3:ListBucket", code=SILENT, times=60)]
+        for _ in range(60):
+            home.world.pass_s(1.0)
+            running.mirror.sync()
+        assert silent_nodes(box, running.now_unix()) == []
+        running.mirror.sync()
+        assert silent_nodes(box, running.now_unix()) == [0, 1], "heard again, and nothing new in a minute"
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../evil.json", "records/../../x.json", ".hidden", "a/b/c/d/e.json", "a\nb.json"]
+)
+def test_a_name_that_leads_elsewhere_is_left_where_it_is(home: Home, name: str) -> None:
+    with home.acquire(home.two()) as running:
+        home.world.s3.upload(home.world.now, "r-1", names(home)[0], name, {"evil": True})
+        before = sorted(home.path.rglob("*"))
+        assert running.mirror.sync()
+        assert sorted(home.path.rglob("*")) == before
+
+
+def test_a_stranger_in_the_bucket_is_not_heard(home: Home) -> None:
+    with home.acquire(home.two()) as running:
+        home.world.s3.upload(home.world.now, "r-1", "i-0ffffffffffffffff", "records/x.json", {"run_id": "x"})
+        running.mirror.sync()
+        assert home.records() == set()
+
+
+def test_a_file_in_the_place_of_a_folder_does_not_stop_the_others(home: Home) -> None:
+    with home.acquire(home.two()) as running:
+        first, second = names(home)
+        home.world.s3.upload(home.world.now, "r-1", first, "records", {})
+        home.world.s3.upload(home.world.now, "r-1", first, "records/a.json", {})
+        home.world.s3.upload(home.world.now, "r-1", second, "records/b.json", {})
+        assert running.mirror.sync() and home.records() == {"b"}
+    assert len(home.provider.ended()) == 1
+
+
+def test_an_interruption_is_told_from_a_failure(home: Home) -> None:
+    with home.acquire(home.two()) as running:
+        first, second = names(home)
+        home.world.interrupt(first)
+        home.world.instances[second].end(home.world.now, "Client.InstanceInitiatedShutdown")
+        home.world.pass_s(6.0)
+        lost = running.nodes()
+        assert [one.alive for one in lost] == [False, False]
+        assert [one.interrupted for one in lost] == [True, False]
+        assert "spot market" in lost[0].reason and "shut itself down" in lost[1].reason
+        assert "secret" not in lost[0].reason
+
+
+def test_what_aws_says_is_asked_for_every_few_seconds_and_silence_is_no_loss(home: Home) -> None:
+    with home.acquire(home.two()) as running:
+        running.nodes()
+        asked = home.world.count("ec2:DescribeInstances")
+        for _ in range(10):
+            running.nodes()
+        assert home.world.count("ec2:DescribeInstances") == asked
+        home.world.faults = [Fault(action="ec2:DescribeInstances", code=SILENT, times=2)]
+        home.world.pass_s(6.0)
+        assert [one.alive for one in running.nodes()] == [True, True]
+
+
+def test_a_notice_counts_down_by_the_stores_clock(home: Home) -> None:
+    with home.acquire(home.two()) as running:
+        first, second = names(home)
+        at = home.world.now.timestamp() + 110
+        notice = {"kind": "interruption", "action": "terminate", "at": "", "seen_unix": at}
+        home.world.s3.upload(home.world.now, "r-1", first, "notice.json", notice)
+        home.world.s3.upload(home.world.now, "r-1", second, "notice.json", notice | {"kind": "rebalance"})
+        home.world.pass_s(20.0)
+        running.mirror.sync()
+        leaving, warned = running.nodes()
+        assert (leaving.alive, leaving.notice, leaving.leaving_s) == (True, "interruption", 100.0)
+        assert (warned.alive, warned.notice, warned.leaving_s) == (True, "rebalance", None)
+        home.world.instances[first].end(home.world.now, "Client.InstanceInitiatedShutdown")
+        home.world.pass_s(6.0)
+        assert running.nodes()[0].interrupted, "it went down by itself, for it had been told to"
+
+
+def test_a_replacement_takes_the_rank_and_the_lost_ones_records_stay(home: Home) -> None:
+    with home.acquire(home.two()) as running:
+        first, second = names(home)
+        for name in ("ready.json", "heartbeat.json", "records/a.json"):
+            home.world.s3.upload(home.world.now, "r-1", second, name, {"run_id": "a"})
+        home.world.interrupt(second)
+        write_json(running.mailbox / "plan.json", {"attempt": 1})
+        running.mirror.sync()
+        assert running.replace(1)
+        third = next(name for name in names(home) if name not in (first, second))
+        assert running.addresses == ["10.0.0.1", home.world.instances[third].address]
+        assert [one.alive for one in running.nodes()] == [True, True]
+        assert Mailbox(path=running.mailbox, nodes=2).ready() == 0, "the new one has not reported itself"
+        home.world.s3.upload(home.world.now, "r-1", second, "records/b.json", {"run_id": "b"})
+        running.mirror.sync()
+        assert home.records() == {"a", "b"}
+        assert home.world.s3.read("r-1", third, "node.json") == {"node": 1, "nodes": 2}
+        assert "plan.json" in home.world.s3.read("r-1", third, "manifest.json")["files"]
+    assert home.world.alive() == [] and home.world.bought() == 3
+
+
+def test_no_replacement_where_there_is_none(home: Home) -> None:
+    with home.acquire(home.two()) as running:
+        home.world.interrupt(names(home)[1])
+        home.world.capacity[("us-east-1a", "spot")] = 0
+        assert not running.replace(1)
+        assert [one.alive for one in running.nodes()] == [True, False]
+        assert [one.code for one in running.refusals] == ["InsufficientInstanceCapacity"]
+        home.world.capacity[("us-east-1a", "spot")] = 1
+        assert running.replace(1), "asked for anew, under a token of its own"
+
+
+def test_records_uploaded_at_the_last_moment_are_brought_home(home: Home) -> None:
+    with home.acquire(home.two()) as running:
+        write_json(running.mailbox / "done.json", {})
+        home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/last.json", {"run_id": "last"})
+        home.world.faults = [Fault(action="s3:ListBucket", code=SILENT, times=3)]
+    assert home.records() == {"last"} and len(home.provider.ended()) == 1
+
+
+def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are(home: Home) -> None:
+    with home.acquire(home.two()):
+        home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/last.json", {"run_id": "last"})
+        home.world.faults = [Fault(action="s3:GetObject", code="InternalError", times=40)]
+    assert home.world.alive() == [] and home.provider.ended() == []
+    home.world.faults = []
+    home.provider = home.controller()
+    assert [one.lease_id for one in home.provider.ended()] == ["r-1"] and home.records() == {"last"}
+
+
+def test_a_node_speaks_under_its_role_and_instance(home: Home) -> None:
+    with home.acquire(home.two()):
+        keys = {key.split("/")[3] for key in home.world.s3.objects if key.startswith("srift/leases/r-1/")}
+        assert keys == {f"{ROLE}:{name}" for name in names(home)}
+        [code] = [key for key in home.world.s3.objects if key.startswith("srift/code/")]
+        assert code.removesuffix(".tar.gz").rpartition("/")[2] in home.world.alive()[0].user_data

@@ -1,0 +1,186 @@
+"""The ladder and the requests of each rung: decided beforehand, printable, the same words for the same thing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.cloud import Cluster, InstanceType, Offer
+from tasks.providers import ec2_request
+from tasks.providers.ec2_ladder import SPOT_MARGIN, Rung, ladder
+from tasks.providers.ec2_request import Ground, printed, requests_of, worst_case_usd
+from tasks.providers.ec2_types import TypeFacts, facts_of, quota_of, quota_sentence, vcpus_by_quota, vcpus_held
+
+NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+ZONES = ["us-east-1a", "us-east-1b", "us-east-1c"]
+BOTH = ("on-demand", "spot")
+
+
+def kind(name: str) -> InstanceType:
+    return InstanceType(
+        name=name, provider="ec2", devices=1, device="T4", cores=4, memory_gib=16, device_memory_gib=16,
+        bandwidth_gbps=5,
+    )  # fmt: skip
+
+
+def offer(name: str, market: str, zone: str, usd: float | None) -> Offer:
+    return Offer(
+        instance_type=kind(name), market=market, zone=zone, region=zone[:9] if zone != "any" else "us-east-1",
+        usd_per_hour=usd, interruptions_per_hour=0.0, price_as_of=NOON,
+    )  # fmt: skip
+
+
+OFFERS = [
+    offer("g4dn.xlarge", "on-demand", "any", 0.526),
+    *(offer("g4dn.xlarge", "spot", zone, usd) for zone, usd in zip(ZONES, (0.20, 0.18, 0.50), strict=True)),
+    offer("p4d.24xlarge", "on-demand", "any", 32.77),
+]
+ASKED = Cluster.of((2, OFFERS[1]))
+PLAIN = TypeFacts(name="g4dn.xlarge", vcpus=4, arm=False, efa=False, grouped=True)
+EFA = TypeFacts(name="p4d.24xlarge", vcpus=96, arm=False, efa=True, grouped=True)
+GROUND = Ground(
+    region="us-east-1", vpc="vpc-1", subnets={zone: f"subnet-{zone[-1]}" for zone in ZONES},
+    types={"g4dn.xlarge": PLAIN, "p4d.24xlarge": EFA}, image_id="ami-1", root_device="/dev/sda1", least_gib=45,
+    volume_gib=100, instance_profile="srift-node", deployment="srift", controller="abc", lease_id="r-1",
+    deadline_unix=1_800_000_000,
+)  # fmt: skip
+
+
+def rungs_of(cluster: Cluster = ASKED) -> list[Rung]:
+    return ladder(cluster, OFFERS, ZONES, BOTH)[0]
+
+
+def test_the_ladder_is_as_asked_then_other_zones_by_price_then_on_demand() -> None:
+    rungs = rungs_of()
+    assert [(one.markets, one.zone[-1]) for one in rungs] == [
+        ("spot", "a"), ("spot", "b"), ("spot", "c"), ("on-demand", "a"), ("on-demand", "b"), ("on-demand", "c"),
+    ]  # fmt: skip
+    assert [one.number for one in rungs] == list(range(6))
+    assert rungs[0].most_usd[0] == pytest.approx(SPOT_MARGIN * 0.20)
+    assert rungs[2].most_usd[0] == pytest.approx(0.526), "a bid above the price on demand is no bargain"
+
+
+def test_only_markets_that_are_allowed_and_prices_that_are_known_are_rungs() -> None:
+    assert {one.markets for one in ladder(ASKED, OFFERS, ZONES, ("spot",))[0]} == {"spot"}
+    unknown = [replace(one, usd_per_hour=None) for one in OFFERS]
+    rungs, missing = ladder(Cluster.of((1, unknown[1])), unknown, ZONES, BOTH)
+    assert rungs == [] and any("no known price" in one for one in missing)
+    rungs, missing = ladder(ASKED, OFFERS, ZONES[1:], BOTH)
+    assert rungs[0].zone == "us-east-1b" and any("us-east-1a has no subnet" in one for one in missing)
+
+
+def test_a_cluster_of_both_markets_stays_one_until_all_of_it_is_on_demand() -> None:
+    rungs = rungs_of(Cluster.of((2, OFFERS[1]), (1, OFFERS[0])))
+    assert [one.markets for one in rungs] == ["on-demand+spot"] * 3 + ["on-demand"] * 3
+    assert [one.size for one in rungs[0].groups] == [2, 1]
+    assert [one.size for one in rungs[3].groups] == [3]
+
+
+def test_spot_is_a_fleet_of_all_or_none_in_one_zone_up_to_a_price() -> None:
+    requests = dict(requests_of(GROUND, rungs_of()[0], security="sg-1", user_data="#!/bin/sh\n"))
+    assert list(requests) == ["ec2:CreatePlacementGroup", "ec2:CreateLaunchTemplate", "ec2:CreateFleet"]
+    fleet = requests["ec2:CreateFleet"]
+    assert fleet["Type"] == "instant" and fleet["SpotOptions"]["AllocationStrategy"] == "price-capacity-optimized"
+    assert fleet["SpotOptions"]["MinTargetCapacity"] == fleet["TargetCapacitySpecification"]["TotalTargetCapacity"] == 2
+    assert fleet["SpotOptions"]["SingleAvailabilityZone"]
+    [override] = fleet["LaunchTemplateConfigs"][0]["Overrides"]
+    assert override == {"InstanceType": "g4dn.xlarge", "SubnetId": "subnet-a", "MaxPrice": "0.2500"}
+
+
+def test_on_demand_is_one_call_with_an_efa_interface_where_the_type_has_one() -> None:
+    cluster = Cluster.of((2, OFFERS[4]))
+    [_, (action, request)] = requests_of(GROUND, rungs_of(cluster)[0], security="sg-1", user_data="#!/bin/sh\n")
+    assert action == "ec2:RunInstances" and request["MinCount"] == request["MaxCount"] == 2
+    [interface] = request["NetworkInterfaces"]
+    assert (interface["InterfaceType"], interface["Groups"], interface["SubnetId"]) == ("efa", ["sg-1"], "subnet-a")
+    assert "SecurityGroupIds" not in request and "KeyName" not in request
+    assert request["MetadataOptions"] == {
+        "HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled",
+    }  # fmt: skip
+
+
+def test_every_made_thing_has_all_tags() -> None:
+    wanted = {"srift:deployment", "srift:lease", "srift:node-group", "srift:deadline", "srift:controller"}
+    for rung in rungs_of():
+        requests = [
+            *requests_of(GROUND, rung, security="sg-1", user_data="x"),
+            ("", ec2_request.security_group(GROUND)),
+        ]
+        for _, request in requests:
+            for kind_of in request["TagSpecifications"]:
+                assert wanted <= {tag["Key"] for tag in kind_of["Tags"]}
+
+
+def test_one_machine_lies_in_no_placement_group() -> None:
+    [rung, *_] = rungs_of(Cluster.of((1, OFFERS[1])))
+    actions = [action for action, _ in requests_of(GROUND, rung, security="s", user_data="x")]
+    assert actions == ["ec2:CreateLaunchTemplate", "ec2:CreateFleet"]
+
+
+def test_the_same_is_asked_in_the_same_words_and_anything_else_under_another_token() -> None:
+    tokens = set()
+    for ground in (GROUND, replace(GROUND, lease_id="r-2"), replace(GROUND, controller="def")):
+        for rung in rungs_of():
+            first = list(requests_of(ground, rung, security="sg-1", user_data="x"))
+            assert first == list(requests_of(ground, rung, security="sg-1", user_data="x"))
+            tokens |= {request["ClientToken"] for action, request in first if "Placement" not in action}
+    assert len(tokens) == 3 * (3 * 2 + 3) and all(len(token) <= 64 for token in tokens)
+
+
+def test_what_is_printed_is_json_without_the_user_data() -> None:
+    text = printed(list(requests_of(GROUND, rungs_of()[0], security="sg-1", user_data="#!/bin/sh\nlong")))
+    assert "long" not in text and "sha256" in text
+    assert json.loads(text.partition(" ")[2].partition("\nec2:")[0])["Strategy"] == "cluster"
+
+
+@given(st.integers(1, 8), st.floats(60, 86_400), st.floats(0.01, 100), st.integers(0, 5))
+def test_the_worst_case_bounds_every_rung_to_its_end(size: int, deadline_s: float, usd: float, rung: int) -> None:
+    cluster = Cluster.of((size, replace(OFFERS[1], usd_per_hour=usd)))
+    rungs, _ = ladder(cluster, OFFERS, ZONES, BOTH)
+    price = sum(rungs[rung].most_usd) + size * GROUND.usd_per_hour_more
+    assert worst_case_usd(rungs, GROUND, deadline_s) > price * deadline_s / 3600
+
+
+@pytest.mark.parametrize(
+    ("name", "market", "code"),
+    [
+        ("g5.xlarge", "on-demand", "L-DB2E81BA"),
+        ("vt1.3xlarge", "spot", "L-3819A6DF"),
+        ("p4d.24xlarge", "on-demand", "L-417A185B"),
+        ("p4d.24xlarge", "spot", "L-7212CCBC"),
+        ("p5.48xlarge", "spot", "L-C4BD4855"),
+        ("m5.large", "on-demand", "L-1216C47A"),
+        ("c7i.large", "spot", "L-34B43A08"),
+        ("trn1.32xlarge", "spot", None),
+    ],
+)
+def test_each_family_and_market_has_its_quota(name: str, market: str, code: str | None) -> None:
+    assert quota_of(name, market) == code
+
+
+def test_quotas_count_vcpus_wanted_and_held() -> None:
+    facts = {"g4dn.xlarge": PLAIN}
+    assert vcpus_by_quota(ASKED.members, facts) == {"L-3819A6DF": 8}
+    cpu = {"CoreCount": 2, "ThreadsPerCore": 2}
+    held = vcpus_held([{"InstanceType": "g5.xlarge", "CpuOptions": cpu, "InstanceLifecycle": "spot"}] * 2)
+    assert held == {"L-3819A6DF": 8}
+    assert quota_sentence("L-1", "Spot", 16, wanted=8, held=8, region="r") == ""
+    assert "quota 'Spot' (L-1) in r is 15, of which 8 are held" in quota_sentence(
+        "L-1", "Spot", 15, wanted=8, held=8, region="r"
+    )
+
+
+def test_facts_are_read_from_the_description() -> None:
+    answer = {
+        "InstanceType": "g5g.xlarge",
+        "VCpuInfo": {"DefaultVCpus": 4},
+        "ProcessorInfo": {"SupportedArchitectures": ["arm64"]},
+        "NetworkInfo": {"EfaSupported": False},
+        "PlacementGroupInfo": {"SupportedStrategies": ["cluster"]},
+    }
+    assert facts_of(answer) == TypeFacts(name="g5g.xlarge", vcpus=4, arm=True, efa=False, grouped=True)

@@ -1,0 +1,151 @@
+"""A dry run on EC2 shows every request and the worst case, with an account and without one, and asks for no machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli import app
+from models.campaign import Launch
+from models.caps import billed_s, dearest_usd_per_hour
+from models.cloud import Cluster, Offer
+from tasks import caps, dry_run
+from tasks.installation import Installation, open_installation
+from tasks.providers.ec2_ladder import ladder
+from tasks.providers.ec2_request import worst_case_usd
+from tests.account import REGION, account, project
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+MAKES = {"ec2:CreateSecurityGroup", "ec2:CreateLaunchTemplate", "ec2:CreateFleet", "ec2:RunInstances"}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installation]:
+    before = dict(os.environ)
+    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", f"{tmp_path}/none")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", f"{tmp_path}/none")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    file = project(tmp_path)
+    file.write_text(file.read_text().replace('["g4dn.*"]', '["g4dn.xlarge", "p4d.24xlarge"]'))
+    yield open_installation("ec2")
+    monkeypatch.undo()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def offers() -> list[Offer]:
+    """On demand as packaged, and spot in two zones."""
+    listed = {one.instance_type.name: one for one in open_installation("ec2").provider.packaged_offers()}  # type: ignore[attr-defined]
+    spot = [
+        replace(one, market="spot", zone=f"{REGION}{zone}", usd_per_hour=one.usd_per_hour * part)
+        for one in listed.values()
+        for zone, part in (("a", 0.3), ("b", 0.4))
+    ]
+    return [*listed.values(), *spot]
+
+
+def launch(name: str, machines: int, market: str = "spot") -> Launch:
+    offer = next(one for one in offers() if one.instance_type.name == name and one.market == market)
+    return Launch(cluster=Cluster.of((machines, offer)), items=(), est_s=300.0, est_usd=0.05, reason="r")
+
+
+def test_without_an_account_every_request_is_shown_and_what_could_not_be_checked(here: Installation) -> None:
+    told = CliRunner().invoke(app, ["refresh", "--provider", "ec2", "--dry-run", "--max-usd", "2", "--json"])
+    assert told.exit_code == 0, told.output
+    rows = json.loads(told.stdout)
+    made = [row for row in rows if row["worst_usd"] is not None]
+    assert made
+    for row in made:
+        assert {one["action"] for one in row["requests"]} >= MAKES
+        assert 0 < row["worst_usd"] <= 2.0 and row["deadline_s"] >= row["est_s"]
+        assert any("not checked: the image" in sentence for sentence in row["said"])
+        assert "sha256" in next(one["request"]["UserData"] for one in row["requests"] if "UserData" in one["request"])
+    assert not (here.home / "leases-ec2").exists() and not (here.home / "warehouse.duckdb").exists()
+    plain = CliRunner().invoke(app, ["refresh", "--provider", "ec2", "--dry-run", "--max-usd", "2"])
+    assert "ec2:CreateFleet {" in plain.output and "nothing was asked for" in plain.output
+    assert "no spot price is known" in plain.output
+
+
+def test_the_network_of_the_machines_is_closed_to_all_but_themselves(here: Installation) -> None:
+    (plan,) = dry_run.planned(here, [launch("g4dn.xlarge", 2)], offers(), 5.0, NOW)
+    by_action = dict(plan.requests)
+    ingress = by_action["ec2:AuthorizeSecurityGroupIngress"]["IpPermissions"]
+    assert ingress == [{"IpProtocol": "-1"}], "a rule without ranges is about the group itself"
+    assert "0.0.0.0/0" not in json.dumps(ingress)
+    (out,) = [one for one in by_action["ec2:AuthorizeSecurityGroupEgress"]["IpPermissions"] if "IpRanges" in one]
+    assert (out["FromPort"], out["ToPort"]) == (443, 443)
+    assert by_action["ec2:RevokeSecurityGroupEgress"]["IpPermissions"][0]["IpProtocol"] == "-1"
+    text = json.dumps([request for _, request in plan.requests])
+    assert "KeyName" not in text and '"HttpTokens": "required"' in text and '"Encrypted": true' in text
+
+
+def test_with_an_account_image_subnets_and_zones_are_the_real_ones(here: Installation) -> None:
+    with account() as aws:
+        launches = [launch("g4dn.xlarge", 2, "on-demand")]
+        (plan,) = dry_run.planned(here, launches, offers(), 5.0, NOW, aws.clients)
+        runs = [request for action, request in plan.requests if action == "ec2:RunInstances"]
+        images = {one["ImageId"] for one in aws.plain("ec2").describe_images(Owners=["self"])["Images"]}
+        asked = {method for method, _ in aws.asked}
+    assert runs and {one["ImageId"] for one in runs} == images
+    assert all(one["SubnetId"].startswith("subnet-") for one in runs)
+    assert not asked & {"run_instances", "create_fleet", "create_launch_template", "create_security_group"}
+    assert not any("not checked" in sentence for sentence in plan.said)
+
+
+def test_an_account_that_refuses_leaves_the_plan_and_says_why(here: Installation) -> None:
+    with account() as aws:
+        aws.refuse["get_parameter"] = "ParameterNotFound"
+        (plan,) = dry_run.planned(here, [launch("g4dn.xlarge", 1)], offers(), 5.0, NOW, aws.clients)
+    assert plan.requests and any("[ec2] ami_parameter" in sentence for sentence in plan.said)
+
+
+def test_what_the_cap_does_not_pay_for_is_named_and_has_no_requests(here: Installation) -> None:
+    cheap, dear = launch("g4dn.xlarge", 1), launch("p4d.24xlarge", 2)
+    plan = dry_run.planned(here, [dear, cheap], offers(), 1.0, NOW)
+    assert plan[0].worst_usd is None and plan[0].requests == [] and "at worst it would cost" in plan[0].said[0]
+    assert plan[1].worst_usd is not None and plan[1].requests
+    assert "1 launches, at worst $" in dry_run.as_text(plan, 1.0)
+
+
+@pytest.mark.parametrize("machines", [1, 2, 4])
+@pytest.mark.parametrize("market", ["spot", "on-demand"])
+@pytest.mark.parametrize("name", ["g4dn.xlarge", "p4d.24xlarge"])
+def test_the_caps_reckon_with_no_less_than_climbing_the_whole_ladder_costs(
+    here: Installation, name: str, market: str, machines: int
+) -> None:
+    one = launch(name, machines, market)
+    (plan,) = dry_run.planned(here, [one], offers(), 100.0, NOW)
+    ground = dry_run._imagined(here, one.cluster, offers(), lease_id="l", controller="c", deadline_unix=0)
+    rungs, _ = ladder(one.cluster, offers(), [f"{REGION}{zone}" for zone in "abcdef"], ("on-demand", "spot"))
+    ground = replace(ground, subnets={f"{REGION}{zone}": "s" for zone in "abcdef"})
+    for deadline_s in (600.0, 1234.5, plan.deadline_s):
+        price = dearest_usd_per_hour(one.cluster, offers())
+        assert price is not None
+        reckoned = (price + machines * caps._beside(here)) * billed_s(deadline_s, caps.LATE_S) / 3600
+        assert worst_case_usd(rungs, ground, deadline_s) <= reckoned
+
+
+def test_nothing_is_taken_for_granted_about_spot_where_its_price_is_known() -> None:
+    known = [replace(one, usd_per_hour=1.0) for one in offers_plain()]
+    assert dry_run.with_spot(known, "spot") == (known, "")
+    listed = [one for one in known if one.market == "on-demand"]
+    found, said = dry_run.with_spot(listed, "spot")
+    assert {one.market for one in found} == {"on-demand", "spot"} and "as high as on demand" in said
+    assert dry_run.with_spot(listed, "on-demand") == (listed, "")
+
+
+def offers_plain() -> list[Offer]:
+    from tests.fakes import offer
+
+    return [replace(offer(1.0), market=market, region=REGION) for market in ("on-demand", "spot")]
