@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from tasks.providers.ec2_errors import explained
+from tasks.providers.ec2_scores import zone_scores
 
 Clients = Callable[[str, str], Any]  # (service, region) -> a boto3 client
 Answer = dict[str, Any]
@@ -116,6 +117,16 @@ class Ec2Api:
         for page in _pages(ec2.describe_spot_price_history, "ec2:DescribeSpotPriceHistory", region, StartTime=at,
                            ProductDescriptions=["Linux/UNIX"], MaxResults=1000):  # fmt: skip
             yield from page["SpotPriceHistory"]
+
+    def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
+        """Spot placement score by zone of a request for `count` machines of any of `names`."""
+        ec2, scores, zones = self._client("ec2", region), "ec2:GetSpotPlacementScores", "ec2:DescribeAvailabilityZones"
+        rows: list[Answer] = []
+        for page in _pages(ec2.get_spot_placement_scores, scores, region, InstanceTypes=list(names),
+                           TargetCapacity=count, SingleAvailabilityZone=True, RegionNames=[region]):  # fmt: skip
+            rows += page["SpotPlacementScores"]
+        with _asking(zones, region):
+            return zone_scores(rows, ec2.describe_availability_zones()["AvailabilityZones"])
 
     def _client(self, service: str, region: str) -> Any:
         with self._lock:  # a session makes clients one at a time, and each takes half a second
