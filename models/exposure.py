@@ -55,10 +55,9 @@ def together(machines: pd.DataFrame) -> pd.DataFrame:
     held = _spot(machines)
     if not len(held):
         return pd.DataFrame({"machines": [], "lost": []})
-    pools: pd.DataFrame = held.groupby(["lease_id", "instance_type", "zone"])["interrupted"].agg(
-        machines="size", lost="sum"
-    )
-    lost: pd.DataFrame = pools[pools["lost"] > 0].reset_index(drop=True)
+    taken = held.groupby(["lease_id", "instance_type", "zone"])["interrupted"]
+    found = pd.DataFrame({"machines": taken.size(), "lost": taken.sum()})
+    lost: pd.DataFrame = found[found["lost"] > 0].reset_index(drop=True)
     return lost
 
 
