@@ -20,7 +20,7 @@ from models.hazard import fit_hazard
 from models.planner import Plan, candidates, plan
 from models.startup import fit_startup
 from models.workload import Goal, Setup
-from tests.models.planning import AS_OF, JointModel, frame, workload
+from tests.models.planning import AS_OF, JointModel, frame, offer, workload
 
 DRAWS, SEED = 20, 5
 NEVER = pd.DataFrame({"instance_type": [], "market": [], "zone": [], "granted": []})
@@ -252,3 +252,17 @@ def test_a_bound_that_is_no_bound_is_found_out() -> None:
 
     count()
     assert differing > 0
+
+
+def test_a_deadline_that_start_up_meets_more_often_than_not_is_not_given_up_for_its_mean() -> None:
+    """A start-up of 100 s in the middle and 115 s on average, as unsure as before the first launch; a minute of work."""
+    model = JointModel(
+        lines={"small": (0.0, 0.001)}, gbps={"small": 1.0}, memory={"small": np.nan}, slower=0.0, own=0.0
+    )
+    unsure = fit_startup(pd.DataFrame(columns=LAUNCHES).astype({"seconds": float}), {"on-demand": 100.0, "spot": 100.0})
+    met = Learned(startup=unsure, checkpoint=prior_checkpoints())
+    goal = Goal(goal="cheapest_within_deadline", hours=170 / 3600, p_required=0.55)
+    job = workload("w", 100, None, goal, samples=60_000)
+    first = plan(job, [offer("small")], model, max_hosts=1, fits=anything_fits, met=met).rows[0]
+    assert first["status"] == "recommended" and 0.55 <= first["p_meets_constraint"] < 0.7
+    assert first["hours"] > 170 / 3600
