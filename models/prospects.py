@@ -118,11 +118,14 @@ class Prospects:
         """Which rows cannot keep to the limit with that probability, by what is known of their step time.
 
         Draws come in pairs about the prediction, and one of each pair takes no less work than predicted, whatever luck
-        does: a limit that the shortest start-up drawn and work alone exceed is met by half of the draws at most.
+        does: of those, too few start soon enough where a limit is exceeded by work and by the start-up that the part
+        beyond a half keeps to.
         """
         work = np.where(np.isnan(self._work[rows]), self._least_work[rows], self._work[rows])
         met = self.sold.met(rows)
-        least = spot.shortest(met.startup_s, met.startup_log_sd, self.job.draws) / 3600 + work
+        beyond = max(p_required - 0.5, 0.0)
+        startup_s = spot.drawn_startup(met.startup_s, met.startup_log_sd, draws=self.job.draws, part=beyond)
+        least = startup_s / 3600 + work
         value = least if what == "hours" else self.sold.price[rows] * least
         return np.asarray((p_required > 0.5) & (value > limit * (1 + 1e-9)), dtype=bool)
 
