@@ -11,6 +11,7 @@ import typer
 
 from flows.cli import explained
 from tasks.advice import ask, by_role, judge, launches_for
+from tasks.circumstances import circumstances
 from tasks.installation import new_refresh_id, open_installation
 from tasks.printing import live_reporter, print_frame
 from tasks.report import reporting_to
@@ -24,7 +25,7 @@ def advice(questions: int = 10) -> None:
     trial_id = f"advice-{new_refresh_id(datetime.now(UTC))}"
     with reporting_to(live_reporter()):
         measured = measure_all(here, launches_for(here, asked), trial_id)
-    judged = judge(asked, measured)
+    judged = judge(asked, measured, circumstances(here))
     folder = here.home / "trials"
     folder.mkdir(exist_ok=True)
     judged.to_csv(folder / f"{trial_id}.csv", index=False)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import first_guess
 from .communication import CollectiveModel
 from .compute import ComputeModel, Curve
 from .effects import FAMILIES, GIVEN
@@ -38,6 +39,7 @@ def dump(model: StepTimeModel) -> str:
         "machines": {name: asdict(one) for name, one in physics.machines.items()},
         "curves": [[*pair, asdict(one)] for pair, one in compute.curves.items()],
         "delta": compute.delta,
+        "guess": None if compute.guess is None else first_guess.to_dict(compute.guess),
         "memory": [[*pair, *line] for pair, line in model.memory.lines.items()],
         "memory_facts": model.memory.facts,
         "memory_ran": model.memory.ran,
@@ -83,6 +85,7 @@ def load(text: str) -> StepTimeModel:
                 curves={(workload, name): _curve(one) for workload, name, one in body["curves"]},
                 delta=body["delta"],
                 machines=machines,
+                guess=first_guess.from_dict(body["guess"]) if body.get("guess") else None,
             ),
             collectives=CollectiveModel(**body["collectives"]),
             buckets={

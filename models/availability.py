@@ -7,10 +7,14 @@ Refusals for lack of capacity bunch as interruptions do: where one machine can b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
 
 Pool = tuple[str, str, str]  # instance type, market, zone
 
@@ -34,10 +38,14 @@ class AvailabilityModel:
     def gang(self, machines: Iterable[Pool]) -> float:
         """Chance that all `machines` can be had at once: pools are independent, machines of one pool are not."""
         asked = list(machines)
-        chance = 1.0
-        for pool in dict.fromkeys(asked):
-            chance *= self.one(pool) ** (1 + (asked.count(pool) - 1) * (1 - _SHARED))
-        return chance
+        pools = list(dict.fromkeys(asked))
+        return float(self.gangs(pools, np.array([[asked.count(pool) for pool in pools]], dtype=float))[0])
+
+    def gangs(self, pools: Sequence[Pool], counts: Floats) -> Floats:
+        """(gangs,) the same of `counts` (gangs, pools) machines."""
+        logs = np.log(np.array([self.one(pool) for pool in pools], dtype=float))
+        often = np.where(counts > 0, 1 + (counts - 1) * (1 - _SHARED), 0.0)
+        return np.asarray(np.exp(often @ logs), dtype=float)
 
     def wait_s(self, machines: Iterable[Pool], *, retry_s: float) -> float:
         """Expected seconds before the gang is granted, asking every `retry_s`: refusals before the first success."""

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import groupby
 
+ANY_ZONE = "any"  # of a price that holds in every zone of its region
+
 _PART = re.compile(r"^(?P<count>[1-9]\d*)x(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)$")
 
 
@@ -71,6 +73,11 @@ class Cluster:
         """Dollars an hour of the whole cluster; None as soon as one price is unknown."""
         prices = [offer.usd_per_hour for offer in self.members]
         return None if any(price is None for price in prices) else sum(price for price in prices if price is not None)
+
+    @property
+    def mixed(self) -> bool:
+        """Are its machines of more than one market?"""
+        return len({offer.market for offer in self.members}) > 1
 
     def counted(self) -> Iterator[tuple[int, Offer]]:
         """Runs of equal offers, in order."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,9 @@ from scipy.optimize import least_squares
 
 from .machines import Machine
 from .setups import FloatArray, SetupArrays
+
+if TYPE_CHECKING:
+    from .first_guess import FirstGuess
 
 # With a single measured batch, the part of its time taken to be proportional to batch.
 _PROPORTIONAL = 0.9
@@ -31,6 +35,8 @@ _OUTLYING = 0.7
 _TYPE_SD, _PAIR_SD = 0.2, 0.08
 # The same of a curve, by where it comes from.
 _DOUBT = {"profile": 0.0, "runs": 0.01, "inferred": 0.1, "guessed": 0.6}
+# Batches at which a first guess is made; beyond them it goes on as a measured curve does.
+_GUESSED_AT = (8.0, 16.0, 32.0, 64.0, 128.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +44,7 @@ class Curve:
     """One workload on one type: seconds at the measured batches, ascending.
 
     `origin` is profile, runs (of one device), inferred (from several, less their waiting),
-    guessed (from several whose waiting nobody recorded) or scaled (from another type).
+    guessed (from several whose waiting nobody recorded), scaled (from another type) or flops (nothing was measured).
     """
 
     batches: tuple[float, ...]
@@ -91,17 +97,22 @@ def _line(batches: tuple[float, ...], seconds: tuple[float, ...], batch: FloatAr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeModel:
-    """Curves by (workload, type) where measured, and what stands in elsewhere."""
+    """Curves by (workload, type) where measured, and what stands in elsewhere.
+
+    `guess` is for workloads of which nothing was measured at all, where `flops` tells their operations a sample.
+    """
 
     curves: dict[tuple[str, str], Curve]
     delta: dict[str, float]  # log speed beyond the prior, by type
     machines: dict[str, Machine]
+    guess: FirstGuess | None = field(default=None, compare=False, repr=False)
+    flops: dict[str, float] = field(default_factory=dict)
     _filled: dict[tuple[str, str], Curve] = field(default_factory=dict, compare=False, repr=False)
 
     def curve(self, workload: str, instance_type: str) -> Curve:
         """The measured curve, or the nearest type's scaled by the ratio of speeds.
 
-        Raises ValueError if nothing was measured of the workload.
+        Raises ValueError if nothing was measured of the workload, and no first guess can be made.
         """
         pair = (workload, instance_type)
         if pair in self.curves:
@@ -113,12 +124,23 @@ class ComputeModel:
     def _fill(self, workload: str, instance_type: str) -> Curve:
         others = [(name, one) for (owner, name), one in self.curves.items() if owner == workload]
         if not others:
-            raise ValueError(f"workload {workload!r} was never measured: it needs a profile or a run on one instance")
+            return self._guessed(workload, instance_type)[0]
         wanted = self._log_speed(instance_type)
         near = min(
             others, key=lambda item: (item[1].origin != "profile", abs(self._log_speed(item[0]) - wanted), item[0])
         )
         return near[1].scaled(float(np.exp(self._log_speed(near[0]) - wanted)))
+
+    def can_guess(self, instance_type: str) -> bool:
+        """Can a first guess be made on the type? Only where the peak rate of its device is known."""
+        return self.guess is not None and self.machines[instance_type].device_tflops is not None
+
+    def _guessed(self, workload: str, instance_type: str) -> tuple[Curve, float]:
+        """The first guess and its doubt. Raises ValueError where there is none."""
+        tflops, flops = self.machines[instance_type].device_tflops, self.flops.get(workload)
+        if self.guess is None or tflops is None or flops is None:
+            raise ValueError(f"workload {workload!r} was never measured: it needs a profile or a run on one instance")
+        return self.guess.curve(flops, tflops, _GUESSED_AT)
 
     def _log_speed(self, instance_type: str) -> float:
         return float(np.log(self.machines[instance_type].prior_speed)) + self.delta.get(instance_type, 0.0)
@@ -129,7 +151,9 @@ class ComputeModel:
         if pair in self.curves:
             return _DOUBT[self.curves[pair].origin]
         sources = [_DOUBT[one.origin] for (owner, _), one in self.curves.items() if owner == workload]
-        from_source = min(sources, default=0.0)
+        if not sources:
+            return self._guessed(workload, instance_type)[1]
+        from_source = min(sources)
         return float(np.hypot(from_source, _PAIR_SD if instance_type in self.delta else np.hypot(_PAIR_SD, _TYPE_SD)))
 
     def seconds(self, setups: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:

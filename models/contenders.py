@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from . import spot
+from .conditions import Circumstances, Stated
 from .identity import Key, setup_key
 from .outlook import Outlook, outlook
 from .ranking import LIMITED_BY, goals_of, limit_of
@@ -40,15 +40,14 @@ def contenders_of(
     setups: Sequence[Setup],
     predictions: pd.DataFrame,
     *,
-    startup_s: float = spot.STARTUP_S,
-    replacement_s: float = spot.REPLACEMENT_S,
+    met: Circumstances | None = None,
     seed: int = 0,
 ) -> Contenders:
     """The contenders among `setups`, with `predictions` (step_s, step_low_s, step_high_s) aligned by position.
 
     Of each cluster and market its best split by the goal, of these the 30 with the least expected objective and the 10
-    best that meet the constraint already. A goal that nobody can meet asks nothing. Raises ValueError as
-    `ranking.recommend` does on a goal that cannot be judged.
+    best that meet the constraint already. A goal that nobody can meet asks nothing; `met` is as in `ranking.recommend`.
+    Raises ValueError as that does on a goal that cannot be judged.
     """
     goals = goals_of(workload)
     if not setups:
@@ -62,9 +61,7 @@ def contenders_of(
         predictions.reset_index(drop=True),
         step_s[:, None] * np.exp(spread[:, None] * outcomes),
         measured_runs=[0] * len(setups),
-        startup_s=startup_s,
-        replacement_s=replacement_s,
-        checkpoint_s=None,
+        met=met or Stated(),
         seed=seed,
     )
     luck = np.std(np.log(view.lucky_hours / view.mean_hours), axis=1)
@@ -78,7 +75,7 @@ def contenders_of(
         for at in picked:
             if places.setdefault(setup_key(setups[at]), len(chosen)) == len(chosen):
                 chosen.append(setups[at])
-        fixed = np.full(len(picked), startup_s / 3600)
+        fixed = view.startup_s[picked] / 3600
         questions.append(
             Question(
                 name=goal.goal,
@@ -101,8 +98,11 @@ def _aim(goal: Goal) -> str:
 
 
 def _contending(goal: Goal, view: Outlook) -> NDArray[np.intp]:
-    """Positions, the least expected objective first."""
+    """Positions, the least expected objective first. A run tells the same whichever markets a cluster is of: those of
+    two are left to their twins of one.
+    """
     usable = np.isfinite(view.hours) & (view.hours > 0) & np.isfinite(view.usd) & (view.price > 0)
+    usable &= ~np.array([setup.cluster.mixed for setup in view.setups], dtype=bool)
     what, limit = LIMITED_BY.get(goal.goal), limit_of(goal)
     meets = np.ones(len(view.hours))
     if what is not None and limit is not None:

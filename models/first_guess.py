@@ -9,14 +9,16 @@ averaged and none is chosen: choosing among them on ten networks is itself a fit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import t as student
 
-from .compute import Curve
+from .compute import ComputeModel, Curve
 from .intervals import Z_90
 
 Floats = NDArray[np.float64]
@@ -35,6 +37,7 @@ _FREEDOM, _NETWORK_SD, _NETWORK_WEIGHT, _CELL_SD = 2.0, 0.2, 4.0, 0.05
 _EXPONENTS, _DOUBT_OF_WORK, _DOUBT_OF_PEAK = (0.3, 1.0), 0.15, 0.3
 _FORWARD_PART = 1 / 3  # as in compute.py
 _ROUNDS = 200
+_TELLING = ("profile", "runs", "inferred")  # origins of curves that the map is learned from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,3 +164,43 @@ def _fit(
         if np.max(np.abs(line - before)) < 1e-8:
             break
     return _Form(columns=columns, line=line, covariance=covariance, scale=scale)
+
+
+def with_guess(compute: ComputeModel, flops_per_sample: Mapping[str, float]) -> ComputeModel:
+    """`compute` with the map learned from its own measured curves, where a workload's FLOPs and a device's peak are
+    known; without any it is the prior.
+    """
+    rows = [
+        (workload, flops_per_sample[workload], batch, tflops, sum(seconds) + curve.optimizer_s)
+        for (workload, name), curve in sorted(compute.curves.items())
+        if curve.origin in _TELLING and flops_per_sample.get(workload, 0.0) > 0
+        if (tflops := compute.machines[name].device_tflops) is not None
+        for batch, *seconds in zip(curve.batches, curve.forward_s, curve.backward_s, strict=True)
+    ]
+    columns = ["workload", "flops_per_sample", "batch", "device_tflops", "seconds"]
+    return replace(compute, guess=fit_first_guess(pd.DataFrame(rows, columns=columns)))
+
+
+def to_dict(guess: FirstGuess) -> dict[str, Any]:
+    """Plain numbers, exactly."""
+    forms = [
+        {"columns": one.columns, "line": one.line.tolist(), "covariance": one.covariance.tolist(), "scale": one.scale}
+        for one in guess.forms
+    ]
+    rest = {name: getattr(guess, name) for name in ("centre", "work_range", "peak_range", "networks")}
+    return {"forms": forms, **rest}
+
+
+def from_dict(body: Mapping[str, Any]) -> FirstGuess:
+    """What `to_dict` wrote."""
+    forms = tuple(
+        _Form(
+            columns=tuple(one["columns"]),
+            line=np.array(one["line"], dtype=float),
+            covariance=np.array(one["covariance"], dtype=float),
+            scale=one["scale"],
+        )
+        for one in body["forms"]
+    )
+    ranges = {name: (body[name][0], body[name][1]) for name in ("centre", "work_range", "peak_range")}
+    return FirstGuess(forms=forms, **ranges, networks=body["networks"])

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize
 from scipy.special import gammaln
 
@@ -55,6 +55,18 @@ class Hazard:
     bunching: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangHazards:
+    """Of many gangs at once, (gangs,) each: their rate, the doubt of it, and the part of one machine's bunching that is
+    left where several zones even each other out. `machine` is the rate of one machine, (pools,).
+    """
+
+    per_hour: Floats
+    doubt: Floats
+    concentration: Floats
+    machine: Floats
+
+
 def bucket_hazard(bucket: int | None) -> float:
     """Interruptions an hour of one machine whose type is in Spot Advisor's `bucket` (0 to 4; None unlisted)."""
     share = _BUCKET_SHARE[_UNKNOWN_BUCKET if bucket is None else bucket]
@@ -76,39 +88,66 @@ class HazardModel:
     drift: float
     hour_factor: tuple[float, ...]
     shared: float
-    buckets: Mapping[str, int]
+    advised: Mapping[str, float]  # interruptions an hour by type, before anything was seen
 
-    def machine(self, instance_type: str, zone: str, *, hours: float, start_hour: float | None = None) -> Hazard:
-        """Hazard of one machine over the next `hours`, from `start_hour` of the day (UTC; None: any)."""
-        middle, doubt, zone_shape = self.types.get(instance_type) or (
-            float(np.log(bucket_hazard(self.buckets.get(instance_type)))) + self.offset[0],
+    def machine(
+        self,
+        instance_type: str,
+        zone: str,
+        *,
+        hours: float,
+        start_hour: float | None = None,
+        advised: float | None = None,
+    ) -> Hazard:
+        """Hazard of one machine over the next `hours`, from `start_hour` of the day (UTC; None: any).
+
+        `advised` interruptions an hour stand in for what the model was told of a type that was never seen; 0 is never.
+        """
+        rate, doubt = self._rate(instance_type, zone, advised)
+        bunching = self.drift + self.shock * float(passing(hours))
+        return Hazard(per_hour=rate * self.factor(hours, start_hour), doubt=doubt, bunching=bunching)
+
+    def gang(self, machines: Sequence[Pool], *, hours: float, start_hour: float | None = None) -> Hazard:
+        """Hazard of spot `machines` (type, zone), all of them needed: zones add up, those in one share its shocks."""
+        pools = list(dict.fromkeys(machines))
+        counts = np.array([[machines.count(pool) for pool in pools]], dtype=float)
+        found = self.gangs([(kind, zone, None) for kind, zone in pools], counts)
+        return Hazard(
+            per_hour=float(found.per_hour[0]) * self.factor(hours, start_hour),
+            doubt=float(found.doubt[0]),
+            bunching=float(found.concentration[0]) * (self.drift + self.shock * float(passing(hours))),
+        )
+
+    def gangs(self, pools: Sequence[tuple[str, str, float | None]], counts: Floats) -> GangHazards:
+        """Hazards at any hour of `counts` (gangs, pools) spot machines; a pool is a type, a zone, what is advised."""
+        known = np.array([self._rate(*pool) for pool in pools]).reshape(-1, 2)
+        rates = np.where(counts > 0, known[:, 0] * (self.shared + counts * (1 - self.shared)), 0.0)
+        total = rates.sum(axis=1)
+        weights = (rates / np.maximum(total, 1e-300)[:, None]) ** 2
+        return GangHazards(
+            per_hour=total, doubt=weights @ known[:, 1], concentration=weights.sum(axis=1), machine=known[:, 0]
+        )
+
+    def _rate(self, instance_type: str, zone: str, advised: float | None) -> tuple[float, float]:
+        """(interruptions an hour of one machine at any hour, the variance of the doubt of it over its square)."""
+        usual = self.advised.get(instance_type, bucket_hazard(None)) if advised is None else advised
+        seen = self.types.get(instance_type)
+        if seen is None and usual <= 0:
+            return 0.0, 0.0
+        middle, doubt, zone_shape = seen or (
+            float(np.log(usual)) + self.offset[0],
             float(np.hypot(self.offset[1], _TYPE_SD)),
             self.shape,
         )
-        # The bucket is taken for the mean, not the median: doubt of a factor of four must not make spot look four times
-        # as bad before anybody tried. What is not known of the type counts less where its zone was seen.
+        # What is advised is taken for the mean, not the median: doubt of a factor of four must not make spot look four
+        # times as bad before anybody tried. What is not known of the type counts less where its zone was seen.
         known = self.zones.get((instance_type, zone))
         shape, rate = known or (zone_shape, zone_shape / float(np.exp(middle)))
         weight = zone_shape / shape
         of_type = float(np.expm1((weight * doubt) ** 2))
-        bunching = self.drift + self.shock * _passing(hours)
-        mean = shape / rate * self._factor(hours, start_hour)
-        return Hazard(per_hour=mean, doubt=(1 + 1 / shape) * (1 + of_type) - 1, bunching=bunching)
+        return shape / rate, (1 + 1 / shape) * (1 + of_type) - 1
 
-    def gang(self, machines: Sequence[Pool], *, hours: float, start_hour: float | None = None) -> Hazard:
-        """Hazard of spot `machines` (type, zone), all of them needed: zones add up, those in one share its shocks."""
-        rates, parts = [], []
-        for pool in dict.fromkeys(machines):
-            many = sum(other == pool for other in machines)
-            one = self.machine(*pool, hours=hours, start_hour=start_hour)
-            rates.append(one.per_hour * (self.shared + many * (1 - self.shared)))
-            parts.append((one.doubt, one.bunching))
-        total = sum(rates)
-        weights = np.array(rates) ** 2 / total**2 if total > 0 else np.zeros(len(rates))
-        doubt, bunching = weights @ np.array(parts).reshape(-1, 2)
-        return Hazard(per_hour=total, doubt=float(doubt), bunching=float(bunching))
-
-    def _factor(self, hours: float, start_hour: float | None) -> float:
+    def factor(self, hours: float, start_hour: float | None) -> float:
         """Mean factor of the hours of the day that a job meets."""
         if start_hour is None or hours >= 24:
             return 1.0
@@ -122,21 +161,24 @@ def fit_hazard(
     windows: pd.DataFrame,
     *,
     buckets: Mapping[str, int] | None = None,
+    advised: Mapping[str, float] | None = None,
     by_hour: pd.DataFrame | None = None,
     together: pd.DataFrame | None = None,
 ) -> HazardModel:
     """The model learned from own exposure; without any, the prior.
 
     `windows`: instance_type, zone, hours one machine ran, interruptions in them; windows of a pool should not be cut
-    at interruptions. `by_hour`: hour (0 to 23 UTC), hours, interruptions. `together`: of each interruption the
-    machines of the pool that ran (`machines`) and were `lost`. Raises ValueError for hours that are not positive.
+    at interruptions. `advised` interruptions an hour by type come before the Advisor's `buckets`. `by_hour`: hour (0 to
+    23 UTC), hours, interruptions. `together`: of each interruption the machines of the pool that ran (`machines`) and
+    were `lost`. Raises ValueError for hours that are not positive.
     """
     if not (windows["hours"].to_numpy(dtype=float) > 0).all():
         raise ValueError("windows of exposure must have hours above 0")
-    buckets = dict(buckets or {})
+    told_of = {name: bucket_hazard(bucket) for name, bucket in (buckets or {}).items()}
+    told_of |= {name: rate for name, rate in (advised or {}).items() if rate > 0}
     pools = windows.groupby(["instance_type", "zone"])[["hours", "interruptions"]].sum().reset_index()
     names = sorted(pools["instance_type"].unique())
-    prior = np.array([np.log(bucket_hazard(buckets.get(name))) for name in names])
+    prior = np.array([np.log(told_of.get(name, bucket_hazard(None))) for name in names])
     at = np.array([names.index(name) for name in pools["instance_type"]], dtype=np.intp)
     hours, count = pools["hours"].to_numpy(dtype=float), pools["interruptions"].to_numpy(dtype=float)
     logs, shapes, offset, shared_shape = _rates(at, hours, count, prior)
@@ -160,7 +202,7 @@ def fit_hazard(
         drift=drift,
         hour_factor=_hour_factors(by_hour),
         shared=_shared(together),
-        buckets=buckets,
+        advised=told_of,
     )
 
 
@@ -189,9 +231,9 @@ def _rates(
     return logs, shapes, (float(found[-2]), float(doubt)), float(_ZONE_SHAPE * np.exp(found[-1]))
 
 
-def _passing(hours: float) -> float:
-    """Part of a shock's variance that a job of `hours` feels: all of it if short, ever less as shocks even out."""
-    return _SHOCK_HOURS / (_SHOCK_HOURS + max(hours, 0.0))
+def passing(hours: ArrayLike) -> Floats:
+    """Part of a shock's variance that jobs of `hours` feel: all of it if short, ever less as shocks even out."""
+    return np.asarray(_SHOCK_HOURS / (_SHOCK_HOURS + np.maximum(np.asarray(hours, dtype=float), 0.0)), dtype=float)
 
 
 def _bunching(windows: pd.DataFrame, mean: Mapping[Pool, float]) -> tuple[float, float]:
@@ -205,7 +247,7 @@ def _bunching(windows: pd.DataFrame, mean: Mapping[Pool, float]) -> tuple[float,
     found = []
     for rows in (seen, blocks):
         count, expected = rows["interruptions"].to_numpy(dtype=float), rows["expected"].to_numpy(dtype=float)
-        part = _passing(float(np.average(rows["hours"].to_numpy(dtype=float), weights=expected)))
+        part = float(passing(float(np.average(rows["hours"].to_numpy(dtype=float), weights=expected))))
         excess = float(np.sum((count - expected) ** 2 - expected))
         excess += _BUNCHING_WEIGHT * (_DRIFT / _AHEAD + part * _SHOCK)
         found.append((part, excess / (float(np.sum(expected**2)) + _BUNCHING_WEIGHT)))

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from . import spot
+from .conditions import Circumstances, Gangs, Pool, Stated
 from .identity import Key, row_key, rows_of
-from .outlook import cost_at, state_bytes_of
+from .outlook import cost_at, drawn_hours_at, state_bytes_of
 from .ranking import LIMITED_BY, Row
 
 _DRAWS = 400  # of interruptions, stratified
@@ -63,14 +63,20 @@ class Outcome:
         return self.usd if str(self.row["goal"]).startswith("cheapest") else self.hours
 
 
-def judge(promises: pd.DataFrame, runs: pd.DataFrame, workloads: pd.DataFrame, devices: Mapping[str, int]) -> list[Row]:
+def judge(
+    promises: pd.DataFrame,
+    runs: pd.DataFrame,
+    workloads: pd.DataFrame,
+    devices: Mapping[str, int],
+    met: Circumstances | None = None,
+) -> list[Row]:
     """One row a first choice of `promises` (columns of that mart) that some of `runs` measured after it was published.
 
     Equal promises - one question, one setup, one market - are judged where they were measured before the next one was
     published, each by the runs until the next that was judged so: no run counts for two of them. Runs without a time
     judge nothing. Rivals are the other setups named beside the choice; in another market it is the same setup.
-    `workloads` gives gradient_bytes, `devices` those of an instance type where a layout is not given. Columns: those of
-    the table raw_ledger but refresh_id and judged_at.
+    `workloads` gives gradient_bytes, `devices` those of an instance type where a layout is not given; `met` says what
+    clusters meet (None: `Stated()`). Columns: those of the table raw_ledger but refresh_id and judged_at.
     """
     measured = _by_key(runs, devices)
     bytes_of = {row["workload"]: row.get("gradient_bytes") for row in rows_of(workloads)}
@@ -87,7 +93,8 @@ def judge(promises: pd.DataFrame, runs: pd.DataFrame, workloads: pd.DataFrame, d
         own.sort(key=lambda row: row["published_at"])
         ends = [*(row["published_at"] for row in own[1:]), None]
         for row, until in zip(own, ends, strict=False):  # of no promise measured there is one end too many
-            judged.append(_judged(row, beside[_promise(row)], measured, until, bytes_of.get(row["workload"])))
+            meets = _meets(met or Stated(), bytes_of.get(row["workload"]))
+            judged.append(_judged(row, beside[_promise(row)], measured, until, meets))
     return sorted(judged, key=lambda row: (row["published_at"], row["promise_id"]))
 
 
@@ -124,17 +131,27 @@ def _time(run: Run) -> pd.Timestamp:
     return run.measured_at
 
 
-def _outcome(row: Row, runs: tuple[Run, ...], gradient_bytes: float | None) -> Outcome:
+def _meets(met: Circumstances, gradient_bytes: float | None) -> Callable[[Row], Gangs]:
+    """What a promised cluster meets, of a workload with so large a gradient."""
+
+    def of(row: Row) -> Gangs:
+        members = list(row["pools"])
+        pools = [Pool(*(one[name] for name in Pool._fields)) for one in members]
+        return met.gangs(pools, np.array([[one["count"] for one in members]]), state_bytes_of(gradient_bytes))
+
+    return of
+
+
+def _outcome(row: Row, runs: tuple[Run, ...], meets: Callable[[Row], Gangs]) -> Outcome:
     step_s = float(np.median([run.step_s for run in runs]))
     steps = -(-int(row["samples"]) // int(row["global_batch"]))
-    hazard, price = float(row["interruptions_per_hour"]), _number(row["usd_per_hour"])
-    write_s = spot.checkpoint_seconds(state_bytes_of(gradient_bytes))
-    hours, usd = cost_at(step_s, steps=steps, hazard_per_hour=hazard, usd_per_hour=price, checkpoint_s=write_s)
+    met, price = meets(row), _number(row["usd_per_hour"])
+    hours, usd = cost_at(step_s, steps=steps, met=met, usd_per_hour=price)
     what = LIMITED_BY.get(str(row["goal"]))
     p_meets = None
     if what is not None:
-        work = np.full(_DRAWS, steps * step_s / 3600.0)
-        drawn = spot.drawn_hours(work, hazard, seed=0, checkpoint_s=write_s) * (1.0 if what == "hours" else price)
+        work = steps * step_s / 3600.0
+        drawn = drawn_hours_at(np.full((1, _DRAWS), work), [work], met, seed=0)[0] * (1.0 if what == "hours" else price)
         p_meets = float(np.mean(drawn <= float(row[f"constraint_{what}"])))
     return Outcome(row=row, runs=runs, step_s=step_s, hours=hours, usd=usd, p_meets=p_meets)
 
@@ -144,13 +161,13 @@ def _judged(
     named: Sequence[tuple[Row, Key]],
     measured: Mapping[Key, Sequence[Run]],
     until: pd.Timestamp | None,
-    gradient_bytes: float | None,
+    meets: Callable[[Row], Gangs],
 ) -> Row:
     own = next(key for other, key in named if other is row)
-    choice = _outcome(row, _within(measured[own], row, until), gradient_bytes)
+    choice = _outcome(row, _within(measured[own], row, until), meets)
     others = [(other, key) for other, key in named if key != own]
     since = {key: _within(measured.get(key, ()), row, until) for _, key in others}
-    rivals = [_outcome(other, since[key], gradient_bytes) for other, key in others if since[key]]
+    rivals = [_outcome(other, since[key], meets) for other, key in others if since[key]]
     met = [one for one in rivals if one.met and np.isfinite(one.objective())]
     best = min(met, key=Outcome.objective, default=None)
     used = sorted((run for one in (choice, *rivals) for run in one.runs), key=lambda run: (run.measured_at, run.run_id))

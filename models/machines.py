@@ -24,6 +24,7 @@ class Machine:
     devices: int
     prior_speed: float
     device_memory_gib: float | None = None
+    device_tflops: float | None = None
 
 
 def _positive(value: object) -> float | None:
@@ -67,6 +68,7 @@ def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str
             devices=int(_positive(row.get("devices")) or middle.devices),
             prior_speed=_speed(row) or middle.prior_speed,
             device_memory_gib=_positive(row.get("device_memory_gib")),
+            device_tflops=_positive(row.get("device_tflops")) if _accelerated(row) else None,
         )
         for row in rows
     }

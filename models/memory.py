@@ -14,7 +14,7 @@ a batch that is refused is run in accumulation steps, one that does not fit is n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -56,6 +56,11 @@ class MemoryModel:
         if others:
             return max(first for first, _ in others), max(second for _, second in others)
         return self.facts.get(workload)
+
+    def told(self, workload: str, *, gradient_bytes: float, flops_per_sample: float) -> MemoryModel:
+        """With a bound for a workload of which only these facts are known; what was known before stays."""
+        line = (_CONTEXT + _COPIES * gradient_bytes, _PER_OPERATION * flops_per_sample)
+        return replace(self, facts={workload: line} | self.facts)
 
     def peak_bytes(self, workload: str, instance_type: str, batch: float) -> float:
         """Peak memory of one rank at `batch`; NaN where nothing is known of the workload."""

@@ -1,4 +1,4 @@
-"""Everything that can be had: every shape in each market and zone that sells its types, and its price. Never ranks."""
+"""Everything that can be had: every shape in each place that sells its types, its price and its luck. Never ranks."""
 
 from __future__ import annotations
 
@@ -10,23 +10,30 @@ import numpy as np
 from .cloud import Offer
 from .clusters import MOST_CLUSTERS, Refusal, sold_together
 from .compositions import compositions
+from .conditions import Circumstances, Gangs, Stated, joined_gangs
+from .mixtures import Place, mixed_places
+from .outlook import state_bytes
 from .setups import BoolArray, FloatArray, IntArray
 from .shapes import ACCUMULATION_STEPS, Shapes, shapes_of
-from .split import Line
+from .split import Line, Wholes
 from .workload import Setup, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """All rows that may be asked about; arrays are (rows,) but for `shapes`. `price` is NaN where unknown."""
+    """All rows that may be asked about; arrays are (rows,) but for `shapes` and `gangs`. `price` is NaN where unknown.
+
+    `cluster` numbers the clusters with their places, `gang` their entries in `gangs`.
+    """
 
     shapes: Shapes
-    markets: tuple[dict[str, Offer], ...]
+    places: tuple[Place, ...]
     shape: IntArray
-    market: IntArray
+    place: IntArray
     cluster: IntArray
     price: FloatArray
-    hazard: FloatArray
+    gang: IntArray
+    gangs: Gangs
     clusters: int
     all_fit: bool
 
@@ -36,7 +43,11 @@ class Offered:
 
     def setup(self, row: int) -> Setup:
         """The row as a setup."""
-        return self.shapes.setup(int(self.shape[row]), self.markets[self.market[row]])
+        return self.shapes.setup(int(self.shape[row]), self.places[self.place[row]].members)
+
+    def met(self, rows: IntArray | slice) -> Gangs:
+        """What jobs on the clusters of these rows meet."""
+        return self.gangs.take(self.gang[rows])
 
 
 def offered(
@@ -48,17 +59,19 @@ def offered(
     line: Callable[[str], Line],
     peak_bytes: Callable[[str, int], float] | None,
     totals: Sequence[int],
+    met: Circumstances | None = None,
     accumulation: Sequence[int] = ACCUMULATION_STEPS,
     most: int = MOST_CLUSTERS,
 ) -> Offered:
-    """Every shape in every market and zone that sells all of its types, in the order of markets and shapes.
+    """Every shape in every place that sells all of its types, in the order of places and shapes.
 
-    Clusters have members of one market and zone only. Where there are at most `most`, those that do not fit are left
-    out; of more the search asks when it meets one.
+    A place is a market in a zone, or two markets in one (mixtures.py). Where there are at most `most` clusters, those
+    that do not fit are left out; of more the search asks when it meets one.
     """
+    circumstances = met or Stated()
     groups = sold_together(offers)
-    markets = tuple({one.instance_type.name: one for one in group} for group in groups)
-    known = {name: one.instance_type for market in markets for name, one in market.items()}
+    places = (*(Place.of(group) for group in groups), *mixed_places(groups))
+    known = {name: one.instance_type for place in places for name, one in place.sold.items()}
     types = [known[name] for name in sorted(known)]
     counts = compositions(len(types), max_hosts=max_hosts, most=most)
     shapes = shapes_of(
@@ -66,44 +79,48 @@ def offered(
     )
     parts: list[tuple[IntArray, ...]] = []
     prices: list[FloatArray] = []
-    hazards: list[FloatArray] = []
-    for number, market in enumerate(markets):
-        sells = np.array([one.name in market for one in types] + [True], dtype=bool)
-        usd = np.array([_price(market.get(one.name)) for one in types], dtype=float)
-        hazard = np.array([_hazard(market.get(one.name)) for one in types], dtype=float)
-        rows = np.flatnonzero(sells[shapes.kind].all(axis=1))
+    gangs: list[Gangs] = []
+    first = 0
+    for number, place in enumerate(places):
+        rows = np.flatnonzero(_sells(place, shapes, counts))
         if len(counts) <= most:
-            rows = rows[_fitting(shapes, rows, market, fits)]
-        place = shapes.place[rows]
-        price = np.where(counts > 0, counts * usd, 0.0).sum(axis=1)
-        parts.append((rows, np.full(len(rows), number), number * len(counts) + place))
-        prices.append(price[place])
-        hazards.append((counts @ hazard)[place])
-    nothing = (np.zeros(0, dtype=np.intp),) * 3
-    shape, at, cluster = (np.concatenate(one).astype(np.intp) for one in zip(nothing, *parts, strict=True))
+            rows = rows[_fitting(shapes, rows, place, fits)]
+        used, back = np.unique(shapes.place[rows], return_inverse=True)
+        pools, bought, usd = place.bought([one.name for one in types], counts[used])
+        price = np.where(bought > 0, bought * usd, 0.0).sum(axis=1)
+        parts.append((rows, np.full(len(rows), number), number * len(counts) + shapes.place[rows], first + back))
+        prices.append(price[back])
+        gangs.append(circumstances.gangs(pools, bought, state_bytes(workload)))
+        first += len(used)
+    nothing = (np.zeros(0, dtype=np.intp),) * 4
+    shape, at, cluster, gang = (np.concatenate(one).astype(np.intp) for one in zip(nothing, *parts, strict=True))
     return Offered(
         shapes=shapes,
-        markets=markets,
+        places=places,
         shape=shape,
-        market=at,
+        place=at,
         cluster=cluster,
         price=np.concatenate([*prices, np.zeros(0)]),
-        hazard=np.concatenate([*hazards, np.zeros(0)]),
+        gang=gang,
+        gangs=joined_gangs(gangs),
         clusters=len(np.unique(cluster)),
         all_fit=len(counts) <= most,
     )
 
 
-def _price(offer: Offer | None) -> float:
-    return np.nan if offer is None or offer.usd_per_hour is None else offer.usd_per_hour
+def _sells(place: Place, shapes: Shapes, counts: Wholes) -> BoolArray:
+    """Which shapes can be had in the place: it sells all of their types, and a mixture is of one type."""
+    sells = np.array([one.name in place.sold for one in shapes.types] + [True], dtype=bool)
+    able = sells[shapes.kind].all(axis=1)
+    if place.safe is None:
+        return np.asarray(able, dtype=bool)
+    alone = (counts > 0).sum(axis=1) == 1
+    mixable = alone & (counts.sum(axis=1) >= place.fewest)
+    return np.asarray(able & mixable[shapes.place], dtype=bool)
 
 
-def _hazard(offer: Offer | None) -> float:
-    return offer.interruptions_per_hour if offer is not None and offer.market == "spot" else 0.0
-
-
-def _fitting(shapes: Shapes, rows: IntArray, market: dict[str, Offer], fits: Refusal) -> BoolArray:
-    """Which of the shapes at `rows` are of clusters that can be had in this market."""
+def _fitting(shapes: Shapes, rows: IntArray, place: Place, fits: Refusal) -> BoolArray:
+    """Which of the shapes at `rows` are of clusters that can be had in this place."""
     places, first, back = np.unique(shapes.place[rows], return_index=True, return_inverse=True)
-    able = [not fits(shapes.setup(int(at), market).cluster) for at in rows[first]]
+    able = [not fits(shapes.setup(int(at), place.members).cluster) for at in rows[first]]
     return np.array(able, dtype=bool)[back] if len(places) else np.zeros(0, dtype=bool)

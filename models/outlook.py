@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from . import spot
-from .conditions import Conditions, Learned, joined_conditions
+from .conditions import Circumstances, Gangs, pools_of
 from .workload import Setup, Workload
 
 Floats = NDArray[np.float64]
@@ -25,8 +25,9 @@ _STATE_PER_WEIGHT = 3  # bytes of a checkpoint per byte of weights: Adam keeps t
 class Outlook:
     """Time and money of every setup. Arrays are (setups,) or (setups, draws); dollars are NaN where a price is unknown.
 
-    `hours`, `usd` are expected; `mean_hours` are expected hours under each draw of the step times; `lucky_hours`
-    also draw the interruptions. `place` numbers the clusters with their markets: setups that share one are variants.
+    `hours`, `usd` are expected, `startup_s` is the part of the hours that no step time changes; `mean_hours` are
+    expected hours under each draw of the step times; `lucky_hours` also draw start-up and interruptions. `place`
+    numbers the clusters with their markets: setups that share one are variants.
     """
 
     setups: Sequence[Setup]
@@ -37,6 +38,7 @@ class Outlook:
     usd: Floats
     usd_p90: Floats
     price: Floats
+    startup_s: Floats
     mean_hours: Floats
     lucky_hours: Floats
     place: NDArray[np.intp]
@@ -65,18 +67,48 @@ def state_bytes_of(gradient_bytes: float | None) -> float:
     return 0.0 if gradient_bytes is None or np.isnan(gradient_bytes) else _STATE_PER_WEIGHT * float(gradient_bytes)
 
 
-def cost_at(
-    step_s: float, *, steps: int, hazard_per_hour: float, usd_per_hour: float, checkpoint_s: float
-) -> tuple[float, float]:
+def cost_at(step_s: float, *, steps: int, met: Gangs, usd_per_hour: float) -> tuple[float, float]:
     """Expected hours and dollars of a job of `steps` at a measured step time; NaN where the step or the price is.
 
-    Only the part of the hours that is work scales with the step; start-up and interruptions are at their expectation.
+    `met` is what its one cluster meets. Only the part of the hours that is work scales with the step; start-up and
+    interruptions are at their expectation.
     """
     if not np.isfinite(step_s):
         return float("nan"), float("nan")
     work = steps * step_s / 3600.0
-    hours = float(spot.expected_hours(work, hazard_per_hour, checkpoint_s=checkpoint_s))
+    hours = float(hours_at(work, met)[0])
     return hours, hours * usd_per_hour
+
+
+def hours_at(work_hours: ArrayLike, met: Gangs) -> Floats:
+    """Expected hours of so many hours of work on each cluster of `met`."""
+    return spot.expected_hours(
+        work_hours,
+        met.hazard_per_hour,
+        startup_s=met.startup_s,
+        checkpoint_s=met.checkpoint_s,
+        replacement_s=met.replacement_s,
+    )
+
+
+def drawn_hours_at(work_hours: Floats, expected_work_hours: ArrayLike, met: Gangs, *, seed: int) -> Floats:
+    """(clusters, draws) hours under joint draws of work and of everything else; `work_hours` is of that shape.
+
+    How far interruptions bunch goes by the hours of work that are expected.
+    """
+    meets = met.conditions(expected_work_hours)
+    return spot.drawn_hours(
+        work_hours,
+        meets.hazard_per_hour[:, None],
+        seed=seed,
+        startup_s=meets.startup_s[:, None],
+        startup_log_sd=meets.startup_log_sd[:, None],
+        checkpoint_s=meets.checkpoint_s[:, None],
+        checkpoint_log_sd=meets.checkpoint_log_sd[:, None],
+        replacement_s=meets.replacement_s[:, None],
+        doubt=meets.doubt[:, None],
+        bunching=meets.bunching[:, None],
+    )
 
 
 def outlook(
@@ -86,11 +118,8 @@ def outlook(
     draws: Floats,
     *,
     measured_runs: Sequence[int],
-    startup_s: float,
-    replacement_s: float,
-    checkpoint_s: float | None,
+    met: Circumstances,
     seed: int,
-    learned: Learned | None = None,
 ) -> Outlook:
     """Hours and dollars of `workload` on each of `setups`; the other arguments are those of `ranking.recommend`."""
     steps = np.array([-(-workload.samples // setup.global_batch) for setup in setups], dtype=float)
@@ -99,35 +128,16 @@ def outlook(
     price = np.array([np.nan if one is None else one for one in prices], dtype=float)
     work_draws = draws * (steps / 3600)[:, None]
     work_hours = step_s * steps / 3600
-    size = state_bytes(workload)
-    if learned is None:
-        write_s = spot.checkpoint_seconds(size) if checkpoint_s is None else checkpoint_s
-        hazard = np.array([spot.gang_hazard(setup.cluster) for setup in setups], dtype=float)
-        met = _stated(hazard, startup_s=startup_s, checkpoint_s=write_s, replacement_s=replacement_s)
-    else:
-        clusters = [setup.cluster for setup in setups]
-        pairs = zip(clusters, work_hours, strict=True)
-        met = joined_conditions([learned.conditions(cluster, float(hours), size) for cluster, hours in pairs])
-    time = spot.job_time(
-        work_hours,
-        met.hazard_per_hour,
-        price,
-        work_draws=work_draws,
-        seed=seed,
-        startup_s=met.startup_s,
-        startup_log_sd=met.startup_log_sd,
-        checkpoint_s=met.checkpoint_s,
-        checkpoint_log_sd=met.checkpoint_log_sd,
-        replacement_s=met.replacement_s,
-        doubt=met.doubt,
-        bunching=met.bunching,
-    )
+    gangs = met.gangs(*pools_of([setup.cluster for setup in setups]), state_bytes(workload))
+    hours = hours_at(work_hours, gangs)
+    lucky_hours = drawn_hours_at(work_draws, work_hours, gangs, seed=seed)
+    hours_p90 = np.quantile(lucky_hours, 0.9, axis=1) if len(setups) else np.zeros(0)
     mean_hours = spot.expected_hours(
         work_draws,
-        met.hazard_per_hour[:, None],
-        startup_s=met.startup_s[:, None],
-        checkpoint_s=met.checkpoint_s[:, None],
-        replacement_s=met.replacement_s[:, None],
+        gangs.hazard_per_hour[:, None],
+        startup_s=gangs.startup_s[:, None],
+        checkpoint_s=gangs.checkpoint_s[:, None],
+        replacement_s=gangs.replacement_s[:, None],
     )
     numbers: dict[tuple[tuple[str, str, str], ...], int] = {}
     places = [
@@ -138,28 +148,14 @@ def outlook(
         setups=setups,
         predictions=predictions,
         step_s=step_s,
-        hours=time.hours,
-        hours_p90=time.hours_p90,
-        usd=time.usd,
-        usd_p90=time.usd_p90,
+        hours=hours,
+        hours_p90=hours_p90,
+        usd=price * hours,
+        usd_p90=price * hours_p90,
         price=price,
+        startup_s=gangs.startup_s,
         mean_hours=mean_hours,
-        lucky_hours=time.drawn_hours,
+        lucky_hours=lucky_hours,
         place=np.array(places, dtype=np.intp),
         measured_runs=measured_runs,
-    )
-
-
-def _stated(hazard: Floats, *, startup_s: float, checkpoint_s: float, replacement_s: float) -> Conditions:
-    """The offers' own hazards and the same seconds for all, taken to be known and memoryless."""
-    nothing, same = np.zeros_like(hazard), np.ones_like(hazard)
-    return Conditions(
-        hazard_per_hour=hazard,
-        doubt=nothing,
-        bunching=nothing,
-        startup_s=startup_s * same,
-        startup_log_sd=nothing,
-        checkpoint_s=checkpoint_s * same,
-        checkpoint_log_sd=nothing,
-        replacement_s=replacement_s * same,
     )

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from . import identity, spot
+from . import identity
 from .cloud import Offer
 from .clusters import MOST_CLUSTERS, Refusal
+from .conditions import Circumstances, Stated
 from .offered import offered
-from .outlook import state_bytes
 from .prospects import Job, Prospects, StepModel
 from .ranking import Row, contenders, goals_of, recommend, summary
 from .search import deciding, frontier
@@ -56,9 +56,7 @@ def plan(
     runs: pd.DataFrame | None = None,
     top: int = 5,
     batches: Sequence[int] | None = None,
-    startup_s: float = spot.STARTUP_S,
-    replacement_s: float = spot.REPLACEMENT_S,
-    checkpoint_s: float | None = None,
+    met: Circumstances | None = None,
     draws: int = DRAWS,
     seed: int = 0,
     most: int = MOST_CLUSTERS,
@@ -66,13 +64,14 @@ def plan(
     """What to train `workload` on, over every cluster of up to `max_hosts` machines (compositions.py says which).
 
     `fits` says why a cluster can never be had ("" where it can); `runs` are measurement rows, for how often each setup
-    was measured; `batches` are the global batches to compare, by default those of the workload's range. Exact: rows
-    and frontier are those of all candidates. Raises ValueError where a batch lies outside the workload's range, `draws`
-    is odd, or a goal cannot be judged.
+    was measured; `batches` are the global batches to compare, by default those of the workload's range; `met` says what
+    start-up, checkpoints and interruptions clusters meet (None: `Stated()`). Exact: rows and frontier are those of all
+    candidates. Raises ValueError where a batch lies outside the workload's range, `draws` is odd, or a goal cannot be
+    judged.
     """
     if draws % 2:
         raise ValueError(f"{draws} draws: they come in pairs")
-    goals = goals_of(workload)
+    goals, circumstances = goals_of(workload), met or Stated()
     sold = offered(
         workload,
         offers,
@@ -81,11 +80,10 @@ def plan(
         line=lambda name: model.compute_line(workload.name, name),
         peak_bytes=lambda name, batch: model.peak_bytes(workload.name, name, batch),
         totals=_totals(workload, batches),
+        met=circumstances,
         most=most,
     )
-    write_s = spot.checkpoint_seconds(state_bytes(workload)) if checkpoint_s is None else checkpoint_s
-    job = Job(startup_s=startup_s, replacement_s=replacement_s, checkpoint_s=write_s, draws=draws, seed=seed)
-    known = Prospects(workload, sold, fits=fits, model=model, job=job)
+    known = Prospects(workload, sold, fits=fits, model=model, job=Job(draws=draws, seed=seed))
     kept = np.zeros(0, dtype=np.intp)
     for goal in goals:
         kept = np.union1d(kept, deciding(known, goal, count=contenders(top)))
@@ -98,9 +96,7 @@ def plan(
         known.draws(kept),
         top=top,
         measured_runs=identity.runs_of(setups, pd.DataFrame() if runs is None else runs),
-        startup_s=startup_s,
-        replacement_s=replacement_s,
-        checkpoint_s=write_s,
+        met=circumstances,
         seed=seed,
         considered=sold.clusters,
     )

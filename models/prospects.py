@@ -15,6 +15,7 @@ import pandas as pd
 from . import spot
 from .clusters import Refusal
 from .offered import Offered
+from .outlook import drawn_hours_at, hours_at
 from .setups import BoolArray, FloatArray, IntArray, SetupArrays
 from .workload import Workload
 
@@ -40,11 +41,8 @@ class StepModel(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What turns step seconds into the hours of a job (spot.py), and how many draws to take of them."""
+    """How many draws to take of step seconds and of luck, and from which seed."""
 
-    startup_s: float
-    replacement_s: float
-    checkpoint_s: float
     draws: int
     seed: int
 
@@ -59,7 +57,7 @@ class Prospects:
         self._arrays = sold.shapes.arrays()
         least = model.least_seconds(self._arrays)[sold.shape] if len(sold) else np.zeros(0)
         self._least_work, self._work = least * self._steps, np.full(len(sold), np.nan)
-        self.least_hours = self._expected(self._least_work, sold.hazard)
+        self.least_hours = hours_at(self._least_work, sold.met(slice(None)))
         self.hours = np.full(len(sold), np.nan)  # expected, where they were looked at; infinite where refused
         self._predicted: dict[int, int] = {}  # shape -> row of `_predictions`
         self._predictions: list[pd.DataFrame] = []
@@ -85,7 +83,7 @@ class Prospects:
             self._predictions.append(self._model.predict_arrays(self._arrays.take(wanted)))
         step_s = self.predictions(fresh)["step_s"].to_numpy(float) if len(fresh) else np.zeros(0)
         self._work[fresh] = step_s * self._steps[fresh]
-        self.hours[fresh] = self._expected(self._work[fresh], self.sold.hazard[fresh])
+        self.hours[fresh] = hours_at(self._work[fresh], self.sold.met(fresh))
         self.hours[fresh[self._is_refused(fresh)]] = np.inf
 
     @property
@@ -110,16 +108,9 @@ class Prospects:
         return np.array([self._drawn[one] for one in shapes]).reshape(len(shapes), self.job.draws)
 
     def chance(self, rows: IntArray, what: str, limit: float) -> FloatArray:
-        """Share of joint draws of step times and interruptions that keep to the limit."""
-        job = self.job
-        hours = spot.drawn_hours(
-            self.draws(rows) * self._steps[rows, None],
-            self.sold.hazard[rows, None],
-            seed=job.seed,
-            startup_s=job.startup_s,
-            checkpoint_s=job.checkpoint_s,
-            replacement_s=job.replacement_s,
-        )
+        """Share of joint draws of step times, start-up and interruptions that keep to the limit."""
+        work = self.draws(rows) * self._steps[rows, None]
+        hours = drawn_hours_at(work, self._work[rows], self.sold.met(rows), seed=self.job.seed)
         value = hours if what == "hours" else self.sold.price[rows, None] * hours
         return np.asarray(np.mean(value <= limit, axis=1), dtype=float)
 
@@ -127,22 +118,16 @@ class Prospects:
         """Which rows cannot keep to the limit with that probability, by what is known of their step time.
 
         Draws come in pairs about the prediction, and one of each pair takes no less work than predicted, whatever luck
-        does: a limit that start-up and work alone exceed is met by half of the draws at most.
+        does: of those, too few start soon enough where a limit is exceeded by work and by the start-up that the part
+        beyond a half keeps to.
         """
         work = np.where(np.isnan(self._work[rows]), self._least_work[rows], self._work[rows])
-        least = self.job.startup_s / 3600 + work
+        met = self.sold.met(rows)
+        beyond = max(p_required - 0.5, 0.0)
+        startup_s = spot.drawn_startup(met.startup_s, met.startup_log_sd, draws=self.job.draws, part=beyond)
+        least = startup_s / 3600 + work
         value = least if what == "hours" else self.sold.price[rows] * least
         return np.asarray((p_required > 0.5) & (value > limit * (1 + 1e-9)), dtype=bool)
-
-    def _expected(self, work: FloatArray, hazard: FloatArray) -> FloatArray:
-        job = self.job
-        return spot.expected_hours(
-            work,
-            hazard,
-            startup_s=job.startup_s,
-            checkpoint_s=job.checkpoint_s,
-            replacement_s=job.replacement_s,
-        )
 
     def _is_refused(self, rows: IntArray) -> BoolArray:
         if self.sold.all_fit:

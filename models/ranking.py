@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from . import explain, spot
-from .conditions import Learned
+from . import explain
+from .conditions import Circumstances, Stated
 from .outlook import Floats, Outlook, outlook
 from .workload import GOALS, Goal, Setup, Workload, joined
 
@@ -39,10 +39,7 @@ def recommend(
     *,
     top: int = 5,
     measured_runs: Sequence[int] | None = None,
-    startup_s: float = spot.STARTUP_S,
-    replacement_s: float = spot.REPLACEMENT_S,
-    checkpoint_s: float | None = None,
-    learned: Learned | None = None,
+    met: Circumstances | None = None,
     seed: int = 0,
     considered: int | None = None,
 ) -> list[Row]:
@@ -54,8 +51,7 @@ def recommend(
     row of status "infeasible", which names no cluster but says what would make it feasible. Unknown prices give None.
     p_best is the share of draws in which a cluster is the best of the CONTENDERS best in expectation. `considered` is
     the number of clusters that `setups` were chosen from, by default those they are of.
-    `learned`, where given, says what start-up, checkpoints and interruptions each cluster meets; it then stands for the
-    three seconds and the offers' hazards.
+    `met` says what start-up, checkpoints and interruptions each cluster meets (None: `Stated()`).
     Raises ValueError where the inputs are not aligned, a goal is unknown, or a goal lacks its constraint.
     """
     draws = np.asarray(step_draws, dtype=float)
@@ -71,10 +67,7 @@ def recommend(
         predictions.reset_index(drop=True),
         draws,
         measured_runs=runs,
-        startup_s=startup_s,
-        replacement_s=replacement_s,
-        checkpoint_s=checkpoint_s,
-        learned=learned,
+        met=met or Stated(),
         seed=seed,
     )
     clusters = len(np.unique(view.place)) if considered is None else considered
@@ -120,8 +113,9 @@ def _rank(workload: Workload, goal: Goal, view: Outlook, top: int, clusters: int
     if not meeting:
         return [_infeasible(workload, goal, view, usable, what, contenders(top))]
     many = contenders(top)
-    chances = _chance_of_best(view.expected_by_draw(aim)[meeting[:many]])
-    p_best = dict(zip(meeting, chances.tolist(), strict=False))
+    named = _without_idle_mixtures(meeting[:many], view.setups)
+    chances = _chance_of_best(view.expected_by_draw(aim)[named])
+    p_best = dict(zip(named, chances.tolist(), strict=True))
     tempting: list[int] = []
     if p_meets is not None and what is not None:
         better = np.flatnonzero(usable & (view.quantity(aim) < view.quantity(aim)[meeting[0]]))
@@ -129,7 +123,7 @@ def _rank(workload: Workload, goal: Goal, view: Outlook, top: int, clusters: int
         nearest = nearest[~np.isin(view.place[nearest], view.place[meeting])]
         closest = nearest[np.argsort(-p_meets[nearest], kind="stable")]
         tempting = _best_variants(closest, view.place)[: max(1, top // 4)]
-    shown = meeting[: max(1, top - len(tempting))]
+    shown = named[: max(1, top - len(tempting))]
     comparison = explain.Comparison(goal=goal, aim=aim, what=what, limit=limit, clusters=clusters)
     rows = []
     for rank, index in enumerate([*shown, *tempting][: max(1, top)], start=1):
@@ -158,6 +152,18 @@ def _best_variants(order: NDArray[np.intp], place: NDArray[np.intp]) -> list[int
     """Of each cluster only its first setup in `order`: a reader chooses among clusters, the planner among splits."""
     _, firsts = np.unique(place[order], return_index=True)
     return [int(index) for index in order[np.sort(firsts)]]
+
+
+def _without_idle_mixtures(order: Sequence[int], setups: Sequence[Setup]) -> list[int]:
+    """Without the clusters of two markets that the same machines in one market beat: those serve no goal."""
+    kept, pure = [], set[str]()
+    for index in order:
+        cluster = setups[index].cluster
+        if not cluster.mixed:
+            pure.add(cluster.name)
+        if not (cluster.mixed and cluster.name in pure):
+            kept.append(index)
+    return kept
 
 
 def _chance_of_best(objective: Floats) -> Floats:

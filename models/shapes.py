@@ -64,13 +64,13 @@ class Shapes:
             accumulation=self.steps.astype(float),
         )
 
-    def setup(self, at: int, offers: dict[str, Offer]) -> Setup:
-        """One shape as a setup, with an offer for each of its types by name."""
+    def setup(self, at: int, offers: Callable[[str, int], Sequence[Offer]]) -> Setup:
+        """One shape as a setup; `offers` gives those of so many machines of a type by name."""
         members: list[Offer] = []
         batches: list[int] = []
         for kind, count, samples in zip(self.kind[at], self.count[at], self.samples[at], strict=True):
             if kind >= 0:
-                members += [offers[self.types[kind].name]] * int(count)
+                members += offers(self.types[kind].name, int(count))
                 batch, odd = divmod(int(samples), int(count))
                 batches += [batch + 1] * odd + [batch] * (int(count) - odd)
         return Setup(

@@ -1,4 +1,4 @@
-"""Seconds from asking for machines to their being ready, by type and market. Never asks for one.
+"""Seconds from asking for machines to their being at work, by type and market. Never asks for one.
 
     log seconds = mu_type,market + noise      mu shrunk to its market, its market to the stated prior
 
@@ -7,12 +7,13 @@ Lognormal; partial pooling by the conjugate normal. A gang is ready when its las
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.special import log_ndtr
 from scipy.stats import norm
 
 Floats = NDArray[np.float64]
@@ -25,7 +26,10 @@ PRIOR_S: Mapping[str, float] = {"on-demand": 69.0, "spot": 87.0}
 # launch around its type (GCP: 0.04 to 0.12, more by a few stragglers).
 _MARKET_SD, _TYPE_SD, _LAUNCH_SD = 0.5, 0.15, 0.1
 _SPREAD_WEIGHT = 6.0  # launches that the prior of the spread of launches is worth
-_NODES = (np.arange(200) + 0.5) / 200  # of equal probability, for moments of the last of n
+# The last of n is looked at on a lattice of logs, so many points to a launch's spread and so many spreads around the
+# medians: outside P is 0 or 1 to the last digit, and what a gang is told does not depend on which others are asked for.
+_POINTS, _FINEST_SD, _BELOW, _ABOVE = 6, 0.02, 9, 9
+_ROWS = 4096  # gangs looked at together: what is held in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,34 +68,62 @@ class StartupModel:
         Launches are independent given the medians; what is not known of the medians is shared by the whole gang.
         Raises ValueError for an empty gang.
         """
-        known = [self.log_median(*pool) for pool in machines]
-        if not known:
+        asked = list(machines)
+        if not asked:
             raise ValueError("a gang has at least one machine")
-        grid = np.linspace(-6.0, 8.0, 701) * self.launch_sd + max(middle for middle, _ in known)
-        chance = np.ones_like(grid)
-        for middle, _ in known:
-            chance *= norm.cdf((grid - middle) / self.launch_sd)
-        last = np.interp(_NODES, chance, grid)
-        log_sd = float(np.hypot(np.std(last), max(doubt for _, doubt in known)))
-        return StartUp(mean_s=float(np.exp(np.mean(last) + log_sd**2 / 2)), log_sd=log_sd)
+        pools = list(dict.fromkeys(asked))
+        mean_s, log_sd = self.gangs(pools, np.array([[asked.count(pool) for pool in pools]]))
+        return StartUp(mean_s=float(mean_s[0]), log_sd=float(log_sd[0]))
+
+    def gangs(self, pools: Sequence[Pool], counts: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """(mean seconds, standard deviation of their log), (gangs,) each, of `counts` (gangs, pools) machines.
+
+        Each gang has at least one machine.
+        """
+        if not len(counts):
+            return np.zeros(0), np.zeros(0)
+        known = np.array([self.log_median(*pool) for pool in pools]).reshape(-1, 2)
+        kinds, kind = np.unique(known, axis=0, return_inverse=True)
+        alike = np.zeros((len(counts), len(kinds)))
+        for at, number in enumerate(kind.ravel().tolist()):  # pools of equal medians are one
+            alike[:, number] += counts[:, at]
+        distinct, back = np.unique(alike, axis=0, return_inverse=True)
+        parts = [self._last(distinct[at : at + _ROWS], kinds) for at in range(0, len(distinct), _ROWS)]
+        mean_s, log_sd = np.concatenate(parts, axis=1)
+        return mean_s[back.ravel()], log_sd[back.ravel()]
+
+    def _last(self, counts: Floats, kinds: Floats) -> Floats:
+        """(2, gangs) of the last machine: the moments of its log by sums over its distribution."""
+        step = max(self.launch_sd, _FINEST_SD) / _POINTS
+        first = np.floor((kinds[:, 0].min() - _BELOW * self.launch_sd) / step)
+        last = np.ceil((kinds[:, 0].max() + _ABOVE * self.launch_sd) / step)
+        grid = np.arange(first, last + 1) * step
+        one = log_ndtr((grid - kinds[:, :1]) / self.launch_sd)
+        below = np.exp(counts @ one)  # P(all are ready by then)
+        end = grid[-1] + step / 2
+        mean = end - step * below.sum(axis=1)
+        square = end**2 - 2 * step * (below @ grid)
+        doubt = np.where(counts > 0, kinds[:, 1], 0.0).max(axis=1)
+        variance = np.maximum(square - mean**2, 0.0) + doubt**2
+        return np.stack([np.exp(mean + variance / 2), np.sqrt(variance)])
 
 
-def fit_startup(launches: pd.DataFrame) -> StartupModel:
+def fit_startup(launches: pd.DataFrame, prior_s: Mapping[str, float] = PRIOR_S) -> StartupModel:
     """The model learned from own launches: instance_type, market, seconds, one row a machine that became ready.
 
-    Raises ValueError where a time is not positive or a market unknown.
+    `prior_s` are the medians by market before any. Raises ValueError where a time is not positive or a market unknown.
     """
     logs = launches.assign(log_s=np.log(launches["seconds"].to_numpy(dtype=float).clip(min=1e-300)))
     if not (launches["seconds"].to_numpy(dtype=float) > 0).all():
         raise ValueError("start-up seconds must be above 0")
-    if strange := set(launches["market"]) - set(PRIOR_S):
-        raise ValueError(f"market {sorted(map(str, strange))[0]!r} is none of {', '.join(PRIOR_S)}")
+    if strange := set(launches["market"]) - set(prior_s):
+        raise ValueError(f"market {sorted(map(str, strange))[0]!r} is none of {', '.join(prior_s)}")
     groups = {
         (str(name), str(market)): rows["log_s"].to_numpy(dtype=float)
         for (name, market), rows in logs.groupby(["instance_type", "market"])
     }
     spread = _launch_sd(groups)
-    markets = {market: _market(market, groups, spread) for market in PRIOR_S}
+    markets = {market: _market(market, groups, spread, middle) for market, middle in prior_s.items()}
     pools: dict[Pool, tuple[float, float]] = {}
     for (name, market), seen in groups.items():
         middle, doubt = markets[market]
@@ -108,11 +140,11 @@ def _launch_sd(groups: Mapping[Pool, Floats]) -> float:
     return float(np.sqrt((squares + _SPREAD_WEIGHT * _LAUNCH_SD**2) / (free + _SPREAD_WEIGHT)))
 
 
-def _market(market: str, groups: Mapping[Pool, Floats], spread: float) -> tuple[float, float]:
+def _market(market: str, groups: Mapping[Pool, Floats], spread: float, prior_s: float) -> tuple[float, float]:
     """(log median, doubt) of a market: the mean of its types, each weighed by what is known of it, and the prior."""
     own = [seen for (_, other), seen in groups.items() if other == market]
     weights = np.array([1 / (_TYPE_SD**2 + spread**2 / len(seen)) for seen in own])
     middles = np.array([float(np.mean(seen)) for seen in own])
     precision = 1 / _MARKET_SD**2 + float(weights.sum())
-    middle = (np.log(PRIOR_S[market]) / _MARKET_SD**2 + float(weights @ middles)) / precision
+    middle = (np.log(prior_s) / _MARKET_SD**2 + float(weights @ middles)) / precision
     return float(middle), float(precision**-0.5)

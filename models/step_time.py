@@ -17,6 +17,7 @@ from .cloud import InstanceType
 from .communication import fit_collectives
 from .compute import fit_compute
 from .features import features_of
+from .first_guess import with_guess
 from .intervals import Z_90
 from .learning import (
     TrainingData,
@@ -69,7 +70,8 @@ class StepTimeModel:
     @property
     def workloads(self) -> tuple[str, ...]:
         """Workloads that can be predicted."""
-        return tuple(sorted({workload for workload, _ in self.physics.compute.curves}))
+        compute = self.physics.compute
+        return tuple(sorted({*compute.flops, *(workload for workload, _ in compute.curves)}))
 
     @property
     def instance_types(self) -> tuple[str, ...]:
@@ -234,7 +236,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     if not compute.curves:
         raise ValueError("nothing to learn from: no profile and no run with a positive step time")
     physics = Physics(
-        compute=compute,
+        compute=with_guess(compute, flops_per_sample(data)),
         collectives=fit_collectives(data.probes, machines),
         buckets=workload_buckets(data, {workload for workload, _ in compute.curves}),
         machines=machines,

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from models import spot
 from models.campaign import Launch
 from models.cloud import Cluster, Offer, parse_numbers
+from models.conditions import Circumstances, pools_of
 from models.holdout import Unseen, key, split_by_cores
 from models.outlook import cost_at, state_bytes
 from models.workload import Goal, Setup, Workload
@@ -74,15 +74,18 @@ def launches_for(here: Installation, questions: Sequence[Question]) -> list[Laun
     return [launch_of(cluster, items, "advice put to the test") for cluster, items in wanted.values()]
 
 
-def judge(questions: Sequence[Question], measured: pd.DataFrame) -> pd.DataFrame:
-    """A row a question and role: measured hours and dollars, and the regret of those that meet against the best."""
+def judge(questions: Sequence[Question], measured: pd.DataFrame, met: Circumstances) -> pd.DataFrame:
+    """A row a question and role: measured hours and dollars, and the regret of those that meet against the best.
+
+    `met` says what start-up and interruptions each cluster meets.
+    """
     by_key = {name: float(step_s) for name, step_s in zip(_keys(measured), measured["step_s"], strict=True)}
     rows: list[dict[str, Any]] = []
     for number, question in enumerate(questions, start=1):
         own = []
         for role, setup, predicted_s in question.answers:
             step_s = by_key.get(_key(setup), np.nan)
-            hours, usd = _true_cost(question.workload, setup, step_s)
+            hours, usd = _true_cost(question.workload, setup, step_s, met)
             own.append(_row(number, question, role, setup, predicted_s, step_s, hours, usd))
         aim = "usd" if question.goal.goal.startswith("cheapest") else "hours"
         best = min((row[aim] for row in own if row["meets"] and np.isfinite(row[aim])), default=np.nan)
@@ -155,14 +158,13 @@ def _habitual(
     )
 
 
-def _true_cost(workload: Workload, setup: Setup, step_s: float) -> tuple[float, float]:
+def _true_cost(workload: Workload, setup: Setup, step_s: float, met: Circumstances) -> tuple[float, float]:
     """Hours and dollars of the whole job at a measured step time, start-up and interruptions at their expectation."""
     return cost_at(
         step_s,
         steps=-(-workload.samples // setup.global_batch),
-        hazard_per_hour=spot.gang_hazard(setup.cluster),
+        met=met.gangs(*pools_of([setup.cluster]), state_bytes(workload)),
         usd_per_hour=setup.cluster.usd_per_hour or np.nan,
-        checkpoint_s=spot.checkpoint_seconds(state_bytes(workload)),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from models.cloud import Cluster
 
+from .machines import MachineLog
 from .mailbox import Mailbox, benchmark_seconds, silent_nodes
 from .node.record import Item, Plan, WorkloadFile, write_json
 from .outcomes import Ended, blame, full_mailbox, item_row, launch_row
@@ -98,12 +99,14 @@ class Service:
         self.running, self.job, self.served = running, job, served
         self.stop_at, self.watch, self.clock, self.laps = stop_at, watch, clock, laps
         self.mailbox = Mailbox(path=running.mailbox, nodes=len(job.cluster.members))
+        self.machines, self.began = MachineLog(self.mailbox, running.cluster), clock.monotonic()
         self.remaining = list(job.items)
         self.attempt = 0
 
     def prepare(self) -> None:
         """Write down what a collector needs to know, should this process die; hand out the workloads."""
         write_json(self.mailbox.path / "controller" / "envelopes.json", dict(self.job.envelopes))
+        self.machines.write()
         self.mailbox.put_workloads(self.job.files)
         self.laps.lap("start hosts")
 
@@ -171,6 +174,8 @@ class Service:
         if ended is not None:
             return ended
         if armed():
+            if attempt == 1:
+                self.machines.at_work(self.served.seconds)
             self.running.settle()
             mailbox.go(attempt)
             ended = self._until_finished()
@@ -220,6 +225,8 @@ class Service:
         """Whether a machine is gone or has fallen silent. A run under way then was interrupted, not slow."""
         for node, state in enumerate(self.running.nodes()):
             if not state.alive:
+                if state.interrupted:
+                    self.machines.lost(node, self.clock.monotonic() - self.began)
                 why = state.reason if state.interrupted else self._with_disk(state.reason)
                 return Ended(how="lost", reason=f"node {node}: {why}", interrupted=state.interrupted)
         silent = silent_nodes(self.mailbox, self.running.now_unix())

@@ -22,6 +22,7 @@ from warehouse import append
 from .benchmark import Served
 from .installation import Installation
 from .load import load_mailbox
+from .machines import machine_rows
 from .node.record import Item
 from .outcomes import Ended, item_row
 from .providers.base import EndedLease
@@ -80,7 +81,16 @@ def _collect_one(here: Installation, lease: EndedLease, refresh_id: str, now: da
     row = asdict(lease) | {"provider": here.provider.name}
     del row["mailbox"]
     bought_by = lease.lease_id.rpartition("-")[0] or refresh_id  # whoever brings it home
-    loaded = load_mailbox(here.warehouse, lease.mailbox, envelopes, rows=rows, lease=row, refresh_id=bought_by, now=now)
+    loaded = load_mailbox(
+        here.warehouse,
+        lease.mailbox,
+        envelopes,
+        rows=rows,
+        lease=row,
+        machines=machine_rows(lease, here.provider.name),
+        refresh_id=bought_by,
+        now=now,
+    )
     into.new += loaded.new
     into.by_status.update(loaded.by_status)
     into.usd += lease.usd or 0.0

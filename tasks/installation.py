@@ -8,7 +8,6 @@ from datetime import datetime
 from pathlib import Path
 from uuid import uuid4
 
-from models import spot
 from models.cloud import Cluster, Offer
 from models.workload import Workload
 from warehouse.database import Warehouse
@@ -19,10 +18,6 @@ from .providers.local import LocalProvider
 from .settings import IMPORTED, Settings, SettingsError, load_settings, nearest
 
 PROVIDERS = ("local", "ec2")
-# Priors until there are launches of our own: GCP's machines with a GPU took 69 s on demand and 87 s preemptible from
-# request to running (models/startup.py); the agent and torchrun come after, as on local hosts.
-EC2_STARTUP_S = 90.0
-EC2_REPLACEMENT_S = 110.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +44,6 @@ class Installation:
         """How long one campaign measures at most."""
         local = self.provider.name == "local"
         return self.settings.campaign.max_minutes if local else self.settings.ec2.max_minutes
-
-    @property
-    def startup_s(self) -> float:
-        """Seconds from asking for a cluster to the first step."""
-        return spot.STARTUP_S if self.provider.name == "local" else EC2_STARTUP_S
-
-    @property
-    def replacement_s(self) -> float:
-        """Seconds from the loss of a machine until the others go on with another."""
-        return spot.REPLACEMENT_S if self.provider.name == "local" else EC2_REPLACEMENT_S
 
     @property
     def published(self) -> Path:

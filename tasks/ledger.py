@@ -12,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from models import ledger
 from warehouse import append, reads
 
+from .circumstances import circumstances
 from .installation import Installation
 
 
@@ -21,7 +22,7 @@ def judge_promises(here: Installation, frames: Mapping[str, pd.DataFrame], refre
     promises = reads.mart(here.warehouse, "promises", provider=here.provider.name)
     types = frames["instance_types"]
     devices = dict(zip(types["name"], types["devices"].fillna(1).astype(int), strict=True)) if len(types) else {}
-    judged = ledger.judge(promises, frames["runs"], frames["workloads"], devices)
+    judged = ledger.judge(promises, frames["runs"], frames["workloads"], devices, circumstances(here))
     with here.warehouse.transact() as connection:
         return append.append_ledger(connection, judged, refresh_id=refresh_id, judged_at=now)
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from warehouse.append import append_leases, append_records
+from warehouse.append import append_leases, append_machines, append_records
 from warehouse.database import Warehouse
 
 Unix = Annotated[float, Field(gt=0, lt=4e9)]  # seconds that a timestamp can hold
@@ -107,10 +107,11 @@ def load_mailbox(
     *,
     rows: Sequence[Mapping[str, Any]] | None = None,
     lease: Mapping[str, Any] | None = None,
+    machines: Sequence[Mapping[str, Any]] = (),
     refresh_id: str,
     now: datetime,
 ) -> Loaded:
-    """Load the records of `mailbox`, the controller's `rows` and, if given, the row of its `lease`.
+    """Load the records of `mailbox`, the controller's `rows` and, if given, the rows of its `lease` and `machines`.
 
     `envelopes` (by run_id: the setup as the controller knows it) and `rows` are read from the mailbox's `controller/`
     where they are None, so that a launch whose controller died loses nothing. `mailbox` None: a launch that got no
@@ -139,6 +140,7 @@ def load_mailbox(
         new = append_records(connection, list(distinct.values()), refresh_id=refresh_id, loaded_at=now)
         if lease is not None:
             append_leases(connection, [dict(lease) | {"refresh_id": refresh_id}])
+        append_machines(connection, [dict(one) | {"refresh_id": refresh_id} for one in machines])
     sentences = tuple(_quarantine(file, reason) for file, reason in refused.items())
     return Loaded(
         new=new,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Iterable, Sequence
@@ -63,6 +64,11 @@ class Mailbox:
     def ready(self) -> int:
         """How many agents have reported themselves."""
         return self._count("ready.json")
+
+    def ready_at(self) -> list[float]:
+        """When each agent reported itself, by the store's clock; up to the first that has not."""
+        files = [self._node(node) / "ready.json" for node in range(self.nodes)]
+        return [file.stat().st_mtime for file in itertools.takewhile(Path.is_file, files)]
 
     def armed(self, attempt: int) -> int:
         """How many workers wait for go."""

@@ -17,6 +17,7 @@ from models.places import worth_asking
 from models.workload import Setup, Workload, joined
 from warehouse import reads
 
+from .circumstances import circumstances
 from .facts import told, with_facts
 from .installation import Installation
 from .recommend import SEED, on_met_devices
@@ -73,23 +74,20 @@ def _runs(
     sold: Sequence[Offer],
     count: int,
 ) -> Found | None:
-    model, goal = champion.model, workload.goals[0].goal
+    model, goal, met = champion.model, workload.goals[0].goal, circumstances(here)
     planned = planner.plan(
         workload,
         offers,
         model,
         max_hosts=here.max_hosts,
         fits=here.fits,
-        startup_s=here.startup_s,
-        replacement_s=here.replacement_s,
+        met=met,
         seed=SEED,
     )
     if not planned.ranked or planned.rows[0]["status"] == "infeasible":
         return None
     predicted = model.predict(pd.DataFrame([setup.row() for setup in planned.ranked]))
-    contenders = contenders_of(
-        workload, planned.ranked, predicted, startup_s=here.startup_s, replacement_s=here.replacement_s
-    )
+    contenders = contenders_of(workload, planned.ranked, predicted, met=met)
     candidates = _candidates(here, champion, workload, sold)
     frame = pd.DataFrame([setup.row() for setup in candidates])
     found = choose_pilots(contenders, frame, model.joint, goal=goal, count=count, seed=SEED)
@@ -123,7 +121,7 @@ def _candidates(here: Installation, champion: Champion, workload: Workload, sold
 
 
 def _run(here: Installation, setup: Setup, step_s: float) -> Found:
-    costs = costs_of(here.provider.name)
+    costs = costs_of(here)
     billed_s = costs.billed_s(costs.run_s(step_s))
     return {
         "kind": "train",
@@ -151,13 +149,13 @@ def _profiles(here: Installation, workload: Workload, sold: Sequence[Offer], cou
         fits=here.fits,
         seed=here.settings.campaign.seed,
         market=here.settings.campaign.market,
-        costs=costs_of(here.provider.name),
+        costs=costs_of(here),
     )
     items = [(launch.cluster, item) for launch in launches for item in launch.items if item.kind != "probe"]
     items = sorted(items, key=lambda pair: pair[1].kind != "profile")[:count]
     if not items:
         return None
-    costs = costs_of(here.provider.name)
+    costs = costs_of(here)
     runs = []
     for cluster, item in items:
         members = [cluster.members[node] for node in item.nodes]

@@ -13,12 +13,14 @@ from prefect.cache_policies import NO_CACHE
 
 from models import planner
 from models.cloud import Offer
+from models.newcomer import introduced
 from models.places import worth_asking
 from models.step_time import StepTimeModel
 from models.workload import Workload
 from warehouse.database import WarehouseMissing
 from warehouse.reads import mart
 
+from .circumstances import circumstances
 from .facts import told
 from .installation import Installation
 from .registry import Champion
@@ -32,8 +34,11 @@ NOT_MET = (
 )
 NOT_IMPORTED = (
     "no step time can be predicted: this workload has no entrypoint, and either no measurement of it on these machines"
-    " was imported (`srift import`) or the model does not know it yet (`srift refresh`)"
+    " was imported (`srift import`) or the model does not know it yet (`srift refresh`); where a device's peak rate is"
+    " known, its flops_per_sample (`srift import --workloads`) would give a first guess"
 )
+
+GUESSED = "a first guess from its FLOPs, since nothing of it was ever measured on these machines"
 
 Row = dict[str, Any]
 
@@ -71,27 +76,30 @@ def plan_one(
 ) -> planner.Plan:
     """The planner's answer for one workload over `offers`, its rows stamped as they are published.
 
-    A workload or instance type that the champion has not met as it is defined now is not guessed at, nor is a kind of
-    device that no run was ever measured on: it has no setups, and the rows say so.
+    An instance type that the champion has not met as it is defined now is not guessed at, nor is a kind of device that
+    no run was ever measured on: it has no setups, and the rows say so. Of a workload that the champion has not met
+    there is a first guess where its FLOPs and the devices' peak rates are known, and the rows say that too.
     """
     workload = told(here, workload)
     mine = runs[runs["workload"] == workload.name] if len(runs) else runs
-    met = champion is not None and champion.model.met_workload(workload)
-    known, strangers = ([], []) if champion is None else on_met_devices(here, champion.model, offers)
-    if champion is None or not met or not known:
+    model, guessed = _model_of(champion, workload)
+    known, strangers = ([], []) if model is None else on_met_devices(here, model, offers)
+    if guessed and model is not None:
+        known = [one for one in known if model.physics.compute.can_guess(one.instance_type.name)]
+    met = model is not None
+    if model is None or not known:
         found, met = planner.nothing(workload), met and not offers
     else:
         found = planner.plan(
             workload,
             worth_asking(known),
-            champion.model,
+            model,
             max_hosts=here.max_hosts,
             fits=here.fits,
             runs=mine,
             top=top,
             seed=SEED,
-            startup_s=here.startup_s,
-            replacement_s=here.replacement_s,
+            met=circumstances(here),
         )
     stamp = {
         "provider": here.provider.name,
@@ -99,18 +107,26 @@ def plan_one(
         "model_version": None if champion is None else str(champion.version),
     }
     unmet = NOT_IMPORTED if workload.digest == IMPORTED else NOT_MET
-    rows = [
-        row | stamp | {"reason": _reason(row, strangers) if met else unmet, "price_as_of": _price_as_of(row, offers)}
-        for row in found.rows
-    ]
-    return replace(found, rows=rows)
+    rows = [row | stamp | {"price_as_of": _price_as_of(row, offers)} for row in found.rows]
+    said = [_reason(row, strangers, guessed) if met else unmet for row in rows]
+    return replace(found, rows=[row | {"reason": reason} for row, reason in zip(rows, said, strict=True)])
 
 
-def _reason(row: Row, strangers: Sequence[str]) -> str:
-    """The row's own; the first of a goal also says which devices were left out of the comparison."""
-    if row["rank"] > 1 or not strangers:
+def _model_of(champion: Champion | None, workload: Workload) -> tuple[StepTimeModel | None, bool]:
+    """The model that answers for the workload, and whether that is a guess; none where it cannot even be guessed at."""
+    if champion is None or champion.model.met_workload(workload):
+        return (None if champion is None else champion.model), False
+    return introduced(champion.model, workload), True
+
+
+def _reason(row: Row, strangers: Sequence[str], guessed: bool) -> str:
+    """The row's own; the first of a goal also says that it is a guess, and which devices were not compared."""
+    if row["rank"] > 1:
         return str(row["reason"])
-    return f"{row['reason']}; not compared, since nothing was ever measured on them: {', '.join(strangers)}"
+    said = f"{GUESSED}: {row['reason']}" if guessed else str(row["reason"])
+    if not strangers:
+        return said
+    return f"{said}; not compared, since nothing was ever measured on them: {', '.join(strangers)}"
 
 
 def on_met_devices(here: Installation, model: StepTimeModel, offers: Sequence[Offer]) -> tuple[list[Offer], list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -24,6 +25,7 @@ from warehouse import reads
 from warehouse.database import WarehouseMissing
 
 from .caps import allowance
+from .circumstances import circumstances, seconds_to_work
 from .drift import drifting_types
 from .facts import with_facts
 from .installation import Installation, open_installation
@@ -36,9 +38,11 @@ from .tally import Tally
 MOST_LISTS = 4  # of one campaign, with a champion those without a run: always refused, asking on is no use
 
 
-def costs_of(provider: str) -> Costs:
+def costs_of(here: Installation) -> Costs:
     """Seconds that a campaign expects to pay; anywhere but on this machine a launch is billed for a minute at least."""
-    return Costs() if provider == "local" else EC2_COSTS
+    stated = Costs() if here.provider.name == "local" else EC2_COSTS
+    launch_s = seconds_to_work(here, here.settings.campaign.market)
+    return stated if launch_s is None else replace(stated, launch_s=launch_s)
 
 
 @task(cache_policy=NO_CACHE)
@@ -70,7 +74,7 @@ def shop(
         expected_step=None if champion is None else lambda setups: _expected(champion.model, workloads, types, setups),
         failures=_failures(here),
         drifting=drifting_types(here),
-        costs=costs_of(here.provider.name),
+        costs=costs_of(here),
         model=None if champion is None else _model(here, champion.model, workloads, offers, frames["runs"]),
     )
 
@@ -131,6 +135,7 @@ def _model(
 ) -> pure.Model:
     """What the champion says of the workloads and types that it has met as they are defined now."""
     known = [offer for offer in offers if model.met_type(offer.instance_type)]
+    met = circumstances(here)
     contenders: dict[str, Contenders] = {}
     for workload in workloads:
         if not known or not model.met_workload(workload):
@@ -141,15 +146,12 @@ def _model(
             model,
             max_hosts=here.max_hosts,
             fits=here.fits,
-            startup_s=here.startup_s,
-            replacement_s=here.replacement_s,
+            met=met,
             seed=SEED,
         )
         if planned.ranked:
             predicted = model.predict(pd.DataFrame([setup.row() for setup in planned.ranked]))
-            contenders[workload.name] = contenders_of(
-                workload, planned.ranked, predicted, startup_s=here.startup_s, replacement_s=here.replacement_s
-            )
+            contenders[workload.name] = contenders_of(workload, planned.ranked, predicted, met=met)
     fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
     return pure.Model(
         contenders=contenders,

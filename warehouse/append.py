@@ -70,6 +70,11 @@ def append_leases(connection: Connection, leases: Sequence[Row]) -> int:
     return append(connection, "raw_leases", leases)
 
 
+def append_machines(connection: Connection, machines: Sequence[Row]) -> int:
+    """Machines that were held: the columns of raw_machines."""
+    return append(connection, "raw_machines", machines)
+
+
 def append_offers(connection: Connection, offers: Sequence[Row], *, snapshot_id: str, as_of: datetime) -> int:
     """One snapshot of prices: the columns of the mart `offers`. None or NaN dollars are an unknown price."""
     rows = [dict(offer) | {"snapshot_id": snapshot_id, "as_of": as_of} for offer in offers]

@@ -44,6 +44,17 @@ def drifting(warehouse: Warehouse, provider: str) -> pd.DataFrame:
         return select(connection, "drift", {"provider": provider, "drifting": True})
 
 
+def launched(warehouse: Warehouse, provider: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The marts `machines` and `refusals`; empty before the first refresh, or the first of this version."""
+    if not warehouse.path.exists():
+        return pd.DataFrame(), pd.DataFrame()
+    with warehouse.read() as connection:
+        if not has_relation(connection, "machines"):
+            return pd.DataFrame(), pd.DataFrame()
+        machines = select(connection, "machines", {"provider": provider})
+        return machines, select(connection, "refusals", {"provider": provider})
+
+
 def mart(warehouse: Warehouse, name: str, **equal: Any) -> pd.DataFrame:
     """Any mart by name (outdated_runs, failed_runs, spend, model_versions, scores, timings), filtered by columns."""
     if not name.isidentifier():

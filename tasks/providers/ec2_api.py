@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import Any
 
 from tasks.providers.ec2_errors import explained
+from tasks.providers.ec2_scores import zone_scores
 
 Clients = Callable[[str, str], Any]  # (service, region) -> a boto3 client
 Answer = dict[str, Any]
@@ -138,6 +139,14 @@ class Ec2Api:
             token = str(page.get("NextToken") or "")
             if not token:
                 return
+
+    def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
+        """Spot placement score by zone of a request for `count` machines of any of `names`."""
+        rows: list[Answer] = []
+        wanted = {"InstanceTypes": list(names), "TargetCapacity": count, "SingleAvailabilityZone": True}
+        for page in self.ask_pages("ec2:GetSpotPlacementScores", region, **wanted, RegionNames=[region]):
+            rows += page["SpotPlacementScores"]
+        return zone_scores(rows, self.ask("ec2:DescribeAvailabilityZones", region)["AvailabilityZones"])
 
     def _client(self, service: str, region: str) -> Any:
         with self._lock:  # a session makes clients one at a time, and each takes half a second

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from models.cloud import InstanceType, Offer
+from models.cloud import ANY_ZONE, InstanceType, Offer
 
 Answer = Mapping[str, Any]
 ByType = Mapping[str, float]
-
-ANY_ZONE = "any"  # an on-demand price holds in every zone of its region
 
 # Spot Advisor: part of a type's machines that were interrupted in the last month, in five ranges (below 5 %, 5 to 10,
 # 10 to 15, 15 to 20, above 20 %). Taken at their middles; the last one is open, and 30 % a guess.

@@ -20,6 +20,7 @@ import pytest
 from models.learning import TrainingData
 from models.step_time import fit
 from tasks import ec2_settings, imports, prices, publish, recommend, registry
+from tasks.answer import Question, answer
 from tasks.installation import Installation
 from tasks.providers.ec2 import Ec2Provider
 from tasks.providers.ec2_snapshot import packaged
@@ -45,7 +46,7 @@ goals = [{ goal = "cheapest_within_deadline", hours = 40 }]
 
 
 def measurements(folder: Path) -> Path:
-    """Runs of a made-up network, in the format of `srift import`."""
+    """Runs of a made-up network, in the format of `srift import`, and facts of it and of one that never ran."""
     devices = {one.name: one.devices for one in packaged().instance_types}
     rows = []
     for name, per_sample in MEASURED.items():
@@ -55,6 +56,9 @@ def measurements(folder: Path) -> Path:
                 rows.append((f"{count}x{name}", batch, step))
     frame = pd.DataFrame(rows, columns=["cluster", "batch_per_device", "step_s"]).assign(workload="imported-net")
     frame.assign(gradient_bytes=100_000_000).to_csv(folder / "rows.csv", index=False)
+    facts = [("imported-net", 25_000_000, 100_000_000, 8e9), ("paper-net", 50_000_000, 200_000_000, 2e10)]
+    columns = ["workload", "parameters", "gradient_bytes", "flops_per_sample"]
+    pd.DataFrame(facts, columns=columns).to_csv(folder / "facts.csv", index=False)
     return folder / "rows.csv"
 
 
@@ -98,7 +102,10 @@ class Market:
 
     def learn(self, folder: Path) -> None:
         imports.import_measurements(
-            self.here.warehouse, measurements(folder), workloads=None, now=datetime(2026, 11, 20, tzinfo=UTC)
+            self.here.warehouse,
+            measurements(folder),
+            workloads=folder / "facts.csv",
+            now=datetime(2026, 11, 20, tzinfo=UTC),
         )
         model = fit(TrainingData(**training_frames(self.here.warehouse, "ec2")), seed=1)
         version = registry.log_challenger(
@@ -153,6 +160,32 @@ def test_only_devices_that_were_measured_are_compared(market: Market) -> None:
     assert clusters.str.contains(r"^\d+x(?:g4dn|g5)\.").all()
     firsts = market.table[market.table["rank"] == 1]
     assert firsts["reason"].str.contains("nothing was ever measured on them: A100,").all()
+
+
+def test_spot_of_a_zone_stands_in_the_table_with_that_zone_and_its_price(market: Market) -> None:
+    offers = mart(market.here.warehouse, "offers", provider="ec2")
+    known = offers.set_index(["instance_type", "market", "zone", "region"])["usd_per_hour"].to_dict()
+    table = market.table.dropna(subset=["cluster"])
+    seen = [(one, row["region"]) for row in table.to_dict("records") for one in row["cluster_offers"]]
+    spot = [(one, region) for one, region in seen if one["market"] == "spot"]
+    assert spot and all(one["zone"].startswith(region) and one["zone"] != region for one, region in spot)
+    for one, region in seen:
+        price = known[one["instance_type"], one["market"], one["zone"], region]
+        assert one["usd_per_hour"] == price or (one["usd_per_hour"] is None and pd.isna(price))
+
+
+def test_a_workload_of_which_only_facts_are_known_gets_a_wide_answer_that_says_it_is_a_guess(
+    market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.answer.open_installation", lambda provider: market.here)
+    question = Question(workload="paper-net", hours=200.0, usd=None, samples=1_000_000, batch=256)
+    rows = answer("ec2", question, market="any", top=3)
+    assert rows[0]["status"] == "recommended" and rows[0]["measured_runs"] == 0
+    assert rows[0]["reason"].startswith("a first guess from its FLOPs, since nothing of it was ever measured")
+    known = market.table[market.table["goal"] == "cheapest"].iloc[0]
+    assert rows[0]["step_high_s"] / rows[0]["step_low_s"] > 2 * known["step_high_s"] / known["step_low_s"]
+    twice = answer("ec2", replace(question, samples=2_000_000), market="any", top=1)
+    assert twice[0]["hours"] > 1.5 * rows[0]["hours"]
 
 
 def test_a_changed_price_is_published_within_half_a_minute(market: Market) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from models.availability import fit_availability
 from models.checkpoints import prior_checkpoints
 from models.cloud import Cluster
-from models.conditions import Conditions, Learned, joined_conditions
+from models.conditions import Circumstances, Gangs, Learned, Stated, joined_gangs, pools_of
 from models.hazard import fit_hazard
 from models.outlook import outlook
 from models.ranking import recommend
@@ -56,12 +56,49 @@ def test_what_is_replaced_is_what_is_lost() -> None:
     assert met.replacement_s[0] < 200  # which is hardly ever the one to go
 
 
-def test_conditions_of_several_jobs_keep_their_order() -> None:
-    one, two = (LEARNED.conditions(Cluster.of((n, offer("small", "spot"))), 5.0, 0.0) for n in (1, 2))
-    joined = joined_conditions([one, two])
-    for column in fields(Conditions):
-        assert list(getattr(joined, column.name)) == [getattr(one, column.name)[0], getattr(two, column.name)[0]]
-    assert len(joined_conditions([]).startup_s) == 0
+def test_clusters_asked_about_together_meet_what_they_meet_alone() -> None:
+    clusters = [
+        Cluster.of((2, offer("small", "spot")), (1, offer("large"))),
+        Cluster.of((1, offer("large", "spot")), (3, offer("small"))),
+        Cluster.of((5, offer("medium", "spot"))),
+        Cluster.of((1, offer("whole"))),
+    ]
+    requests = pd.DataFrame({"instance_type": [], "market": [], "zone": [], "granted": []})
+    known: list[Circumstances] = [LEARNED, replace(LEARNED, availability=fit_availability(requests)), Stated()]
+    for met in known:
+        together = met.gangs(*pools_of(clusters), 1e9)
+        apart = joined_gangs([met.gangs(*pools_of([one]), 1e9) for one in clusters])
+        for column in fields(Gangs):
+            assert getattr(together, column.name) == pytest.approx(getattr(apart, column.name), rel=1e-12)
+    assert len(joined_gangs([]).startup_s) == len(LEARNED.gangs(*pools_of([]), 1e9).startup_s) == 0
+
+
+def test_as_stated_all_clusters_take_the_same_seconds_and_only_spot_machines_are_lost() -> None:
+    mixed, safe = Cluster.of((3, offer("small", "spot")), (1, offer("small"))), Cluster.of((4, offer("small")))
+    met = Stated(startup_s=7.0, replacement_s=8.0).gangs(*pools_of([mixed, safe]), 1e9)
+    assert met.hazard_per_hour.tolist() == pytest.approx([3 * 0.3, 0.0])
+    assert met.startup_s.tolist() == [7.0, 7.0] and met.replacement_s.tolist() == [8.0, 8.0]
+    assert met.checkpoint_s.tolist() == pytest.approx([23.6, 23.6])
+
+
+def test_a_type_that_was_never_seen_is_lost_as_often_as_is_advised_and_never_where_that_is_never() -> None:
+    often, never = offer("whole", "spot", interruptions_per_hour=0.7), offer("net", "spot", interruptions_per_hour=0.0)
+    unseen = replace(LEARNED, hazard=fit_hazard(WINDOWS.iloc[:0]))
+    met = unseen.gangs(*pools_of([Cluster.of((1, one)) for one in (often, never)]), 0.0)
+    assert met.hazard_per_hour.tolist() == pytest.approx([0.7, 0.0])
+    assert met.doubt[0] > 1
+    beside = unseen.gangs(*pools_of([Cluster.of((1, never), (3, offer("large")))]), 0.0)
+    assert beside.replacement_s[0] == met.replacement_s[1] > 0, "what is replaced is a spot machine all the same"
+
+
+def test_who_must_wait_for_machines_starts_later_and_less_surely() -> None:
+    pool = ("small", "spot", "local-a")
+    asked = pd.DataFrame([(*pool, False)] * 20, columns=["instance_type", "market", "zone", "granted"])
+    scarce = replace(LEARNED, availability=fit_availability(asked))
+    cluster = [Cluster.of((2, offer("small", "spot")))]
+    plain, waited = (one.gangs(*pools_of(cluster), 0.0) for one in (LEARNED, scarce))
+    assert waited.startup_s[0] > plain.startup_s[0] + 120 and waited.startup_log_sd[0] > 2 * plain.startup_log_sd[0]
+    assert waited.replacement_s[0] > plain.replacement_s[0] + 60
 
 
 @given(few=st.integers(1, 6), more=st.integers(1, 6))
@@ -95,7 +132,7 @@ def test_what_was_learned_decides_between_spot_and_on_demand() -> None:
         )
         draws = model.draws(rows, count=200, seed=1)
         job = workload("mlp", 64, samples=20_000_000)
-        found = recommend(job, setups, model.predict(rows), draws, learned=learned)
+        found = recommend(job, setups, model.predict(rows), draws, met=learned)
         cheapest = next(row for row in found if row["goal"] == "cheapest")
         assert {one["market"] for one in cheapest["cluster_offers"]} == {market}
 
@@ -104,7 +141,9 @@ def test_bunching_and_doubt_widen_what_the_planner_says() -> None:
     """The same mean; with bunching more jobs are left alone, and the few that are not are hit harder."""
     setup = Setup(workload="mlp", cluster=Cluster.of((1, offer("small", "spot"))), layout=(1,), batch_per_device=(64,))
     rows, model, job = frame([setup]), LineModel(), workload("mlp", 64, samples=200_000_000)
-    calm = replace(LEARNED, hazard=replace(LEARNED.hazard, shock=0.0, drift=0.0))
+    hazard = LEARNED.hazard
+    assert hazard is not None
+    calm = replace(LEARNED, hazard=replace(hazard, shock=0.0, drift=0.0))
     views = [
         outlook(
             job,
@@ -112,13 +151,10 @@ def test_bunching_and_doubt_widen_what_the_planner_says() -> None:
             model.predict(rows),
             np.repeat(model.predict(rows)["step_s"].to_numpy()[:, None], 2000, axis=1),
             measured_runs=[0],
-            startup_s=0.0,
-            replacement_s=0.0,
-            checkpoint_s=None,
+            met=one,
             seed=1,
-            learned=one,
         )
-        for one in (calm, replace(LEARNED, hazard=replace(LEARNED.hazard, shock=3.0, drift=3.0)))
+        for one in (calm, replace(LEARNED, hazard=replace(hazard, shock=3.0, drift=3.0)))
     ]
     assert views[0].hours[0] == views[1].hours[0] > 5
     assert views[1].lucky_hours.std() > 1.5 * views[0].lucky_hours.std()

@@ -10,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models import spot
+from models.checkpoints import prior_checkpoints
+from models.conditions import Learned
 from models.ledger import judge, summary
+from models.startup import fit_startup
 
 NIGHT = pd.Timestamp("2026-11-20 03:00")
 DAY = pd.Timedelta(days=1)
@@ -52,7 +55,10 @@ def promise(rank: int, step_s: float = 0.1, night: int = 0, **changes: Any) -> d
         "interruptions_per_hour": 0.0,
         "model_version": "7",
     }
-    return row | changes
+    row |= changes
+    count, often = int(cluster[0]), row["interruptions_per_hour"]
+    pool = {"instance_type": cluster[2:], "market": row["market"], "zone": "z", "count": count}
+    return row | {"pools": [pool | {"interruptions_per_hour": often / count}]}
 
 
 def hours(step_s: float) -> float:
@@ -174,3 +180,24 @@ def test_the_summary_counts_failures_apart() -> None:
     assert told["mean_regret"] == pytest.approx(0.2) and told["worst_regret"] == 0.3
     assert told["within_interval"] == pytest.approx(1 / 3)
     assert summary(pd.DataFrame(columns=["verdict", "regret", "within_interval"]))["mean_regret"] is None
+
+
+def test_what_was_learned_of_start_up_counts_for_promise_and_rival_alike() -> None:
+    seen = [("a", "on-demand", 7200.0)] * 40 + [("b", "on-demand", 3600.0)] * 40
+    launches = pd.DataFrame(seen, columns=["instance_type", "market", "seconds"])
+    met = Learned(startup=fit_startup(launches), checkpoint=prior_checkpoints())
+    runs = pd.DataFrame([run("a", 1, 0.1), run("b", 2, 0.1)])
+    (row,) = judge(pd.DataFrame([promise(1), promise(2)]), runs, WORKLOADS, {"a": 1, "b": 1}, met)
+    assert row["measured_hours"] == pytest.approx(1.0 + 2.0, rel=0.05), "an hour of work after two of start-up"
+    assert row["best_rival_hours"] == pytest.approx(1.0 + 1.0, rel=0.05) and row["regret"] > 0.4
+
+
+def test_of_a_mixed_cluster_only_the_spot_machines_are_lost() -> None:
+    goal = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.105), "p_required": 0.9}
+    hunted = {"instance_type": "a", "market": "spot", "zone": "z", "count": 1, "interruptions_per_hour": 0.5}
+    safe = hunted | {"market": "on-demand", "interruptions_per_hour": 0.0}
+    often = [
+        judged([promise(1, **goal) | {"pools": pools}], [run("a", 1, 0.1)])[0]["measured_p_meets"]
+        for pools in ([hunted | {"count": 2}], [hunted, safe], [safe | {"count": 2}])
+    ]
+    assert often[0] < often[1] < often[2] == 1.0

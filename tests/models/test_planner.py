@@ -30,12 +30,26 @@ def test_the_global_batch_is_divided_exactly(least: int, times: int, max_hosts: 
         assert not cores_fit(setup.cluster)
 
 
-def test_every_multiset_appears_once_per_market_and_none_is_mixed_across_markets() -> None:
+def test_every_multiset_appears_once_per_market_and_mixtures_are_of_one_type_in_one_zone() -> None:
     setups = candidates(workload(), offers(), max_hosts=3, fits=cores_fit, line=line, accumulation=(1,))
-    seen = [(s.cluster.members[0].market, tuple(sorted(parse_cluster(s.cluster.name)))) for s in setups]
+    markets = [[o.market for o in s.cluster.members] for s in setups]
+    seen = [
+        (tuple(one) if len(set(one)) > 1 else one[0], tuple(sorted(parse_cluster(s.cluster.name))))
+        for one, s in zip(markets, setups, strict=True)
+    ]
     assert len(seen) == len(set(seen))
-    assert {market for market, _ in seen} == {"on-demand", "spot"}
-    assert all(len({o.market for o in s.cluster.members}) == 1 for s in setups)
+    mixed = {(names, one) for one, names in seen if isinstance(one, tuple)}
+    safe, cheap = "on-demand", "spot"
+    assert mixed == {
+        (("small",) * 2, (safe, cheap)),
+        (("small",) * 3, (safe, cheap, cheap)),
+        (("medium",) * 2, (safe, cheap)),
+        (("medium",) * 3, (safe, cheap, cheap)),
+        (("net",) * 2, (safe, cheap)),
+        (("net",) * 3, (safe, cheap, cheap)),
+        (("large",) * 2, (safe, cheap)),
+    }
+    assert {one for one, _ in seen if isinstance(one, str)} == {"on-demand", "spot"}
     assert ("spot", ("large", "medium", "medium")) in seen
     assert ("spot", ("whole", "whole")) not in seen  # two whole cores of 1.75
 

@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models import planner, prospects, ranking, search
+from models import planner, ranking, search
+from models.availability import fit_availability
+from models.checkpoints import prior_checkpoints
 from models.cloud import Cluster, InstanceType, Offer
+from models.conditions import Circumstances, Learned, Stated
+from models.hazard import fit_hazard
+from models.offered import offered
 from models.planner import Plan, candidates, plan
+from models.prospects import Job, Prospects
+from models.startup import fit_startup
 from models.workload import Goal, Setup
-from tests.models.planning import AS_OF, JointModel, frame, workload
+from tests.models.planning import AS_OF, JointModel, frame, offer, workload
 
 DRAWS, SEED = 20, 5
+NEVER = pd.DataFrame({"instance_type": [], "market": [], "zone": [], "granted": []})
+WINDOWS = ["instance_type", "zone", "hours", "interruptions"]
+HELD = pd.DataFrame([("t0", "z", 24.0, 3), ("t1", "z", 24.0, 0)] * 8, columns=WINDOWS)
+LAUNCHES = ["instance_type", "market", "seconds"]
+STARTED = pd.DataFrame([("t0", "spot", 900.0), ("t1", "on-demand", 30.0)] * 9, columns=LAUNCHES)
+LEARNED = Learned(
+    startup=fit_startup(STARTED),
+    checkpoint=prior_checkpoints(),
+    hazard=fit_hazard(HELD),
+    availability=fit_availability(NEVER),
+)
+CIRCUMSTANCES: list[Circumstances] = [Stated(), LEARNED]
 
 
 @st.composite
 def worlds(draw: st.DrawFn) -> dict[str, Any]:
-    """Two to four types, up to eight machines, prices, interruptions, lines, memory, goals and how much is shown."""
+    """Two to four types, up to eight machines, prices, luck, lines, memory, goals and how much is shown."""
     types = draw(st.integers(2, 4))
     seed = draw(st.integers(0, 2**32 - 1))
     random = np.random.default_rng(seed)
@@ -74,6 +95,7 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
         "offers": sold,
         "model": model,
         "max_hosts": draw(st.integers(2, 8)),
+        "met": draw(st.sampled_from(CIRCUMSTANCES)),
         "fits": cores_fit if draw(st.booleans()) else anything_fits,
         "most": draw(st.sampled_from([5, 20_000])),
         "top": draw(st.integers(1, 8)),
@@ -114,7 +136,14 @@ def brute_force(world: dict[str, Any], considered: int) -> list[dict[str, Any]]:
     rows = frame(setups)
     drawn = model.draws(rows, count=DRAWS, seed=SEED)
     return ranking.recommend(
-        world["workload"], setups, model.predict(rows), drawn, top=world["top"], seed=SEED, considered=considered
+        world["workload"],
+        setups,
+        model.predict(rows),
+        drawn,
+        top=world["top"],
+        met=world["met"],
+        seed=SEED,
+        considered=considered,
     )
 
 
@@ -196,9 +225,7 @@ def test_the_frontier_is_that_of_brute_force(world: dict[str, Any]) -> None:
         world["model"].predict(rows),
         world["model"].draws(rows, count=DRAWS, seed=SEED),
         measured_runs=[0] * len(setups),
-        startup_s=prospects.spot.STARTUP_S,
-        replacement_s=prospects.spot.REPLACEMENT_S,
-        checkpoint_s=None,
+        met=world["met"],
         seed=SEED,
     )
     points = {(h, u) for h, u in zip(view.hours, view.usd, strict=True) if np.isfinite(u)}
@@ -228,3 +255,36 @@ def test_a_bound_that_is_no_bound_is_found_out() -> None:
 
     count()
     assert differing > 0
+
+
+def test_what_is_given_up_unlooked_would_not_have_met_the_limit() -> None:
+    """Start-up as unsure as before the first launch, and as long as the work: its mean says little of its draws."""
+    names = ("small", "large")
+    model = JointModel(
+        lines={"small": (0.0, 0.001), "large": (0.0, 0.0004)},
+        gbps=dict.fromkeys(names, 1.0),
+        memory=dict.fromkeys(names, np.nan),
+        slower=0.0,
+        own=0.0,
+    )
+    unsure = fit_startup(pd.DataFrame(columns=LAUNCHES).astype({"seconds": float}), {"on-demand": 100.0, "spot": 100.0})
+    job = workload("w", 100, samples=60_000)
+    sold = offered(
+        job,
+        [offer(name, market) for name in names for market in ("on-demand", "spot")],
+        max_hosts=3,
+        fits=anything_fits,
+        line=model.lines.__getitem__,
+        peak_bytes=None,
+        totals=[100],
+        met=Learned(startup=unsure, checkpoint=prior_checkpoints()),
+    )
+    known = Prospects(job, sold, fits=anything_fits, model=model, job=Job(draws=400, seed=SEED))
+    rows, given_up = np.arange(len(sold)), 0
+    for times, p_required in product(np.linspace(0.5, 1.2, 15), (0.51, 0.6, 0.9)):
+        limit = times * float(np.median(known.least_hours))
+        before = known.hopeless(rows, "hours", limit, p_required)
+        known.look(rows)
+        assert (known.chance(rows[before], "hours", limit) < p_required).all()
+        given_up += int(before.sum())
+    assert given_up > 0

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.cloud import Offer
 from models.compositions import compositions
 from models.setups import read_setups
 from models.shapes import Shapes, shapes_of
@@ -38,6 +39,10 @@ def shapes(
     )
 
 
+def sold(name: str, count: int) -> list[Offer]:
+    return [OFFERS[name]] * count
+
+
 LINES = {"large": (0.01, 0.002), "small": (0.005, 0.004), "whole": (0.02, 0.001)}
 
 
@@ -54,7 +59,7 @@ def test_machines_taken_together_share_as_they_do_one_by_one(count: list[int], t
     alone = finish_together([lines[one.name] for one in members], total, [one.devices for one in members])
     if not len(found):
         return
-    setup = found.setup(0, OFFERS)
+    setup = found.setup(0, sold)
     assert setup.global_batch == total and min(setup.batch_per_device) >= 1
     assert [one.instance_type.name for one in setup.cluster.members] == [one.name for one in members]
     if alone is not None and len({one.devices for one in members}) == 1:  # else a local optimum, in either way
@@ -67,7 +72,7 @@ def test_machines_taken_together_share_as_they_do_one_by_one(count: list[int], t
 
 def test_the_arrays_are_those_of_the_setup_machine_by_machine() -> None:
     found = shapes([[2, 0, 3], [0, 1, 0], [1, 1, 1]], LINES, 96)
-    rows = [found.setup(at, OFFERS) for at in range(len(found))]
+    rows = [found.setup(at, sold) for at in range(len(found))]
     read, planned = read_setups(frame(rows), {}), found.arrays()
     for name in ("ranks", "instances", "samples"):
         assert getattr(read, name).tolist() == getattr(planned, name).tolist()
@@ -92,7 +97,7 @@ def test_a_batch_that_memory_lacks_for_is_accumulated_in_the_least_steps_that_fi
     found = shapes([[1, 0, 0], [4, 0, 0]], LINES, 96, peak)
     steps = {(int(found.place[at]), int(found.steps[at])) for at in range(len(found))}
     assert steps == {(0, 24), (1, 6)}  # 96 / 24 = 4 and 96 / (6 x 4) = 4; 16 steps of one machine would need 6
-    assert all(found.setup(at, OFFERS).global_batch == 96 for at in range(len(found)))
+    assert all(found.setup(at, sold).global_batch == 96 for at in range(len(found)))
 
 
 def test_where_some_of_the_usual_steps_fit_no_more_are_tried_and_unknown_memory_is_allowed() -> None:

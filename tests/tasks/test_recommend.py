@@ -17,6 +17,7 @@ from models.step_time import StepTimeModel
 from tasks import recommend
 from tasks.facts import told
 from tasks.installation import Installation
+from tasks.prices import note_definitions
 from tasks.recommend import plan_one, recommend_all, recommend_one
 from tasks.registry import Champion
 from tasks.settings import IMPORTED
@@ -217,3 +218,15 @@ def test_a_workload_known_by_imports_alone_says_what_is_missing(here: Installati
     rows = recommend_one(here, champion(), replace(conv, digest=IMPORTED), here.provider.offers(NOON), measured().runs)
     assert {row["status"] for row in rows} == {"infeasible"}
     assert all("srift import" in row["reason"] for row in rows)
+
+
+def test_a_newcomer_whose_flops_are_known_is_not_guessed_at_where_no_device_has_a_peak_rate(tmp_path: Path) -> None:
+    here = install(tmp_path, "conv", "newcomer")
+    note_definitions.fn(here, NOON)
+    facts = {"workload": "newcomer", "digest": "", "parameters": 10, "gradient_bytes": 40, "flops_per_sample": 1e9}
+    with here.warehouse.transact() as connection:
+        append.note_workloads(connection, [facts], provider="local", noted_at=NOON)
+    (_, newcomer) = here.workloads
+    assert told(here, newcomer).flops_per_sample == 1e9
+    rows = [row for row in rows_of(here, asked=champion()) if row["workload"] == "newcomer"]
+    assert {row["status"] for row in rows} == {"infeasible"} and {row["reason"] for row in rows} == {recommend.NOT_MET}

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from models.cloud import Cluster
+from models.conditions import Stated
 from models.workload import Goal, Setup
 from tasks import advice
 from tasks.trial import compare, keys_of, launch_of, summary
@@ -57,7 +58,7 @@ def asked(hours: float) -> tuple[advice.Question, pd.DataFrame]:
 
 def test_regret_is_reckoned_against_the_best_that_meets_the_constraint() -> None:
     question, found = asked(hours=4.0)
-    judged = advice.judge([question], found).set_index("role")
+    judged = advice.judge([question], found, Stated()).set_index("role")
     assert judged["meets"].all() and judged.loc["advised", "regret"] == 0.0
     assert judged.loc["runner-up", "regret"] > 0.0
     assert judged.loc["advised", "step_error"] == pytest.approx(1.0 / 1.1 - 1.0)
@@ -65,7 +66,7 @@ def test_regret_is_reckoned_against_the_best_that_meets_the_constraint() -> None
 
 def test_a_choice_that_misses_is_a_failure_and_no_bargain() -> None:
     question, found = asked(hours=1.0)
-    judged = advice.judge([question], found)
+    judged = advice.judge([question], found, Stated())
     by_role = advice.by_role(judged).set_index("role")
     assert by_role.loc["advised", "met"] == 0 and by_role.loc["runner-up", "met"] == 1
     assert np.isnan(by_role.loc["advised", "worst_regret"]) and by_role.loc["runner-up", "worst_regret"] == 0.0

@@ -1,6 +1,7 @@
 -- Grain: one row a publication, workload, goal, constraint and rank, of the questions whose first choice may have been
 -- measured before the same choice was promised again (promised_again_at; null: it was not). With the price and the
--- interruptions an hour of the whole cluster, as they were known when it was published.
+-- interruptions an hour of the whole cluster, and of one machine of each of its members, as they were known when it was
+-- published.
 create or replace view promises as
 with named as (
     select *, to_json(cluster_offers) as offered
@@ -25,7 +26,17 @@ priced as (
             as usd_per_hour,
         sum(
             case when members.market = 'spot' then members."count" * coalesce(raw_offers.interruptions_per_hour, 0) else 0 end
-        ) as interruptions_per_hour
+        ) as interruptions_per_hour,
+        list(
+            {
+                instance_type: members.instance_type,
+                market: members.market,
+                zone: members.zone,
+                "count": members."count",
+                interruptions_per_hour: coalesce(raw_offers.interruptions_per_hour, 0)
+            }
+            order by members.instance_type, members.market, members.zone
+        ) as pools
     from members
     asof left join raw_offers
         on raw_offers.provider = members.provider
@@ -42,6 +53,7 @@ ranked as (
         priced.places,
         priced.usd_per_hour,
         priced.interruptions_per_hour,
+        priced.pools,
         lead(named.published_at) over (
             partition by
                 named.provider, named.workload, named.goal, named.constraint_hours, named.constraint_usd, named.rank,
@@ -96,6 +108,7 @@ select
     ranked.p_meets_constraint,
     ranked.usd_per_hour,
     ranked.interruptions_per_hour,
+    ranked.pools,
     ranked.model_version
 from ranked
 join judged

@@ -1,6 +1,6 @@
 -- Grain: one row a provider and workload that was defined, measured or imported. What an import's facts file or the
 -- definition says comes first, then what the current definition's runs measured, then what import rows say. The digest
--- of a workload that was imported and that nobody defined is 'imported'.
+-- of a workload whose runs or facts were imported and that nobody defined is 'imported'.
 create or replace view workloads as
 with measured as (
     select
@@ -33,7 +33,9 @@ known as (
 select
     known.provider,
     known.workload,
-    coalesce(defined.digest, case when imported.workload is not null then 'imported' end) as digest,
+    coalesce(
+        defined.digest, case when imported.workload is not null or facts.workload is not null then 'imported' end
+    ) as digest,
     coalesce(facts.parameters, defined.parameters, measured.parameters, imported.parameters) as parameters,
     coalesce(facts.gradient_bytes, defined.gradient_bytes, measured.gradient_bytes, imported.gradient_bytes)
         as gradient_bytes,

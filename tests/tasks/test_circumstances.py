@@ -1,0 +1,129 @@
+"""Our own launches move what the table says; until there are any the stated prior stands."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models import spot
+from models.conditions import Learned, Stated
+from tasks.circumstances import EC2_STARTUP_S, circumstances, seconds_to_work
+from tasks.installation import Installation
+from tasks.prices import snapshot_offers
+from tasks.recommend import recommend_one
+from tasks.shopping import costs_of
+from tests.installed import NOON, DescribedMachines, champion, install, measured
+from tests.warehouse.builders import setup
+from warehouse import append
+
+
+def held(here: Installation, count: int, **changes: Any) -> None:
+    """So many machines in the warehouse, of a launch each."""
+    rows = [
+        {
+            "lease_id": f"{changes} {number}",
+            "node": 0,
+            "number": 0,
+            "provider": here.provider.name,
+            "instance_type": "s.small",
+            "market": "on-demand",
+            "zone": "a",
+            "asked_at": NOON - timedelta(days=1 + number),
+            "startup_s": 200.0,
+            "hours": 1.0,
+            "interrupted": False,
+            "refresh_id": "r",
+        }
+        | changes
+        for number in range(count)
+    ]
+    with here.warehouse.transact() as connection:
+        append.append_machines(connection, rows)
+
+
+def cheapest_hours(here: Installation, market: str = "on-demand") -> dict[str, float]:
+    """Hours of clusters of s.small for the goal cheapest."""
+    (conv, _) = here.workloads
+    offers = [o for o in here.provider.offers(NOON) if o.market == market and o.instance_type.name == "s.small"]
+    rows = recommend_one(here, champion(), conv, offers, measured().runs)
+    return {row["cluster"]: row["hours"] for row in rows if row["goal"] == "cheapest" and row["cluster"]}
+
+
+def test_twenty_launches_of_200_s_move_the_hours_of_the_table_and_without_any_the_prior_stands(tmp_path: Path) -> None:
+    here = install(tmp_path)
+    assert circumstances(here) == Stated(startup_s=spot.STARTUP_S, replacement_s=spot.REPLACEMENT_S)
+    before = cheapest_hours(here)
+    held(here, 20)
+    after = cheapest_hours(here)
+    assert set(after) == set(before) == {"1xs.small", "2xs.small"}
+    for cluster, hours in after.items():
+        assert (hours - before[cluster]) * 3600 == pytest.approx(200.0 - spot.STARTUP_S, abs=25)
+
+
+def test_launches_of_one_type_say_something_of_the_others_and_little_of_another_market(tmp_path: Path) -> None:
+    here = install(tmp_path)
+    held(here, 20)
+    met = circumstances(here)
+    assert isinstance(met, Learned) and met.hazard is None, "local hosts are revoked as srift.toml states"
+    other, spots = met.startup.gang([("s.large", "on-demand")]), met.startup.gang([("s.small", "spot")])
+    assert 120 < other.mean_s < 220 and spots.mean_s < 20
+
+
+def test_a_campaign_reckons_with_what_launches_took(tmp_path: Path) -> None:
+    here = install(tmp_path)
+    market = here.settings.campaign.market
+    stated = costs_of(here)
+    assert seconds_to_work(here, market) is None and stated.launch_s == 12.0
+    held(here, 20, market=market)
+    assert 120.0 < costs_of(here).launch_s < 220.0 and costs_of(here).build_s == stated.build_s
+
+
+def test_before_the_first_launch_ec2_goes_by_the_prior_and_the_advised_rates(tmp_path: Path) -> None:
+    here = install(tmp_path, provider=DescribedMachines(name="ec2"))
+    met = circumstances(here)
+    assert isinstance(met, Learned) and met.hazard is not None and met.availability is not None
+    launch = met.startup.gang([("s.small", "spot")])
+    assert launch.quantile(0.5) == pytest.approx(EC2_STARTUP_S["spot"]) and launch.log_sd > 0.5
+    assert met.hazard.machine("s.small", "a", hours=1.0, advised=0.2).per_hour == pytest.approx(0.2)
+
+
+def test_what_ec2_took_away_raises_the_hazard_there_and_hours_in_peace_lower_it(tmp_path: Path) -> None:
+    here = install(tmp_path, provider=DescribedMachines(name="ec2"))
+    snapshot_offers.fn(here, "refresh-1", NOON)
+    offers = {(o.instance_type.name, o.market): o for o in here.provider.offers(NOON)}
+    advised = offers["s.small", "spot"].interruptions_per_hour
+    held(here, 30, market="spot", zone="bad", hours=4.0, interrupted=True)
+    held(here, 60, market="spot", zone="calm", hours=24.0)
+    met = circumstances(here)
+    assert isinstance(met, Learned) and met.hazard is not None
+    bad, calm = (met.hazard.machine("s.small", zone, hours=1.0, advised=advised) for zone in ("bad", "calm"))
+    assert calm.per_hour < advised / 4 and bad.per_hour > 10 * calm.per_hour
+
+
+def test_refusals_and_grants_say_how_long_one_waits(tmp_path: Path) -> None:
+    here = install(tmp_path, provider=DescribedMachines(name="ec2"))
+    held(here, 20, market="spot", zone="open")
+    refused = [
+        {"run_id": f"r{n}", "lease_id": f"r{n}", "kind": "launch", "status": "refused", "reason": "none left"}
+        | {"setup": setup(provider="ec2", cluster="2xs.small", market="spot", zone="full"), "ended_unix": 1e9}
+        for n in range(20)
+    ]
+    with here.warehouse.transact() as connection:
+        append.append_records(connection, refused, refresh_id="r", loaded_at=NOON)
+    met = circumstances(here)
+    assert isinstance(met, Learned) and met.availability is not None
+    assert (
+        met.availability.one(("s.small", "spot", "full"))
+        < 0.3
+        < 0.9
+        < met.availability.one(("s.small", "spot", "open"))
+    )
+
+
+def test_a_home_without_a_warehouse_goes_by_the_prior(tmp_path: Path) -> None:
+    here = install(tmp_path)
+    here.warehouse.path.unlink()
+    assert circumstances(here) == Stated()

@@ -1,0 +1,100 @@
+"""What became of each machine comes home with its launch: once, whoever brings it, and for replacements too."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from models.cloud import Cluster
+from tasks.collect import collect
+from tasks.installation import Installation
+from tasks.machines import MachineLog, machine_rows
+from tasks.mailbox import Mailbox
+from tasks.providers.base import NodeState
+from tasks.serve import serve
+from tests.fakes import FakeCluster, FakeProvider, Step, armed, fast, finished, offer, ready, reported
+from tests.tasks.test_benchmark import job
+from tests.tasks.test_collect import installation
+from tests.warehouse.builders import NOON
+from warehouse.reads import mart
+
+
+def launched(home: Path, *script: Step) -> tuple[Installation, pd.DataFrame]:
+    here = installation(home, script)
+    serve(here.provider, job(), stop_at=100.0, watch=lambda *_: None, clock=fast())
+    collect.fn(here, "r", NOON)
+    return here, mart(here.warehouse, "machines")
+
+
+def waits(polls: int) -> list[Step]:
+    """So many polls (a tenth of a second each) in which nothing happens."""
+    return [lambda _: None] * polls
+
+
+def both_ready_one_earlier(cluster: FakeCluster) -> None:
+    ready(cluster)
+    moment = (cluster.mailbox / "node-1" / "ready.json").stat().st_mtime
+    os.utime(cluster.mailbox / "node-0" / "ready.json", (moment - 2.0, moment - 2.0))
+
+
+def interrupted(cluster: FakeCluster) -> None:
+    cluster.states = [NodeState(alive=True), NodeState(alive=False, interrupted=True, reason="taken away")]
+
+
+def test_each_machine_tells_when_it_was_at_work_and_how_long_it_was_held(tmp_path: Path) -> None:
+    script = (*waits(40), both_ready_one_earlier, *waits(20), armed(1), reported("a", "b", "c"), finished(1))
+    _, found = launched(tmp_path, *script)
+    assert found["instance_type"].tolist() == ["small", "small"] and set(found["market"]) == {"spot"}
+    early, late = found["startup_s"]
+    assert late == pytest.approx(6.1, abs=0.3) and late - early == pytest.approx(2.0, abs=0.01)
+    assert found["hours"].tolist() == [pytest.approx(1 / 60)] * 2, "as long as the lease, a minute"
+    assert not found["interrupted"].any() and found["machines"].tolist() == [2, 2]
+
+
+def test_the_machine_that_the_market_took_is_told_from_the_one_that_stayed(tmp_path: Path) -> None:
+    _, found = launched(tmp_path, ready, armed(1), *waits(100), interrupted)
+    assert found["interrupted"].tolist() == [False, True]
+    assert found["hours"][1] == pytest.approx(10.3 / 3600, rel=0.1) and found["hours"][1] < found["hours"][0]
+    assert found["interrupted_at"].notna().tolist() == [False, True]
+
+
+def test_one_that_never_came_to_work_was_held_all_the_same(tmp_path: Path) -> None:
+    _, found = launched(tmp_path, ready, *waits(3), interrupted)
+    assert found["startup_s"].isna().all() and (found["hours"] > 0).all()
+
+
+def test_brought_home_twice_it_is_there_once(tmp_path: Path) -> None:
+    here, found = launched(tmp_path, ready, armed(1), reported("a", "b", "c"), finished(1))
+    collect.fn(here, "r", NOON)
+    assert len(mart(here.warehouse, "machines")) == len(found) == 2
+
+
+def test_a_replacement_is_another_machine_in_the_same_place(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    log = MachineLog(Mailbox(path=tmp_path / "m", nodes=2), Cluster.of((2, offer())))
+    log.lost(1, 20.0)
+    log.replaced(1, offer(), after_s=25.0, startup_s=90.0)
+    log.lost(1, 50.0)
+    log.lost(1, 55.0)
+    provider = FakeProvider(tmp_path)
+    provider.end("l", tmp_path / "m", "released")  # after a minute
+    rows = machine_rows(provider.over[0], "local")
+    assert [(row["node"], row["number"], row["interrupted"], row["startup_s"]) for row in rows] == [
+        (0, 0, False, None),
+        (1, 0, True, None),
+        (1, 1, True, 90.0),
+    ]
+    assert [row["hours"] * 3600 for row in rows] == pytest.approx([60.0, 20.0, 25.0])
+
+
+def test_what_cannot_be_read_is_left_out_and_stops_nothing(tmp_path: Path) -> None:
+    provider = FakeProvider(tmp_path)
+    for name, text in (("torn", '{"machines": [{"node":'), ("odd", '{"machines": [{"node": 0}]}')):
+        (tmp_path / name / "controller").mkdir(parents=True)
+        (tmp_path / name / "controller" / "machines.json").write_text(text)
+        provider.end("l", tmp_path / name, "reaped")
+    provider.end("l", tmp_path / "none", "reaped")
+    assert [machine_rows(lease, "local") for lease in provider.over] == [[], [], []]
