@@ -195,6 +195,7 @@ def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are
         home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/last.json", {"run_id": "last"})
         home.world.faults = [Fault(action="s3:GetObject", code="InternalError", times=40)]
     assert home.world.alive() == [] and home.provider.ended() == []
+    assert len(home.provider.leases()) == 1, "its dollars count all the same"
     home.world.faults = []
     home.provider = home.controller()
     assert [one.lease_id for one in home.provider.ended()] == ["r-1"] and home.records() == {"last"}
