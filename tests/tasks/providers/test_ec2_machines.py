@@ -255,3 +255,29 @@ def test_a_prospect_is_every_request_and_the_worst_case_and_costs_nothing(home: 
         assert usd is not None and usd < seen.worst_usd(1800.0)
     dearest = 2 * 3.912 * 1800 / 3600
     assert dearest < seen.worst_usd(1800.0) < 1.5 * dearest
+
+
+def test_what_is_accepted_and_does_not_happen_is_seen(home: Home) -> None:
+    with pytest.raises(ProviderError, match="do not end: i-"), home.acquire(home.two()):
+        home.world.immortal = True
+    assert len(home.provider.leases()) == 1
+    home.world.immortal = False
+    home.provider.reap(home.world.now)
+    assert home.world.alive() == []
+
+
+def test_a_gang_that_comes_short_is_given_back(home: Home) -> None:
+    home.world.short = 1
+    with home.acquire(home.two()) as running:
+        assert {one.market for one in running.cluster.members} == {"on-demand"}
+        assert len(home.world.alive()) == 2
+
+
+def test_a_controller_killed_while_giving_a_rung_back_leaves_none_of_it(home: Home) -> None:
+    home.world.capacity[("us-east-1a", "spot")] = 2
+    home.world.faults = [Fault(action="ec2:TerminateInstances", code=KILLED)]
+    cluster = home.mixed()
+    home.killed_in(cluster)
+    with home.acquire(cluster) as running:
+        assert [one.zone for one in home.world.alive()] == ["us-east-1c"] * 3
+        assert len(running.addresses) == 3
