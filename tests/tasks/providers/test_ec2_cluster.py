@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -220,3 +221,12 @@ def test_a_node_speaks_under_its_role_and_instance(home: Home) -> None:
         assert keys == {f"{ROLE}:{name}" for name in names(home)}
         [code] = [key for key in home.world.s3.objects if key.startswith("srift/code/")]
         assert code.removesuffix(".tar.gz").rpartition("/")[2] in home.world.alive()[0].user_data
+
+
+def test_mirrors_that_turn_by_themselves_stop_with_their_lease(home: Home) -> None:
+    home.threaded = True
+    home.provider = home.controller()
+    with home.acquire(home.two()):
+        assert any(one.name.startswith("mirror-") for one in threading.enumerate())
+        home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/a.json", {"run_id": "a"})
+    assert not any(one.name.startswith("mirror-") for one in threading.enumerate()) and home.records() == {"a"}
