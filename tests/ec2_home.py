@@ -22,6 +22,7 @@ class Home:
 
     def __init__(self, path: Path, world: FakeAws | None = None, choices: Ec2 = CHOICES) -> None:
         self.path, self.world, self.choices = path, world or FakeAws(), choices
+        self.threaded = False
         self.package = path / "node"
         self.package.mkdir(parents=True, exist_ok=True)
         (self.package / "__init__.py").write_text("")
@@ -31,7 +32,7 @@ class Home:
     def controller(self) -> Ec2Provider:
         return Ec2Provider(
             self.choices, self.world.clients, home=self.path, node_package=self.package, clock=self.world.clock,
-            threaded=False,
+            threaded=self.threaded,
         )  # fmt: skip
 
     def offer(self, name: str = "g4dn.12xlarge", market: str = "spot", zone: str = "us-east-1a") -> Offer:

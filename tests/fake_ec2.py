@@ -114,6 +114,8 @@ class FakeAws:
     capacity: dict[tuple[str, str], int] = field(default_factory=dict)
     boot_s: float = 5.0
     lag_s: float = 0.0  # before a machine shows in descriptions
+    immortal: bool = False  # terminating is accepted, and nothing comes of it
+    short: int = 0  # a fleet gives so many fewer than were asked for
     dead: bool = False
     instances: dict[str, Instance] = field(default_factory=dict)
     regions: dict[str, str] = field(default_factory=dict)
@@ -201,7 +203,7 @@ class FakeAws:
                 errors = [{"ErrorCode": "InsufficientInstanceCapacity", "ErrorMessage": "a secret"}]
                 return {"FleetId": "fleet-0", "Instances": [], "Errors": errors}
             name, data = override["InstanceType"], template["LaunchTemplateData"]
-            known = self._launch(region, zone, "spot", name, count, data, data["TagSpecifications"])
+            known = self._launch(region, zone, "spot", name, count - self.short, data, data["TagSpecifications"])
             self.tokens["fleet", region, words["ClientToken"]] = (_spelt(words), known)
         return {"FleetId": f"fleet-{known[0]}", "Instances": [{"InstanceIds": known}], "Errors": []}
 
@@ -247,7 +249,7 @@ class FakeAws:
         for name in InstanceIds:
             if self.regions.get(name) != region:
                 raise client_error("InvalidInstanceID.NotFound", "TerminateInstances")
-        for name in InstanceIds:
+        for name in () if self.immortal else InstanceIds:
             self.instances[name].end(now, "Client.UserInitiatedShutdown")
         return {}
 

@@ -117,9 +117,13 @@ class Ec2Provider:
         return self._machines.surveyor.over_quota(cluster)
 
     def leases(self) -> list[Lease]:
-        """What is held now, by any controller of this home. Asks nothing of AWS."""
+        """What is held now, by any controller of this home, and what is over and could not be brought home yet.
+
+        Asks nothing of AWS. Each lease is here or among `ended`, so that its dollars are counted.
+        """
         leases = self._leases
-        return [] if leases is None else [one.held("ec2") for one in leases.all() if one.ended_at is None]
+        held = [] if leases is None else [one for one in leases.all() if one.ended_at is None or not one.fetched]
+        return [one.held("ec2") for one in held]
 
     def ended(self) -> list[EndedLease]:
         """Leases that are over and not forgotten, once all that their machines uploaded is here."""

@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from models.cloud import Cluster, Offer
-from tasks.providers.base import EndedLease, Lease, NotSupported, ProviderError
+from tasks.providers.base import EndedLease, NotSupported, ProviderError
 from tasks.providers.ec2_cluster import Ec2Cluster, places_of
 from tasks.providers.ec2_ending import Clock, patiently, tidy, until
 from tasks.providers.ec2_errors import AwsRefused
@@ -106,25 +106,22 @@ class Ec2Machines:
         if sentence:
             raise ProviderError(sentence)
 
-    def held(self) -> list[Lease]:
-        """Leases whose machines may be alive."""
-        return [lease.held("ec2") for lease in self.leases.all() if lease.ended_at is None]
-
     def ended(self) -> list[EndedLease]:
         """Leases that are over and whose uploads are all here; of the others, what is missing is fetched first."""
         found = []
         for lease in self.leases.all():
-            if lease.ended_at is not None and self.fetched(lease).fetched:
+            if lease.ended_at is not None and self.fetched(lease, patient=False).fetched:
                 found.append(lease.over(self.leases.mailbox(lease.lease_id)))
         return found
 
-    def fetched(self, lease: Ec2Lease) -> Ec2Lease:
-        """The lease with its mailbox made whole, if the store can be read now."""
+    def fetched(self, lease: Ec2Lease, *, patient: bool) -> Ec2Lease:
+        """The lease with its mailbox made whole, if the store can be read now; `patient` tries for half a minute."""
         if lease.fetched or not lease.userids:
             return replace(lease, fetched=True)
         try:
             store = self._store(lease.region)
-            whole = patiently_pulled(self._mirror(lease, store), self.clock)
+            mirror = self._mirror(lease, store)
+            whole = patiently_pulled(mirror, self.clock) if patient else mirror.pull()
             lease = replace(lease, fetched=whole)
             self.leases.write(lease)
         except (ProviderError, OSError):

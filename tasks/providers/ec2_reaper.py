@@ -65,7 +65,7 @@ def _end(machines: Ec2Machines, lease: Ec2Lease, now: datetime, why: str) -> str
             machines.leases.forget(lease.lease_id)
             return f"{what}it had no machines"
         outcome = "released" if lease.releasing else "reaped"
-        lease = machines.fetched(machines.leases.close(lease, now, outcome))
+        lease = machines.fetched(machines.leases.close(lease, now, outcome), patient=True)
     except OSError as error:
         return f"{what}its machines are ended, and lease.json cannot be written ({error.strerror})"
     ended = max(before, sum(one.ended_at is not None and one.ended_at >= now for one in lease.machines))

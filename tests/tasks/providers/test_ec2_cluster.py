@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,8 @@ def test_half_an_answer_never_appears(home: Home) -> None:
         assert json.loads(file.read_text()) == {"run_id": "a" * 100}
 
 
-def test_a_store_that_fails_makes_nobody_silent(home: Home) -> None:
+@pytest.mark.parametrize("action", ["s3:ListBucket", "s3:GetObject"])
+def test_a_store_that_fails_makes_nobody_silent(home: Home, action: str) -> None:
     with home.acquire(home.two()) as running:
         box = Mailbox(path=running.mailbox, nodes=2)
         home.world.s3.skew_s = 3600.0
@@ -71,11 +73,15 @@ def test_a_store_that_fails_makes_nobody_silent(home: Home) -> None:
             home.world.s3.upload(home.world.now, "r-1", name, "heartbeat.json", {"phase": "measuring"})
         running.mirror.sync()
         assert silent_nodes(box, running.now_unix()) == [], "by the store's clock, however wrong it is"
-        home.world.faults = [Fault(action="s3:ListBucket", code=SILENT, times=60)]
+        home.world.faults = [Fault(action=action, code=SILENT, times=999)]
         for _ in range(60):
             home.world.pass_s(1.0)
+            for name in names(home):
+                home.world.s3.upload(home.world.now, "r-1", name, "heartbeat.json", {"phase": "measuring"})
             running.mirror.sync()
         assert silent_nodes(box, running.now_unix()) == []
+        home.world.faults = []
+        home.world.pass_s(60.0)
         running.mirror.sync()
         assert silent_nodes(box, running.now_unix()) == [0, 1], "heard again, and nothing new in a minute"
 
@@ -119,6 +125,14 @@ def test_an_interruption_is_told_from_a_failure(home: Home) -> None:
         assert [one.interrupted for one in lost] == [True, False]
         assert "spot market" in lost[0].reason and "shut itself down" in lost[1].reason
         assert "secret" not in lost[0].reason
+
+
+def test_a_machine_that_ec2_knows_no_more_is_gone(home: Home) -> None:
+    with home.acquire(home.two()) as running:
+        assert [one.alive for one in running.nodes()] == [True, True]
+        del home.world.instances[names(home)[1]]
+        home.world.pass_s(6.0)
+        assert [one.alive for one in running.nodes()] == [True, False]
 
 
 def test_what_aws_says_is_asked_for_every_few_seconds_and_silence_is_no_loss(home: Home) -> None:
@@ -195,6 +209,7 @@ def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are
         home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/last.json", {"run_id": "last"})
         home.world.faults = [Fault(action="s3:GetObject", code="InternalError", times=40)]
     assert home.world.alive() == [] and home.provider.ended() == []
+    assert len(home.provider.leases()) == 1, "its dollars count all the same"
     home.world.faults = []
     home.provider = home.controller()
     assert [one.lease_id for one in home.provider.ended()] == ["r-1"] and home.records() == {"last"}
@@ -206,3 +221,12 @@ def test_a_node_speaks_under_its_role_and_instance(home: Home) -> None:
         assert keys == {f"{ROLE}:{name}" for name in names(home)}
         [code] = [key for key in home.world.s3.objects if key.startswith("srift/code/")]
         assert code.removesuffix(".tar.gz").rpartition("/")[2] in home.world.alive()[0].user_data
+
+
+def test_mirrors_that_turn_by_themselves_stop_with_their_lease(home: Home) -> None:
+    home.threaded = True
+    home.provider = home.controller()
+    with home.acquire(home.two()):
+        assert any(one.name.startswith("mirror-") for one in threading.enumerate())
+        home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/a.json", {"run_id": "a"})
+    assert not any(one.name.startswith("mirror-") for one in threading.enumerate()) and home.records() == {"a"}

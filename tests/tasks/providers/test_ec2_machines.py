@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +14,7 @@ from tasks.ec2_settings import Ec2
 from tasks.providers.base import NoCapacity, NotSupported, ProviderError, RunningCluster
 from tasks.providers.ec2_launch import LadderUsedUp
 from tests.ec2_home import Home
-from tests.fake_ec2 import KILLED, NOON, SILENT, Fault
+from tests.fake_ec2 import KILLED, NOON, SILENT, Fault, Killed
 from tests.fake_ec2_account import ARM, SPOT_USD
 
 
@@ -134,27 +135,34 @@ def test_a_controller_killed_between_asking_and_hearing_buys_nothing_twice(home:
     assert home.world.alive() == []
 
 
-def test_a_controller_killed_at_any_call_leaves_nothing_that_the_reaper_does_not_end(tmp_path: Path) -> None:
-    home = Home(tmp_path / "whole")
-    with home.acquire(home.mixed()):
+@pytest.mark.parametrize("after", [False, True], ids=["before it is served", "after"])
+@pytest.mark.parametrize("resumed", [False, True], ids=["then the reaper", "then another controller"])
+def test_a_controller_killed_at_any_call_buys_nothing_twice_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool, resumed: bool
+) -> None:
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+    whole = Home(tmp_path / "whole")
+    cluster = whole.mixed()
+    before = len(whole.world.calls)
+    with whole.acquire(cluster):
         pass
-    calls = len(home.world.calls)
-    for number in range(calls):
-        for after in (False, True):
-            one = Home(tmp_path / f"{number}-{after}")
-            cluster = one.mixed()
-            before = len(one.world.calls)
-            one.world.faults = [Fault(action="", code=KILLED, skip=number, after=after)]
-            try:
-                with one.acquire(cluster):
-                    pass
-            except BaseException:
-                one.die()
-            assert len(one.world.calls) >= before
-            one.world.faults = []
-            one.world.pass_s(200)
-            one.provider.reap(one.world.now)
-            assert one.world.alive() == [] and one.provider.leases() == [], (number, after, one.world.calls[-1])
+    calls = whole.world.calls[before:]
+    assert len(calls) > 30
+    for number, call in enumerate(calls):
+        home = Home(tmp_path / str(number))
+        cluster = home.mixed()
+        home.world.faults = [Fault(action="", code=KILLED, skip=number, after=after)]
+        with pytest.raises(Killed), home.acquire(cluster):
+            pass
+        home.die()
+        if resumed:
+            with suppress(ProviderError), home.acquire(cluster):
+                assert len(home.world.alive()) == 3
+        else:
+            home.world.pass_s(130)
+        home.provider.reap(home.world.now)
+        assert home.world.bought() <= 3, (number, call)
+        assert home.world.alive() == [] and home.provider.leases() == [], (number, call)
 
 
 def test_a_lease_that_is_held_is_not_taken_twice(home: Home) -> None:
@@ -247,3 +255,29 @@ def test_a_prospect_is_every_request_and_the_worst_case_and_costs_nothing(home: 
         assert usd is not None and usd < seen.worst_usd(1800.0)
     dearest = 2 * 3.912 * 1800 / 3600
     assert dearest < seen.worst_usd(1800.0) < 1.5 * dearest
+
+
+def test_what_is_accepted_and_does_not_happen_is_seen(home: Home) -> None:
+    with pytest.raises(ProviderError, match="do not end: i-"), home.acquire(home.two()):
+        home.world.immortal = True
+    assert len(home.provider.leases()) == 1
+    home.world.immortal = False
+    home.provider.reap(home.world.now)
+    assert home.world.alive() == []
+
+
+def test_a_gang_that_comes_short_is_given_back(home: Home) -> None:
+    home.world.short = 1
+    with home.acquire(home.two()) as running:
+        assert {one.market for one in running.cluster.members} == {"on-demand"}
+        assert len(home.world.alive()) == 2
+
+
+def test_a_controller_killed_while_giving_a_rung_back_leaves_none_of_it(home: Home) -> None:
+    home.world.capacity[("us-east-1a", "spot")] = 2
+    home.world.faults = [Fault(action="ec2:TerminateInstances", code=KILLED)]
+    cluster = home.mixed()
+    home.killed_in(cluster)
+    with home.acquire(cluster) as running:
+        assert [one.zone for one in home.world.alive()] == ["us-east-1c"] * 3
+        assert len(running.addresses) == 3

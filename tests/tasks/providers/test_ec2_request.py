@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from botocore.session import Session
+from botocore.validate import ParamValidator
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -184,3 +186,23 @@ def test_facts_are_read_from_the_description() -> None:
         "PlacementGroupInfo": {"SupportedStrategies": ["cluster"]},
     }
     assert facts_of(answer) == TypeFacts(name="g5g.xlarge", vcpus=4, arm=True, efa=False, grouped=True)
+
+
+def test_every_request_is_one_that_aws_knows() -> None:
+    """By botocore's own description of the API: a misspelt word would only show when money is at stake."""
+    model = Session().get_service_model("ec2")
+    rule = ec2_request.rules()
+    group = {"UserIdGroupPairs": [{"GroupId": "sg-1"}]}
+    asked = [
+        ("ec2:CreateSecurityGroup", ec2_request.security_group(GROUND)),
+        ("ec2:AuthorizeSecurityGroupIngress", {"GroupId": "sg-1", "IpPermissions": [rule["ingress"][0] | group]}),
+        ("ec2:RevokeSecurityGroupEgress", {"GroupId": "sg-1", "IpPermissions": rule["revoked"]}),
+    ]
+    for cluster in (ASKED, Cluster.of((2, OFFERS[4]))):
+        for rung in rungs_of(cluster):
+            asked += requests_of(GROUND, rung, security="sg-1", user_data="x")
+    efa_on_spot = replace(OFFERS[4], market="spot", zone=ZONES[0])
+    asked += requests_of(GROUND, rungs_of(Cluster.of((2, efa_on_spot)))[0], security="sg-1", user_data="x")
+    for action, request in asked:
+        report = ParamValidator().validate(request, model.operation_model(action.partition(":")[2]).input_shape)
+        assert not report.has_errors(), report.generate_report()
