@@ -64,20 +64,31 @@ class EndedLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """What the provider (not the node) knows of one machine. `reason` is empty while it is alive."""
+    """What the provider (not the node) knows of one machine. `reason` is empty while it is alive.
+
+    `leaving_s`: a notice says that it goes in so many seconds, alive until then; `notice` says which: "interruption", or
+    "rebalance", by which the market only warns.
+    """
 
     alive: bool
     interrupted: bool = False
     reason: str = ""
+    leaving_s: float | None = None
+    notice: str = ""
 
 
 class RunningCluster(Protocol):
-    """Acquired machines, each with a node agent that reports to `mailbox`."""
+    """Acquired machines, each with a node agent that reports to `mailbox`.
+
+    `cluster` is what was got: its markets, zones and prices may differ from what was asked for, its types do not.
+    Machines that have not reported themselves within `ready_within_s` are taken for lost.
+    """
 
     lease_id: str
     cluster: Cluster
     mailbox: Path
     addresses: list[str]
+    ready_within_s: float
 
     def settle(self) -> None:
         """Every worker is armed: put the instance types' CPU shares in force. Starting up is not what is measured."""
@@ -93,6 +104,12 @@ class RunningCluster(Protocol):
 
     def usd_so_far(self) -> float | None:
         """Dollars since the machines were acquired; None where a price is unknown."""
+
+    def replace(self, node: int) -> bool:
+        """Order another machine in place of one that is lost or leaving, which is let go; False where none is to be had.
+
+        Afterwards `addresses[node]`, `nodes()[node]`, `cluster` and the mailbox's folder of the node are the new one's.
+        """
 
 
 class Provider(Protocol):

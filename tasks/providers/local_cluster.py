@@ -40,6 +40,8 @@ class Surroundings:
 class LocalCluster:
     """A RunningCluster of local hosts. Safe to ask from several threads."""
 
+    ready_within_s = 60.0
+
     def __init__(self, around: Surroundings, cluster: Cluster, lease: LocalLease, seed: int) -> None:
         self._around = around
         self._lease = lease
@@ -66,6 +68,7 @@ class LocalCluster:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(around.node_package, directory / "code" / "node", ignore=ignored)
         environment = {**around.environment, "PYTHONPATH": str(directory / "code"), "TMPDIR": str(scratch)}
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # a share of the processor is what is sold here
         if around.isolation.namespaces:
             self._switch = local_hosts.start_switch(around.isolation, environment, scratch / "switch.log")
         plans = [self._plan(index) for index in range(len(self.cluster.members))]
@@ -108,6 +111,10 @@ class LocalCluster:
     def now_unix(self) -> float:
         """This machine's clock: the mailbox lies on it."""
         return time.time()
+
+    def replace(self, node: int) -> bool:
+        """No: what was taken away is not for sale again, as long as the others are held."""
+        return False
 
     def usd_so_far(self) -> float | None:
         """Dollars since the agents were let go."""
