@@ -51,8 +51,8 @@ EC2_COSTS = Costs(launch_s=60.0, build_s=5.0, minimum_s=60.0)
 class Want:
     """One thing that could be measured on `members` (instance types in rank order), wherever a launch has them.
 
-    `devices` are used on each of them, empty: one each. `width` is the predicted 90 % interval relative to the step time;
-    None where nobody can predict it.
+    `devices` are used on each of them, empty: one each. `width` is the predicted 90 % interval relative to the step
+    time; None where nobody can predict it.
     """
 
     kind: str
@@ -131,7 +131,8 @@ def train_wants(
     At the workload's global batches (or those in `batches`), and for variety at half the least and with two
     accumulation steps. Unequal machines share the batch so that they finish together, by their profiles where each has
     one, else by their cores. A machine with several devices is also measured with one, at the same batch a device: what
-    its devices cost each other shows in the difference. `expected_step` is asked only about workloads and instance types that have profiles.
+    its devices cost each other shows in the difference. `expected_step` is asked only about workloads and instance
+    types that have profiles.
     """
     lines = profiled_lines(profiles)
     planned: list[tuple[Setup, bool, Workload]] = []
@@ -192,7 +193,12 @@ def profiled_lines(profiles: pd.DataFrame) -> dict[tuple[str, str], Line]:
 
 
 def _setup(
-    workload: str, cluster: Cluster, layout: tuple[int, ...], total: int, steps: int, lines: Mapping[tuple[str, str], Line]
+    workload: str,
+    cluster: Cluster,
+    layout: tuple[int, ...],
+    total: int,
+    steps: int,
+    lines: Mapping[tuple[str, str], Line],
 ) -> Setup | None:
     types = [offer.instance_type for offer in cluster.members]
     if total < 1 or total % steps:

@@ -16,7 +16,7 @@ HEARD_WITHIN_S = 5.0  # of the first node that failed, so that the one that was 
 LOSS_TOLD_WITHIN_S = 45.0  # where all who speak just lost a peer: the provider, or silence, tells which
 
 Weigh = Callable[[Loss, Sequence[Item], float, int], Decision]
-"""Called with machines that will go, the items without a record, the seconds that the first still needs, and the host."""
+"""Called with machines that will go, items without a record, the seconds that the first still needs, and the host."""
 
 
 class Attempt:
@@ -32,7 +32,7 @@ class Attempt:
         watch: Watch,
         laps: Stopwatch,
         weigh: Weigh,
-        unneeded: Callable[[Ended], None],
+        unneeded: Callable[[Ended], object],
     ) -> None:
         self.machines, self.job, self.number, self.items = machines, job, number, list(items)
         self.running, self.mailbox, self.clock = machines.running, machines.mailbox, machines.clock
@@ -113,7 +113,9 @@ class Attempt:
             elif len(finished) >= len(here):
                 left = self.missing()
                 if left:
-                    return Ended(how="failed", culprit=left[0].run_id, reason="the nodes finished without a record of it")
+                    return Ended(
+                        how="failed", culprit=left[0].run_id, reason="the nodes finished without a record of it"
+                    )
                 return Ended(how="finished")
             ended = self.machines.out_of_time()
             if ended is not None:
@@ -124,7 +126,7 @@ class Attempt:
         """What is lost, or about to be, if that ends this attempt."""
         lost = self.machines.lost()
         if lost is not None:
-            needed = {self.host, *(node for item in missing for node in item.nodes)}
+            needed = {self.host, *(node for item in missing for node in item.nodes)} if missing else set()
             if not lost.nodes or not needed.isdisjoint(lost.nodes):
                 return lost
             self.unneeded(lost)

@@ -1,4 +1,4 @@
-"""A job for acquired machines, and what became of it; `tasks.service` sees to it. Nothing here acts but `write_rows`."""
+"""A job for acquired machines, and what became of it. `tasks.service` does it; nothing here but `write_rows` acts."""
 
 from __future__ import annotations
 

@@ -79,15 +79,19 @@ def _envelope(wanted: Wanted, members: Sequence[Offer], digests: dict[str, str])
         accumulation_steps=wanted.accumulation_steps,
     )
     types = [member.instance_type for member in members]
-    return setup.row() | whereabouts(members) | {
-        "workload": wanted.workload or None,
-        "batch_per_device": setup.row()["batch_per_device"] if wanted.kind == "train" else None,
-        "instance_types": [t.name for t in types],
-        "instance_digests": [t.digest for t in types],
-        "workload_digest": digests.get(wanted.workload),
-        "code_commit": code_commit(),
-        "reason_wanted": wanted.reason,
-    }
+    return (
+        setup.row()
+        | whereabouts(members)
+        | {
+            "workload": wanted.workload or None,
+            "batch_per_device": setup.row()["batch_per_device"] if wanted.kind == "train" else None,
+            "instance_types": [t.name for t in types],
+            "instance_digests": [t.digest for t in types],
+            "workload_digest": digests.get(wanted.workload),
+            "code_commit": code_commit(),
+            "reason_wanted": wanted.reason,
+        }
+    )
 
 
 @cache

@@ -1,9 +1,9 @@
 """What to do when a machine is about to go, or is gone: a pure decision over what is left to measure.
 
-    go on     the notice leaves enough time, or only says that the risk has risen, or nobody needs the machine any more
-    replace   ask for another machine in its place: there is time to start it and to measure with it
-    fewer     measure what does not need it, on the others
-    give up   neither: what is left is left out, and a row says so
+go on     the notice leaves enough time, or only says that the risk has risen, or nobody needs the machine any more
+replace   ask for another machine in its place: there is time to start it and to measure with it
+fewer     measure what does not need it, on the others
+give up   neither: what is left is left out, and a row says so
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def decide(loss: Loss, left: Left) -> Decision:
     if loss.leaving_s is not None and loss.notice == "rebalance":
         return Decision(how="go on", reason="a rebalance recommendation takes nothing away yet")
     hosts = left.host in loss.nodes
-    if not needing and not hosts:
+    if not needing and not (hosts and left.items):
         return Decision(how="go on", reason="no run that is left needs it")
     if loss.leaving_s is not None:
         first = left.items[:1]

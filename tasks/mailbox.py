@@ -65,7 +65,7 @@ class Mailbox:
         return self._count("ready.json")
 
     def reported(self, node: int, address: str) -> bool:
-        """Whether the machine at `address` has reported itself as `node`: one before it in that place does not count."""
+        """Whether the machine at `address` has reported itself as `node`; one before it in its place does not count."""
         body = _read(self._node(node) / "ready.json")
         return body is not None and body.get("address", address) == address
 

@@ -91,7 +91,8 @@ Step = Callable[[FakeCluster], object]
 
 
 def ready(cluster: FakeCluster) -> None:
-    cluster.everyone("ready.json")
+    for node, address in enumerate(cluster.addresses):
+        cluster.say("ready.json", node, address=address)
 
 
 def armed(attempt: int) -> Step:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from .device import placed
 from .record import WorkloadFile
 
+_CPU = torch.device("cpu")
+
 
 class WorkloadError(Exception):
     """The workload's file does not do what an entrypoint must; the message says what is missing."""
@@ -31,7 +33,7 @@ class Built:
     loss: Callable[[Any, Any], Tensor]
     make_batch: Callable[[int], tuple[Any, Any]]
     optimizer: torch.optim.Optimizer
-    device: torch.device = torch.device("cpu")
+    device: torch.device = _CPU
 
     @property
     def parameters(self) -> int:

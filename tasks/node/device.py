@@ -19,7 +19,9 @@ def own_device() -> torch.device:
         return torch.device("cpu")
     local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if local >= there:
-        raise NoSuchDevice(f"this machine has {there} GPU{'s' if there > 1 else ''} that torch can use, not {local + 1}")
+        raise NoSuchDevice(
+            f"this machine has {there} GPU{'s' if there > 1 else ''} that torch can use, not {local + 1}"
+        )
     device = torch.device("cuda", local)
     torch.cuda.set_device(device)
     return device
@@ -41,7 +43,7 @@ def placed(value: Any, device: torch.device) -> Any:
     """A batch, or a part of one, on the device; what is no tensor and holds none stays as it is."""
     if device.type == "cpu":
         return value
-    if isinstance(value, torch.Tensor | torch.nn.utils.rnn.PackedSequence):
+    if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, dict):
         return {name: placed(one, device) for name, one in value.items()}

@@ -1,4 +1,4 @@
-"""One rank's part in a launch: joining its peers, the groups made of them, waiting for others' items, telling and ending.
+"""One rank's part in a launch: joining its peers, the groups made of them, waiting for others, telling, ending.
 
 Items of one node go side by side: each node has its own processor share, and they use no network. An item of several
 nodes runs alone: everybody waits for what came before it, and until it is over, at the launch's store, which costs no

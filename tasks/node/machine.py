@@ -25,7 +25,7 @@ def cpu() -> str:
 
 
 def gpus() -> list[str]:
-    """Models of the NVIDIA GPUs as their driver tells them; none where there is no driver, or they are not to be used."""
+    """Models of the NVIDIA GPUs as their driver tells them; none without a driver, or where they are not to be used."""
     found: list[str] = []
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return found

@@ -89,7 +89,7 @@ def train(item: Item, built: Built, group: dist.ProcessGroup | None, *, place: i
     seconds, elapsed_s = clock.slowest(steady.by_rank), steady.elapsed_s
     losses += steady.losses
     peak = memory.peak_bytes(built.device)
-    compute_s = _compute_s(item, step, group, clock_s, step_s=median(seconds))
+    alone_s = _compute_s(item, step, group, clock_s, step_s=median(seconds))
     told = gather([losses[0] * weight, losses[-1] * weight, peak, build_s, warmup_s], group)
     first_loss, last_loss = (sum(one[i] for one in told) for i in (0, 1))
     values: dict[str, Any] = {
@@ -97,7 +97,8 @@ def train(item: Item, built: Built, group: dist.ProcessGroup | None, *, place: i
         "step_spread": clock.spread(seconds),
         "steps": len(seconds),
         "rank_step_s": [median(one) for one in steady.by_rank],
-        "sync_s": 0.0 if group is None else max(0.0, median(seconds) - compute_s),
+        "rank_compute_s": alone_s,
+        "sync_s": 0.0 if group is None else max(0.0, median(seconds) - max(alone_s)),
         "build_s": max(one[3] for one in told),
         "warmup_s": max(one[4] for one in told),
         "steps_s": elapsed_s,
@@ -152,10 +153,10 @@ def _compute_s(
     clock_s: Callable[[], float],
     *,
     step_s: float,
-) -> float:
-    """Seconds of the same step without communication, at the slowest rank, all ranks at work as before."""
+) -> list[float]:
+    """Seconds of the same step without communication at each rank, all at work as before; none for one rank alone."""
     if group is None:
-        return 0.0
+        return []
     repeats = max(1, min(_COMPUTE_REPEATS, int(_COMPUTE_SHARE * item.most_s / step_s)))
     mine = []
     meet(group)
@@ -163,4 +164,4 @@ def _compute_s(
         before = clock_s()
         step(sync=False)
         mine.append(clock_s() - before)
-    return max(one[0] for one in gather([median(mine)], group))
+    return [one[0] for one in gather([median(mine)], group)]

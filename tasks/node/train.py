@@ -148,7 +148,7 @@ def measure(launch: Launch, item: Item, built: Built | None) -> tuple[dict[str, 
 
 def abort(launch: Launch, index: int, item: Item, error: Exception, started_unix: float) -> NoReturn:
     """End the launch. A fault of the item's own is recorded; a lost peer is not, for the controller knows why."""
-    code = EXIT_LOST_PEER
+    code, told = EXIT_LOST_PEER, f"{launch.places.label(launch.rank)}: {explain(error)}"
     try:
         if not lost_peer(error):
             code = EXIT_ITEM_FAILED
@@ -156,12 +156,12 @@ def abort(launch: Launch, index: int, item: Item, error: Exception, started_unix
         if launch.leads(item):
             reasons = collect_errors(launch, index, item)
             if reasons:
-                code = EXIT_ITEM_FAILED
+                code, told = EXIT_ITEM_FAILED, reasons
                 write_record(launch, item, started_unix, {}, reasons)
             launch.store.set(f"item-{index}-done", "abort")
     except dist.DistError:
         code = EXIT_LOST_PEER  # the store went with node 0
-    leave(code, f"{item.run_id} ended on {launch.places.label(launch.rank)}: {explain(error)}")
+    leave(code, f"{item.run_id} ended on {told}")
 
 
 def collect_errors(launch: Launch, index: int, item: Item) -> str:

@@ -66,8 +66,8 @@ class EndedLease:
 class NodeState:
     """What the provider (not the node) knows of one machine. `reason` is empty while it is alive.
 
-    `leaving_s`: a notice says that it goes in so many seconds, alive until then; `notice` says which: "interruption", or
-    "rebalance", by which the market only warns.
+    `leaving_s`: a notice says that it goes in so many seconds, alive until then; `notice` says which: "interruption",
+    or "rebalance", by which the market only warns.
     """
 
     alive: bool
@@ -106,7 +106,7 @@ class RunningCluster(Protocol):
         """Dollars since the machines were acquired; None where a price is unknown."""
 
     def replace(self, node: int) -> bool:
-        """Order another machine in place of one that is lost or leaving, which is let go; False where none is to be had.
+        """Order another machine in place of one lost or leaving, which is let go; False where none is to be had.
 
         Afterwards `addresses[node]`, `nodes()[node]`, `cluster` and the mailbox's folder of the node are the new one's.
         """

@@ -74,7 +74,9 @@ def test_where_nothing_else_can_be_done_the_time_that_is_left_is_used() -> None:
     st.sampled_from([None, 0, 1]),
     st.sampled_from(["", "none"]),
 )
-def test_no_machine_is_asked_for_that_no_run_needs(items: list[Item], seconds: float, host: int | None, no: str) -> None:
+def test_no_machine_is_asked_for_that_no_run_needs(
+    items: list[Item], seconds: float, host: int | None, no: str
+) -> None:
     decision = how(items=items, seconds=seconds, host=host, no_more=no)
     if decision == "replace":
         assert any(1 in one.nodes for one in items) and seconds > 100.0 and not no
