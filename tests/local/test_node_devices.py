@@ -30,10 +30,11 @@ def test_unequal_machines_train_as_one_batch_would_and_an_item_uses_no_more_devi
     within = replace(single, run_id="within", devices=[2], batches=[4])
     beside = replace(single, run_id="beside", nodes=[1])
     one_each = replace(mixed, run_id="one-each", devices=[], batches=[6, 2])
+    paced = replace(mixed, run_id="paced", workload="slow")
     profile = Item(run_id="profile", kind="profile", nodes=[0], workload="two", batches=[4, 8, 16])
     probe = Item(run_id="probe", kind="probe", nodes=[0, 1], devices=[2, 1], message_bytes=[1024, 65536])
-    items = [within, beside, single, profile, mixed, one_each, probe]
-    agents.plan(1, [TWO], items)
+    items = [within, beside, single, profile, mixed, paced, one_each, probe]
+    agents.plan(1, [TWO, replace(TWO, name="slow", arguments={"lr": 0.01})], items)
     assert [one["exit_code"] for one in agents.finished(1)] == [0, 0]
     records = agents.records()
     assert {run: one["reason"] for run, one in records.items()} == {item.run_id: "" for item in items}
@@ -42,6 +43,9 @@ def test_unequal_machines_train_as_one_batch_would_and_an_item_uses_no_more_devi
     assert ranks == {"mixed": 3, "within": 2, "single": 1, "beside": 1, "one-each": 2}
     # 3 samples of 1 and 3 + 2 of -3: the mean is -1.5, and there the loss is the variance. Averaged ranks: -1.67.
     assert values["mixed"]["last_loss"] == pytest.approx(3.75, abs=1e-3)
+    # neither is a step too long or too short: from 5, each takes 2 % of the way
+    way = 6.5 * 0.98 ** (paced.warmup_steps + values["paced"]["steps"] - 1)
+    assert values["paced"]["last_loss"] == pytest.approx(3.75 + way**2, rel=1e-4)
     assert values["within"]["last_loss"] == pytest.approx(4.0, abs=1e-3)
     assert values["single"]["last_loss"] == pytest.approx(0.0, abs=1e-3)
     assert values["one-each"]["last_loss"] == pytest.approx(3.0, abs=1e-3)
