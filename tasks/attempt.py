@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from .benchmark import POLL_S, Job, Stopwatch, Watch
 from .losses import Decision, Loss, expected_s
-from .machines import Machines
 from .node.places import Places
 from .node.record import Item, Plan
 from .outcomes import Ended, blame, only_bereft
+from .presence import Machines
 
 ARMED_WITHIN_S = 90.0
 HEARD_WITHIN_S = 5.0  # of the first node that failed, so that the one that was hit is heard and not only its peers

@@ -14,10 +14,10 @@ from .attempt import Attempt
 from .benchmark import Clock, Job, Served, Stopwatch, Watch, write_rows
 from .envelopes import as_got
 from .losses import MOST_REPLACEMENTS, Decision, Left, Loss, decide
-from .machines import Machines
 from .mailbox import Mailbox, benchmark_seconds
 from .node.record import Item, Plan, write_json
 from .outcomes import Ended, again, item_row, launch_row
+from .presence import Machines
 from .providers.base import ProviderError, RunningCluster
 
 MOST_ATTEMPTS = 3  # that end by a fault of what is measured; losses of machines are counted apart
