@@ -15,7 +15,7 @@ from flows.reap import reap
 from flows.retrain import retrain
 from tasks.installation import new_refresh_id, open_installation, refuse_to_spend
 from tasks.report import reporter, seconds_listed
-from tasks.turn import store_timings, taking_turn
+from tasks.turn import patience_s, store_timings, taking_turn
 
 
 @flow(name="refresh", log_prints=True)
@@ -24,8 +24,8 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
     refuse_to_spend(provider, max_usd)
     here = open_installation(provider)
     refresh_id = new_refresh_id(datetime.now(UTC))
-    clock = time.monotonic()
-    with taking_turn(here.home, refresh_id):
+    with taking_turn(here.home, refresh_id, patience_s=patience_s()):
+        clock = time.monotonic()
         for limit in here.provider.limits():
             reporter().say(f"note: {limit}")
         reap(provider)
