@@ -14,9 +14,8 @@ from prefect.cache_policies import NO_CACHE
 from models import campaign as pure
 from models.campaign import STOPS, Launch, shopping_list
 from models.cloud import InstanceType, Offer, parse_cluster
-from models.contenders import Contenders, contenders_of
+from models.contenders import Contenders
 from models.learning import valid_runs
-from models.planner import plan
 from models.step_time import StepTimeModel
 from models.wants import EC2_COSTS, Costs
 from models.workload import Workload
@@ -27,7 +26,7 @@ from .drift import drifting_types
 from .facts import with_facts
 from .installation import Installation, open_installation
 from .prices import current_offers, nothing_to_buy, offers_now
-from .recommend import SEED
+from .recommend import contending
 from .registry import Champion, load_champion
 from .report import reporter
 from .tally import Tally
@@ -123,21 +122,9 @@ def _model(
     for workload in workloads:
         if not known or not model.met_workload(workload):
             continue
-        planned = plan(
-            workload,
-            known,
-            model,
-            max_hosts=here.max_hosts,
-            fits=here.fits,
-            startup_s=here.startup_s,
-            replacement_s=here.replacement_s,
-            seed=SEED,
-        )
-        if planned.ranked:
-            predicted = model.predict(pd.DataFrame([setup.row() for setup in planned.ranked]))
-            contenders[workload.name] = contenders_of(
-                workload, planned.ranked, predicted, startup_s=here.startup_s, replacement_s=here.replacement_s
-            )
+        found, who = contending(here, model, workload, known)
+        if found.ranked:
+            contenders[workload.name] = who
     fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
     return pure.Model(
         contenders=contenders,
