@@ -243,17 +243,19 @@ def stop(number: int, frame: FrameType | None) -> None:
     raise Stop
 
 
-def parse(words: list[str]) -> tuple[Stack, str | None]:
+def parse(words: list[str]) -> tuple[Stack, list[str]]:
     """The command line and srift.toml. Raises UpError for an unknown deployment, SettingsError for a bad srift.toml."""
     parser = argparse.ArgumentParser(prog="make up", description=__doc__, usage='make up [ARGS="..."]')
     parser.add_argument("--prefect-port", type=int, default=4200, metavar="N", help="default: %(default)s")
     parser.add_argument("--mlflow-port", type=int, default=5000, metavar="N", help="default: %(default)s")
     parser.add_argument("--prefect-file", type=Path, default=PREFECT_FILE, metavar="FILE", help="other deployments")
-    parser.add_argument("--fire", metavar="NAME", help="also schedule one run of this deployment a few seconds ahead")
+    fired = "also schedule a run of this deployment a few seconds ahead; may be given again"
+    parser.add_argument("--fire", metavar="NAME", action="append", default=[], help=fired)
     options = parser.parse_args(words)
     names = [one["name"] for one in yaml.safe_load(options.prefect_file.read_text())["deployments"]]
-    if options.fire is not None and options.fire not in names:
-        raise UpError(f"no deployment {options.fire!r}; {nearest(options.fire, names)}")
+    for name in options.fire:
+        if name not in names:
+            raise UpError(f"no deployment {name!r}; {nearest(name, names)}")
     settings = load_settings()
     ports = {"prefect_port": options.prefect_port, "mlflow_port": options.mlflow_port}
     return Stack(
@@ -276,8 +278,8 @@ def main(words: list[str]) -> int:
             service.say(f"Prefect  {stack.prefect_url}\nMLflow   {stack.mlflow_url}\nlogs     {stack.home / 'logs'}")
             for name, when in service.next_runs().items():
                 service.say(f"next     {name}  {when:%Y-%m-%d %H:%M:%S} UTC")
-            if fire:
-                service.fire(fire)
+            for name in fire:
+                service.fire(name)
             service.say("Ctrl-C ends all of it.")
             while True:
                 for child in service.children:

@@ -16,7 +16,7 @@ from flows.retrain import retrain
 from tasks.doctor import refuse_unless_well
 from tasks.installation import new_refresh_id, open_installation, refuse_to_spend
 from tasks.report import reporter, seconds_listed
-from tasks.turn import store_timings, taking_turn
+from tasks.turn import patience_s, store_timings, taking_turn
 
 
 @flow(name="refresh", log_prints=True)
@@ -26,8 +26,8 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
     here = open_installation(provider)
     refuse_unless_well(here.settings, provider, max_usd)
     refresh_id = new_refresh_id(datetime.now(UTC))
-    clock = time.monotonic()
-    with taking_turn(here.home, refresh_id):
+    with taking_turn(here.home, refresh_id, patience_s=patience_s()):
+        clock = time.monotonic()
         for limit in here.provider.limits():
             reporter().say(f"note: {limit}")
         reap(provider)

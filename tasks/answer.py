@@ -22,6 +22,7 @@ from .registry import load_champion, older_champion, older_sentence
 from .settings import IMPORTED, SettingsError, nearest
 
 _NULLABLE_WHOLE = ("global_batch", "accumulation_steps", "measured_runs")
+_MOMENTS = ("published_at", "price_as_of", "newest_measurement_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,12 @@ def _imported(here: Installation, question: Question) -> Workload:
 
 
 def published_rows(folder: Path) -> list[dict[str, Any]]:
-    """The current publication, None where a value is missing. Raises WarehouseMissing before the first one."""
+    """The current publication: None where a value is missing, times with their zone.
+
+    Raises WarehouseMissing before the first one.
+    """
     frame = read_published(folder)
     frame = frame.astype(dict.fromkeys(_NULLABLE_WHOLE, "Int64"))  # floats to pandas, where a row lacks them
+    for name in _MOMENTS:
+        frame[name] = frame[name].dt.tz_localize("UTC")  # as the warehouse means them
     return rows_of(frame.astype(object).where(frame.notna(), None))

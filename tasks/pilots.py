@@ -11,16 +11,14 @@ import pandas as pd
 from models import identity, planner
 from models.campaign import Wanted, shopping_list
 from models.cloud import Offer, cluster_name
-from models.contenders import contenders_of
 from models.pilots import choose_pilots
 from models.places import worth_asking
 from models.workload import Setup, Workload, joined
 from warehouse import reads
 
-from .circumstances import circumstances
 from .facts import told, with_facts
 from .installation import Installation
-from .recommend import SEED, on_met_devices
+from .recommend import SEED, contending, on_met_devices
 from .registry import Champion
 from .shopping import costs_of
 from .threads import one_thread
@@ -50,20 +48,25 @@ def pilots_for(
     `settled` is None where the choice is open and no few runs would settle it. None instead of all that where nothing
     could be bought, or nothing meets the constraint.
 
-    The choice is among `offers`; runs are bought from `buyable` in the campaign's market. For a workload that the
-    champion has not met regrets are None: its profiles come first, as a campaign buys them.
+    The choice is among `offers`; runs are bought from `buyable` in the campaign's market, or where it has no price in
+    the other. For a workload that the champion has not met regrets are None: its profiles come first, as a campaign
+    buys them.
     """
     workload, model = told(here, workload), champion.model
-    market = here.settings.campaign.market
-    sold = [one for one in buyable if one.market == market and one.usd_per_hour is not None]
+    sold = _for_sale(here, buyable)
     known, _ = on_met_devices(here, model, offers)
-    known = worth_asking(known)
     with one_thread():
         if not model.met_workload(workload) or not known:
             runs_here = workload.name in {one.name for one in here.measurable}
             return _profiles(here, workload, sold, count) if sold and runs_here else None
         met = worth_asking(on_met_devices(here, model, sold)[0])
         return _runs(here, champion, workload, known, met, count) if met else None
+
+
+def _for_sale(here: Installation, offers: Sequence[Offer]) -> list[Offer]:
+    """Offers with a price in the campaign's market; where it has none at all, in the other."""
+    priced = [one for one in offers if one.usd_per_hour is not None]
+    return [one for one in priced if one.market == here.settings.campaign.market] or priced
 
 
 def _runs(
@@ -74,20 +77,10 @@ def _runs(
     sold: Sequence[Offer],
     count: int,
 ) -> Found | None:
-    model, goal, met = champion.model, workload.goals[0].goal, circumstances(here)
-    planned = planner.plan(
-        workload,
-        offers,
-        model,
-        max_hosts=here.max_hosts,
-        fits=here.fits,
-        met=met,
-        seed=SEED,
-    )
+    model, goal = champion.model, workload.goals[0].goal
+    planned, contenders = contending(here, model, workload, offers)
     if not planned.ranked or planned.rows[0]["status"] == "infeasible":
         return None
-    predicted = model.predict(pd.DataFrame([setup.row() for setup in planned.ranked]))
-    contenders = contenders_of(workload, planned.ranked, predicted, met=met)
     candidates = _candidates(here, champion, workload, sold)
     frame = pd.DataFrame([setup.row() for setup in candidates])
     found = choose_pilots(contenders, frame, model.joint, goal=goal, count=count, seed=SEED)
@@ -148,7 +141,7 @@ def _profiles(here: Installation, workload: Workload, sold: Sequence[Offer], cou
         max_hosts=here.settings.campaign.max_hosts,
         fits=here.fits,
         seed=here.settings.campaign.seed,
-        market=here.settings.campaign.market,
+        market=sold[0].market,
         costs=costs_of(here),
     )
     items = [(launch.cluster, item) for launch in launches for item in launch.items if item.kind != "probe"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
@@ -13,6 +13,7 @@ from prefect.cache_policies import NO_CACHE
 
 from models import planner
 from models.cloud import Offer
+from models.contenders import Contenders, contenders_of
 from models.newcomer import introduced
 from models.places import worth_asking
 from models.step_time import StepTimeModel
@@ -29,13 +30,17 @@ from .threads import one_thread
 
 SEED = 7
 NOT_MET = (
-    "no step time can be predicted: this workload, or every instance type on offer, was never measured as it is defined"
-    " now, or is not in the model yet; run `srift refresh`"
+    "no step time can be predicted: nothing is known of this workload on {provider} machines, where it was never"
+    " measured as it is defined now, or the model has not learned from it yet; `{measure}` measures it there"
+)
+NO_TYPE_MET = (
+    "no step time can be predicted: no {provider} machine on offer was ever measured as it is defined now, or the model"
+    " has not learned from it yet; `{measure}` measures them"
 )
 NOT_IMPORTED = (
-    "no step time can be predicted: this workload has no entrypoint, and either no measurement of it on these machines"
-    " was imported (`srift import`) or the model does not know it yet (`srift refresh`); where a device's peak rate is"
-    " known, its flops_per_sample (`srift import --workloads`) would give a first guess"
+    "no step time can be predicted: this workload has no entrypoint, and either no measurement of it on {provider}"
+    " machines was imported (`srift import FILE`) or the model does not know it yet (`{learn}`); where a device's peak"
+    " rate is known, its flops_per_sample (`srift import FILE --workloads FILE`) would give a first guess"
 )
 
 GUESSED = "a first guess from its FLOPs, since nothing of it was ever measured on these machines"
@@ -86,30 +91,22 @@ def plan_one(
     known, strangers = ([], []) if model is None else on_met_devices(here, model, offers)
     if guessed and model is not None:
         known = [one for one in known if model.physics.compute.can_guess(one.instance_type.name)]
-    met = model is not None
     if model is None or not known:
-        found, met = planner.nothing(workload), met and not offers
+        found = planner.nothing(workload)
     else:
-        found = planner.plan(
-            workload,
-            worth_asking(known),
-            model,
-            max_hosts=here.max_hosts,
-            fits=here.fits,
-            runs=mine,
-            top=top,
-            seed=SEED,
-            met=circumstances(here),
-        )
+        found = planned(here, model, workload, known, runs=mine, top=top)
     stamp = {
         "provider": here.provider.name,
-        "newest_measurement_at": mine["measured_at"].max() if len(mine) and mine["measured_at"].notna().any() else None,
+        "newest_measurement_at": _newest(mine),
         "model_version": None if champion is None else str(champion.version),
     }
-    unmet = NOT_IMPORTED if workload.digest == IMPORTED else NOT_MET
-    rows = [row | stamp | {"price_as_of": _price_as_of(row, offers)} for row in found.rows]
-    said = [_reason(row, strangers, guessed) if met else unmet for row in rows]
-    return replace(found, rows=[row | {"reason": reason} for row, reason in zip(rows, said, strict=True)])
+    answered = model is not None and not (guessed and not known)
+    unmet = _unmet(here, workload, met=answered, offered=bool(known) or not offers)
+    rows = [
+        row | stamp | {"reason": unmet or _reason(row, strangers, guessed), "price_as_of": _price_as_of(row, offers)}
+        for row in found.rows
+    ]
+    return replace(found, rows=rows)
 
 
 def _model_of(champion: Champion | None, workload: Workload) -> tuple[StepTimeModel | None, bool]:
@@ -117,6 +114,59 @@ def _model_of(champion: Champion | None, workload: Workload) -> tuple[StepTimeMo
     if champion is None or champion.model.met_workload(workload):
         return (None if champion is None else champion.model), False
     return introduced(champion.model, workload), True
+
+
+def planned(
+    here: Installation,
+    model: StepTimeModel,
+    workload: Workload,
+    offers: Sequence[Offer],
+    *,
+    runs: pd.DataFrame | None = None,
+    top: int = 5,
+) -> planner.Plan:
+    """What the planner makes of `offers`, all of types that `model` has met, with what this installation knows."""
+    return planner.plan(
+        workload,
+        worth_asking(offers),
+        model,
+        max_hosts=here.max_hosts,
+        fits=here.fits,
+        runs=runs,
+        top=top,
+        seed=SEED,
+        met=circumstances(here),
+    )
+
+
+def contending(
+    here: Installation, model: StepTimeModel, workload: Workload, offers: Sequence[Offer]
+) -> tuple[planner.Plan, Contenders]:
+    """The planner's answer, and who may yet be chosen once more is measured: nobody where nothing can be ranked."""
+    found = planned(here, model, workload, offers)
+    rows = pd.DataFrame([setup.row() for setup in found.ranked])
+    predicted = model.predict(rows) if found.ranked else rows
+    who = contenders_of(workload, found.ranked, predicted, met=circumstances(here))
+    return found, who
+
+
+def _unmet(here: Installation, workload: Workload, *, met: bool, offered: bool) -> str:
+    """Why nothing can be predicted, and the command that changes it; empty where the planner could answer."""
+    if met and offered:
+        return ""
+    name = here.provider.name
+    refresh = "srift refresh" if name == "local" else f"srift refresh --provider {name} --max-usd"
+    learn, measure = (refresh, refresh) if name == "local" else (f"{refresh} 0", f"{refresh} 25")
+    why = NO_TYPE_MET if met else NOT_IMPORTED if workload.digest == IMPORTED else NOT_MET
+    return why.format(provider=name, learn=learn, measure=measure)
+
+
+def _newest(runs: pd.DataFrame) -> datetime | None:
+    """When the last of `runs` was measured; the warehouse's times are UTC without saying so."""
+    if not len(runs) or runs["measured_at"].isna().all():
+        return None
+    newest: datetime = pd.Timestamp(runs["measured_at"].max()).tz_localize(UTC).to_pydatetime()
+    return newest
 
 
 def _reason(row: Row, strangers: Sequence[str], guessed: bool) -> str:

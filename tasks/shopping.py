@@ -15,9 +15,8 @@ from prefect.cache_policies import NO_CACHE
 from models import campaign as pure
 from models.campaign import STOPS, Launch, shopping_list
 from models.cloud import InstanceType, Offer, parse_cluster
-from models.contenders import Contenders, contenders_of
+from models.contenders import Contenders
 from models.learning import valid_runs
-from models.planner import plan
 from models.step_time import StepTimeModel
 from models.wants import EC2_COSTS, Costs
 from models.workload import Workload
@@ -25,12 +24,12 @@ from warehouse import reads
 from warehouse.database import WarehouseMissing
 
 from .caps import allowance
-from .circumstances import circumstances, seconds_to_work
+from .circumstances import seconds_to_work
 from .drift import drifting_types
 from .facts import with_facts
 from .installation import Installation, open_installation
 from .prices import current_offers, nothing_to_buy, offers_now
-from .recommend import SEED
+from .recommend import contending
 from .registry import Champion, load_champion
 from .report import reporter
 from .tally import Tally
@@ -135,23 +134,13 @@ def _model(
 ) -> pure.Model:
     """What the champion says of the workloads and types that it has met as they are defined now."""
     known = [offer for offer in offers if model.met_type(offer.instance_type)]
-    met = circumstances(here)
     contenders: dict[str, Contenders] = {}
     for workload in workloads:
         if not known or not model.met_workload(workload):
             continue
-        planned = plan(
-            workload,
-            known,
-            model,
-            max_hosts=here.max_hosts,
-            fits=here.fits,
-            met=met,
-            seed=SEED,
-        )
-        if planned.ranked:
-            predicted = model.predict(pd.DataFrame([setup.row() for setup in planned.ranked]))
-            contenders[workload.name] = contenders_of(workload, planned.ranked, predicted, met=met)
+        found, who = contending(here, model, workload, known)
+        if found.ranked:
+            contenders[workload.name] = who
     fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
     return pure.Model(
         contenders=contenders,

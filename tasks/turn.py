@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,10 +14,15 @@ from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.runtime import deployment
 
 from warehouse import append
 
 from .installation import Installation
+from .report import reporter
+
+_PATIENCE_S = 6 * 3600.0  # of a run that a schedule started: longer than any refresh takes
+_ASK_AGAIN_S = 2.0
 
 
 class Busy(Exception):
@@ -24,9 +30,15 @@ class Busy(Exception):
 
 
 @contextmanager
-def taking_turn(home: Path, refresh_id: str) -> Iterator[None]:
-    """Raises Busy while another refresh of this home runs. Nothing has to be cleaned up after one that was killed."""
+def taking_turn(
+    home: Path, refresh_id: str, *, patience_s: float = 0.0, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[None]:
+    """Nothing has to be cleaned up after one that was killed.
+
+    While another refresh of this home runs, waits for it for `patience_s`, saying so; then raises Busy.
+    """
     home.mkdir(parents=True, exist_ok=True)
+    left_s = patience_s
     with (home / "refresh.json").open("a+") as file:
         while True:
             try:
@@ -34,9 +46,15 @@ def taking_turn(home: Path, refresh_id: str) -> Iterator[None]:
                 break
             except BlockingIOError:
                 other = at_work(home)
-                if other is not None:
-                    raise Busy(_busy(other)) from None
-                # somebody only looked, as `at_work` does: that takes a moment, and is over
+                if other is None:
+                    continue  # somebody only looked, as `at_work` does: that takes a moment, and is over
+                if left_s <= 0:
+                    todo = "nothing was started. Wait for it, or end it and run `srift reap`."
+                    raise Busy(f"{_who(other)}; {todo}") from None
+                if left_s == patience_s:
+                    reporter().say(f"{_who(other)}; this one waits for it")
+                sleep(_ASK_AGAIN_S)
+                left_s -= _ASK_AGAIN_S
         file.truncate(0)
         started = datetime.now(UTC).isoformat(timespec="seconds")
         json.dump({"refresh_id": refresh_id, "pid": os.getpid(), "started_at": started}, file)
@@ -45,6 +63,11 @@ def taking_turn(home: Path, refresh_id: str) -> Iterator[None]:
             yield
         finally:
             file.truncate(0)
+
+
+def patience_s() -> float:
+    """How long this run waits for its turn: a person is told at once, a run that a schedule started has time."""
+    return _PATIENCE_S if deployment.id else 0.0
 
 
 def at_work(home: Path) -> dict[str, Any] | None:
@@ -83,6 +106,6 @@ def store_timings(here: Installation, refresh_id: str, seconds: Mapping[str, flo
         append.append_timings(connection, seconds, refresh_id=refresh_id)
 
 
-def _busy(other: Mapping[str, Any] | None) -> str:
-    who = f"refresh {other['refresh_id']} (process {other['pid']}, since {other['started_at']})" if other else "another"
-    return f"{who} is at work in this home; nothing was started. Wait for it, or end it and run `srift reap`."
+def _who(other: Mapping[str, Any]) -> str:
+    named = "refresh {refresh_id} (process {pid}, since {started_at})".format_map(other) if other else "another refresh"
+    return f"{named} is at work in this home"

@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 from urllib.parse import parse_qs
@@ -23,6 +24,8 @@ from moto.core.botocore_stubber import BotocoreStubber
 os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # half a second each time, for nothing
 _ONCE = Config(retries={"total_max_attempts": 1})  # nothing sleeps
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+_UNCHANGING = ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings")  # moto reads them from its files
+_told: dict[tuple[str, str], Any] = {}  # what moto answered to those: it takes seconds over some
 Prices = Mapping[str, Mapping[str, float | None]]  # region -> instance type -> dollars, None: listed without a price
 Spot = Mapping[tuple[str, str], float]  # (instance type, zone) -> dollars
 
@@ -61,6 +64,12 @@ def product(name: str, region: str, usd: float | None) -> str:
     )
 
 
+@cache
+def _session() -> boto3.Session:
+    """One for all: each reads anew the megabytes that describe the services."""
+    return boto3.Session(aws_access_key_id="AKIAEXAMPLE", aws_secret_access_key="very-secret-key")
+
+
 class World:
     """`prices` and `spot` may be changed between questions. `refuse`: action -> (status, code) answered instead.
 
@@ -79,12 +88,12 @@ class World:
         self.page = {"GetProducts": 100, "DescribeSpotPriceHistory": 1000}
 
     def clients(self, service: str, region: str) -> Any:
-        keys = {"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": "very-secret-key"}
-        client = boto3.Session(**keys).client(service, region_name=region, config=_ONCE)
+        client = _session().client(service, region_name=region, config=_ONCE)
 
         def answer(event_name: str, request: Any, **_: Any) -> AWSResponse | None:
             found = self._answer(event_name.rpartition(".")[2], request, region)
             request.answered = found is not None
+            request.unchanging = event_name.endswith(_UNCHANGING)
             return found
 
         client.meta.events.register_first(f"before-send.{client.meta.service_model.service_id.hyphenize()}", answer)
@@ -161,7 +170,14 @@ def emulated() -> Iterator[None]:
     whole = BotocoreStubber.process_request
 
     def rest(self: BotocoreStubber, request: Any) -> Any:
-        return None if getattr(request, "answered", False) else whole(self, request)
+        if getattr(request, "answered", False):
+            return None
+        if not getattr(request, "unchanging", False):
+            return whole(self, request)
+        asked = request.url, _text(request.body)
+        if asked not in _told:
+            _told[asked] = whole(self, request)
+        return _told[asked]
 
     with mock_aws(), patch.object(BotocoreStubber, "process_request", rest):
         yield

@@ -136,6 +136,7 @@ class JointModel:
     bound: float = 1.0
     shared: float = 0.05
     own: float = 0.1
+    loose: float = 1.0  # half of the setups err by so many times as much
 
     def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
         return self.lines[instance_type]
@@ -154,8 +155,8 @@ class JointModel:
 
     def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> np.ndarray:
         together = self.shared * np.random.default_rng(seed).standard_normal(count // 2)
-        alone = [self._chance(row, seed).standard_normal(count // 2) for row in self._rows(arrays)]
-        off = together + self.own * np.array(alone)
+        alone = [self._own(row) * self._chance(row, seed).standard_normal(count // 2) for row in self._rows(arrays)]
+        off = together + np.array(alone).reshape(-1, count // 2)
         step = self.predict_arrays(arrays)["step_s"].to_numpy(float)
         return step[:, None] * np.exp(np.concatenate([off, -off], axis=1))
 
@@ -184,6 +185,9 @@ class JointModel:
         ranks = sum(devices * number for (_, devices, _), number in members)
         ring = 0.05 * (ranks - 1) / ranks / min(self.gbps[name] for (name, _, _), _ in members)
         return steps * compute + ring
+
+    def _own(self, row: tuple[object, ...]) -> float:
+        return self.own * (self.loose if self._chance(row, 1).random() < 0.5 else 1.0)
 
     def _chance(self, row: tuple[object, ...], seed: int = 0) -> np.random.Generator:
         return np.random.default_rng([seed, zlib.crc32(repr(row).encode())])

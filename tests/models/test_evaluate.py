@@ -20,8 +20,9 @@ from models.evaluate import (
     predictions,
     predictions_of,
     summarise,
+    verdict,
 )
-from models.step_time import TrainingData, fit
+from models.step_time import StepTimeModel, TrainingData, fit
 from tests.models.synthetic import World
 
 
@@ -33,6 +34,12 @@ def data() -> TrainingData:
 @cache
 def held() -> pd.DataFrame:
     return predictions(data(), seed=0)
+
+
+@cache
+def whole() -> StepTimeModel:
+    """The challenger whose held-out predictions `held` are."""
+    return fit(data(), seed=0)
 
 
 def board() -> pd.DataFrame:
@@ -147,17 +154,16 @@ def test_a_champion_of_little_data_loses_to_a_challenger_of_much() -> None:
 def test_a_held_out_group_without_a_new_run_does_not_stop_the_contest() -> None:
     size_one = [text.startswith("1x") and "+" not in text for text in data().runs["cluster"]]
     old = replace(data(), runs=pd.concat([data().runs[size_one], data().runs[[not one for one in size_one]].iloc[:20]]))
-    _, decision = contest(data(), fit(data(), seed=0), fit(old, seed=0), seed=0)
+    decision = verdict(data(), held(), whole(), fit(old, seed=0))
     assert f"{len(data().runs) - len(old.runs)} runs" in decision.reason
 
 
 @pytest.mark.parametrize("what", ["workload", "instance type"])
 def test_a_challenger_that_has_met_more_is_compared_where_both_can_predict(what: str) -> None:
     champion = fit(without(data(), what), seed=0)
-    _, decision = contest(data(), fit(data(), seed=0), champion, seed=0)
+    decision = verdict(data(), held(), whole(), champion)
     assert decision.promote and f"{what} {NEW[what]}" in decision.reason
-    _, back = contest(data(), champion, fit(data(), seed=0), seed=0)
-    assert not back.promote
+    assert not verdict(data(), held(), champion, whole()).promote
 
 
 def test_a_much_worse_challenger_is_refused_although_it_has_met_more() -> None:
@@ -174,9 +180,10 @@ def test_a_workload_that_was_defined_anew_is_no_longer_one_the_champion_knows() 
     champion = fit(then, seed=0)
     assert set(predictions_of(champion, then)["setup"].str.split(" ").str[0]) == {"conv", "embed", "lm", "mlp"}
     assert set(predictions_of(champion, now)["setup"].str.split(" ").str[0]) == {"conv", "embed", "mlp"}
-    _, decision = contest(now, fit(now, seed=0), champion, seed=0)
+    challenger = fit(now, seed=0)
+    decision = verdict(now, held(), challenger, champion)
     assert decision.promote and "workload lm" in decision.reason
-    _, first = contest(now, fit(now, seed=0), replace(champion, workload_digests={}), seed=0)
+    first = verdict(now, held(), challenger, replace(champion, workload_digests={}))
     assert first.promote and "workload conv" in first.reason
 
 

@@ -146,6 +146,27 @@ def test_a_promise_repeated_every_night_is_judged_once_a_measurement() -> None:
     assert [row["verdict"] for row in rows] == ["compared", "no_rival_measured"]
 
 
+def test_the_order_in_which_promises_and_runs_are_told_is_no_matter() -> None:
+    goals = ("fastest", "cheapest")
+    nights = [
+        promise(rank, night=n, goal=goal, promised_again_at=NIGHT + (n + 1) * DAY)
+        for n in (1, 4)
+        for goal in goals[: 2 if n == 4 else 1]
+        for rank in (1, 2)
+    ]
+    told = [("a", 1, 0.1, 1.4), ("b", 2, 0.1, 1.2), ("c", 1, 0.2, 4.8), ("d", 1, 0.3, 4.2), ("e", 2, 0.4, 4.5)]
+    runs = [run(name, rank, step_s, night=night) for name, rank, step_s, night in told]
+    rows = judged(nights, runs)
+    assert rows == judged(nights[::-1], runs[::-1])
+    assert [row["publication_id"] for row in rows] == ["night-1", "night-4", "night-4"]
+    assert [(row["first_measured_at"], row["newest_measured_at"]) for row in rows] == [
+        (NIGHT + 1.2 * DAY, NIGHT + 1.4 * DAY),
+        *[(NIGHT + 4.2 * DAY, NIGHT + 4.8 * DAY)] * 2,
+    ]
+    late = judged([promise(rank, night=4, goal="cheapest") for rank in (1, 2)] + nights[:2], runs)
+    assert [row["publication_id"] for row in late] == ["night-1", "night-4"], "the earliest promise first"
+
+
 def test_a_choice_that_was_replaced_before_it_was_measured_is_judged_all_the_same() -> None:
     later = [promise(1, night=1, cluster="1xb"), promise(2, night=1, cluster="2xa")]
     rows = judged([promise(1), promise(2), *later], [run("a", 1, 0.1, night=1.5)])

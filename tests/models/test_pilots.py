@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
+from scipy.stats import norm
 
 from models.contenders import Contenders, contenders_of
 from models.pilots import Pilots, choose_pilots, expected_regret
 from models.planner import candidates
 from models.workload import Goal, Setup
-from models.worth import Belief
+from models.worth import Belief, Question
 from tests.models.planning import LineModel, cores_fit, frame, offers, workload
 
 DEADLINE = Goal(goal="cheapest_within_deadline", hours=2.0)
@@ -73,3 +75,42 @@ def test_the_second_pilot_is_not_the_first_again() -> None:
     twice = frame([*setups, *setups])
     found = choose_pilots(contenders, twice, UNSURE.joint, goal=DEADLINE.goal, count=4, seed=1)
     assert len({at % len(setups) for at in found.chosen}) == 4
+
+
+def two(noise: float, pilot: int = 0) -> float:
+    """Expected regret of a choice of two, the second 0.2 better in logs, one of which was measured with `noise`."""
+    asked = Question(
+        name="fastest",
+        places=np.array([0, 1], dtype=np.intp),
+        fixed_hours=np.zeros(2),
+        hours_per_step_s=np.ones(2),
+        usd_per_hour=np.ones(2),
+        luck=np.zeros(2),
+        aim="hours",
+    )
+    belief = Belief(mean=np.array([0.0, -0.2]), covariance=0.3**2 * np.eye(2), noise=np.full(2, noise))
+    return float(np.mean([expected_regret([asked], belief, [pilot], seed=seed) for seed in range(40)]))
+
+
+@pytest.mark.parametrize("noise", [1e-6, 0.02, 0.09, 0.5, 1e4])
+def test_what_is_left_after_a_noisy_run_is_what_a_noisy_run_leaves(noise: float) -> None:
+    """E min(A, b) of a normal A in closed form: A is what the run may say, and then what the truth may be."""
+
+    def least(spread: float) -> float:
+        return float(-0.2 - spread * (norm.pdf(0.2 / spread) - 0.2 / spread * norm.sf(0.2 / spread)))
+
+    told = 0.3**2 / np.sqrt(0.3**2 + noise)
+    assert two(noise) == pytest.approx(least(told) - least(0.3 * np.sqrt(2)), abs=0.008)
+
+
+def test_of_two_runs_that_tell_of_the_same_the_one_with_less_noise_is_the_pilot() -> None:
+    contenders, setups = open_choice(UNSURE)
+    best = setups[pilots(UNSURE, count=1).chosen[0]]
+
+    def joint(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        mean, covariance, noise = UNSURE.joint(rows)
+        noise[-2] = 1.0
+        return mean, covariance, noise
+
+    found = choose_pilots(contenders, frame([best, best]), joint, goal=DEADLINE.goal, count=1, seed=1)
+    assert found.chosen == (1,)

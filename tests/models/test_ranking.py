@@ -192,3 +192,21 @@ def test_the_reason_says_how_near_the_nearest_measurement_is() -> None:
     comparison = explain.Comparison(goal=Goal(goal="cheapest"), aim="usd", what=None, limit=None, clusters=3)
     told = [explain.winner(row, None, comparison, nearest).split("; ")[-1] for nearest in (None, 0.0, 1.5)]
     assert told == ["limited by compute", "measured itself", "nearest measurement 1.5 doublings away"]
+
+
+def test_a_cluster_of_which_one_split_meets_the_constraint_is_not_shown_as_missing_it_too() -> None:
+    """Another split of the winner is cheaper on average and misses the deadline too often: it is no tempting rival."""
+    job = workload("mlp", 64, None, Goal(goal="cheapest_within_deadline", hours=3.0), samples=64 * 3600)
+    splits = [
+        Setup(workload="mlp", cluster=Cluster(members=(offer(name),)), layout=(1,), batch_per_device=(64 // n,),
+              accumulation_steps=n)
+        for name, n in (("small", 1), ("small", 2), ("medium", 1))
+    ]  # fmt: skip
+    steps = np.array([1.5, 2.0, 0.9])  # hours; the third would cost 0.0495 dollars, the second 0.06
+    draws = np.array([[0.5, 0.5, 0.5, 3.5] * 25, [2.0] * 100, [0.5, 3.5] * 50])
+    predicted = MODEL.predict(frame(splits)).assign(step_s=steps)
+    rows = of(recommend(job, splits, predicted, draws), "cheapest_within_deadline")
+    assert [(row["cluster"], row["accumulation_steps"], row["status"]) for row in rows] == [
+        ("1xsmall", 2, "recommended"),
+        ("1xmedium", 1, "misses_constraint"),
+    ]

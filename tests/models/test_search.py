@@ -40,11 +40,18 @@ LEARNED = Learned(
 CIRCUMSTANCES: list[Circumstances] = [Stated(), LEARNED]
 
 
-@st.composite
-def worlds(draw: st.DrawFn) -> dict[str, Any]:
-    """Two to four types, up to eight machines, prices, luck, lines, memory, goals and how much is shown."""
-    types = draw(st.integers(2, 4))
-    seed = draw(st.integers(0, 2**32 - 1))
+def world_of(
+    *,
+    types: int,
+    seed: int,
+    slower: float,
+    hours: float,
+    usd: float,
+    p_required: float,
+    batch: int,
+    **asked: Any,
+) -> dict[str, Any]:
+    """Machines, prices, interruptions, lines and memory by `seed`; a job with its goals; `asked` is for `plan`."""
     random = np.random.default_rng(seed)
     names = [f"t{at}" for at in range(types)]
     known = [
@@ -79,27 +86,43 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
         lines={name: (float(random.uniform(0, 0.02)), float(random.uniform(0.001, 0.02))) for name in names},
         gbps={name: float(random.uniform(0.2, 5)) for name in names},
         memory=dict(zip(names, memory, strict=True)),
-        slower=draw(st.sampled_from([0.05, 0.3, 1.0])),
+        slower=slower,
     )
-    hours, usd = draw(st.floats(0.2, 30)), draw(st.floats(0.5, 60))
-    p_required = draw(st.sampled_from([0.3, 0.6, 0.9, 0.99]))
-    return {
-        "workload": workload(
-            "w",
-            96,
-            draw(st.sampled_from([96, 192])),
-            Goal(goal="cheapest_within_deadline", hours=hours, p_required=p_required),
-            Goal(goal="fastest_within_budget", usd=usd, p_required=p_required),
-            samples=1_000_000,
-        ),
-        "offers": sold,
-        "model": model,
-        "max_hosts": draw(st.integers(2, 8)),
-        "met": draw(st.sampled_from(CIRCUMSTANCES)),
-        "fits": cores_fit if draw(st.booleans()) else anything_fits,
-        "most": draw(st.sampled_from([5, 20_000])),
-        "top": draw(st.integers(1, 8)),
-    }
+    return (
+        {"met": Stated()}
+        | asked
+        | {
+            "workload": workload(
+                "w",
+                96,
+                batch,
+                Goal(goal="cheapest_within_deadline", hours=hours, p_required=p_required),
+                Goal(goal="fastest_within_budget", usd=usd, p_required=p_required),
+                samples=1_000_000,
+            ),
+            "offers": sold,
+            "model": model,
+        }
+    )
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> dict[str, Any]:
+    """Two to four types, up to eight machines, goals, and how much is shown."""
+    return world_of(
+        types=draw(st.integers(2, 4)),
+        seed=draw(st.integers(0, 2**32 - 1)),
+        slower=draw(st.sampled_from([0.05, 0.3, 1.0])),
+        hours=draw(st.floats(0.2, 30)),
+        usd=draw(st.floats(0.5, 60)),
+        p_required=draw(st.sampled_from([0.3, 0.6, 0.9, 0.99])),
+        batch=draw(st.sampled_from([96, 192])),
+        max_hosts=draw(st.integers(2, 8)),
+        met=draw(st.sampled_from(CIRCUMSTANCES)),
+        fits=cores_fit if draw(st.booleans()) else anything_fits,
+        most=draw(st.sampled_from([5, 20_000])),
+        top=draw(st.integers(1, 8)),
+    )
 
 
 def cores_fit(cluster: Cluster) -> str:
@@ -169,6 +192,34 @@ def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(max_examples=60, deadline=None)
 @given(world=worlds())
 def test_the_answer_is_that_of_brute_force(world: dict[str, Any]) -> None:
+    found = planned(world)
+    assert difference(found.rows, brute_force(world, found.clusters)) == ""
+
+
+RARE: dict[
+    str, tuple[dict[str, Any], dict[str, float]]
+] = {  # found among many: what decides is seldom out of what is looked at for another reason
+    "a split that keeps to the limit, of a cluster of which another does not": (
+        {"types": 3, "seed": 883, "slower": 0.05, "hours": 2.0, "usd": 47.1, "max_hosts": 4, "top": 4},
+        {"p_required": 0.9, "own": 0.1, "loose": 8.0},
+    ),
+    "the same where it is named in the winner's reason": (
+        {"types": 2, "seed": 881, "slower": 0.05, "hours": 12.1, "usd": 48.2, "max_hosts": 4, "top": 2},
+        {"p_required": 0.9, "own": 0.1, "loose": 8.0},
+    ),
+    "a limit that less than half of the draws keep, where no more was asked for": (
+        {"types": 2, "seed": 194, "slower": 0.05, "hours": 7.7, "usd": 9.6, "max_hosts": 3, "top": 1},
+        {"p_required": 0.3, "own": 0.5, "loose": 1.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", RARE)
+def test_what_seldom_decides_is_kept(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranking, "CONTENDERS", 2)
+    asked, errors = RARE[what]
+    world = world_of(**asked, batch=96, p_required=errors["p_required"], fits=anything_fits, most=20_000)
+    world["model"] = replace(world["model"], own=errors["own"], loose=errors["loose"])
     found = planned(world)
     assert difference(found.rows, brute_force(world, found.clusters)) == ""
 

@@ -37,6 +37,7 @@ def test_whole_numbers_stay_whole_beside_a_goal_that_nothing_meets(tmp_path: Pat
     publish(warehouse, [recommendation(), nothing], **stamp(1))
     export(warehouse, tmp_path / "published")
     best, none = sorted(published_rows(tmp_path / "published"), key=lambda row: str(row["goal"]))
+    assert {str(best[name].tzinfo) for name in ("published_at", "price_as_of", "newest_measurement_at")} == {"UTC"}
     whole = ("global_batch", "accumulation_steps", "measured_runs", "samples", "rank")
     assert [str(best[name]) for name in whole] == ["16", "1", "2", "1000", "1"]
     assert [none[name] for name in whole] == [None, None, None, 1000, 1]

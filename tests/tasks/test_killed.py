@@ -12,9 +12,10 @@ from tasks.killed import Finished, judged, predicted_s, run_job, summary
 def test_a_killed_job_goes_on_from_its_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(killed, "PIECES", 4)
     monkeypatch.setattr(killed, "STEPS_A_PIECE", 10)
-    alone = run_job((), step_s=0.1, ready_s=6.0)
+    alone = run_job((), step_s=0.05, ready_s=4.5)
     assert len(alone.piece_s) == 4 and len(alone.checkpoint_s) == 3 and alone.killed_at == ()
-    job = run_job((8.5,), step_s=0.1, ready_s=6.0)
+    started = alone.startup_s[0]  # what this machine takes now, if more than asked for
+    job = run_job((started + 1.75,), step_s=0.05, ready_s=started)  # in the last piece of half a second
     assert len(job.killed_at) == 1 and len(job.replacement_s) == 1
     assert len(job.piece_s) == 4  # those of before the kill were not done again
     assert job.seconds == pytest.approx(predicted_s([alone], job.killed_at), rel=0.15)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
+from models.cloud import Offer
 from models.workload import Goal
 from tasks.pilots import pilots_for
 from tests.installed import NOON, DescribedMachines, champion, install
@@ -42,3 +44,21 @@ def test_where_nothing_is_for_sale_there_are_no_pilots(tmp_path: Path) -> None:
     for workload in here.workloads:
         asked = replace(workload, goals=DEADLINE)
         assert pilots_for(here, champion(), asked, offers, buyable=offers, count=3) is None
+
+
+class DearSpot(DescribedMachines):
+    """As AWS without an account: list prices came with the package, spot prices did not."""
+
+    def offers(self, now: datetime) -> list[Offer]:
+        return [one if one.market == "on-demand" else replace(one, usd_per_hour=None) for one in super().offers(now)]
+
+
+def test_where_the_campaigns_market_has_no_price_pilots_are_priced_in_the_other(tmp_path: Path) -> None:
+    here = install(tmp_path, "conv", "newcomer", provider=DearSpot())
+    assert here.settings.campaign.market == "spot"
+    offers = here.provider.offers(NOON)
+    for workload in here.workloads:
+        found = pilots_for(here, champion(), replace(workload, goals=DEADLINE), offers, buyable=offers, count=3)
+        assert found is not None and (found["runs"] or found["settled"] is not False)
+        assert all(one["market"] == "on-demand" and one["usd"] > 0 for one in found["runs"])
+    assert found["runs"], "of the newcomer"

@@ -47,7 +47,7 @@ def test_every_goal_of_every_workload_has_a_row(here: Installation) -> None:
         assert firsts(rows, workload)["fastest"]["status"] == "recommended"
     assert {row["model_version"] for row in rows} == {"7"}
     assert {row["price_as_of"] for row in rows} == {NOON}
-    assert {row["newest_measurement_at"] for row in rows} == {pd.Timestamp(NOON).tz_localize(None)}
+    assert {row["newest_measurement_at"] for row in rows} == {NOON}, "with its zone"
     assert all(row["step_low_s"] < row["step_s"] < row["step_high_s"] for row in rows if row["cluster"])
 
 
@@ -63,6 +63,10 @@ def test_a_workload_that_was_never_measured_leaves_the_others_alone(tmp_path: Pa
     here = install(tmp_path, "conv", "newcomer")
     rows = rows_of(here, asked=champion())
     assert {row["status"] for row in rows if row["workload"] == "newcomer"} == {"infeasible"}
+    told = [row["reason"] for row in rows if row["workload"] == "newcomer"]
+    assert all(
+        "nothing is known of this workload on local machines" in one and "`srift refresh`" in one for one in told
+    )
     assert [row["goal"] for row in rows if row["workload"] == "newcomer"] == GOALS
     assert all(row["reason"] for row in rows)
     assert all(row["newest_measurement_at"] is None for row in rows if row["workload"] == "newcomer")
@@ -74,7 +78,20 @@ def test_machines_that_the_champion_has_not_met_are_not_guessed_at(here: Install
     stranger = [replace(o, usd_per_hour=1e-6, instance_type=replace(o.instance_type, name="x.new")) for o in offers[:1]]
     rows = rows_of(here, stranger + offers, asked=champion())
     assert not any("x.new" in row["cluster"] for row in rows if row["cluster"])
-    assert {row["status"] for row in rows_of(here, stranger, asked=champion())} == {"infeasible"}
+    lost = rows_of(here, stranger, asked=champion())
+    assert {row["status"] for row in lost} == {"infeasible"}
+    assert all("no local machine on offer was ever measured" in row["reason"] for row in lost)
+
+
+def test_what_nobody_measured_on_ec2_is_told_the_command_that_would(tmp_path: Path) -> None:
+    here = install(tmp_path, "conv", provider=DescribedMachines(name="ec2"))
+    (measurable,) = here.workloads
+    for workload, command in (
+        (measurable, "`srift refresh --provider ec2 --max-usd 25` measures it there"),
+        (replace(measurable, digest=IMPORTED), "`srift import FILE`"),
+    ):
+        rows = recommend_one(here, None, workload, here.provider.offers(NOON), measured().runs.iloc[:0])
+        assert all("on ec2 machines" in row["reason"] and command in row["reason"] for row in rows)
 
 
 def test_an_unknown_price_stays_unknown(tmp_path: Path) -> None:
@@ -229,4 +246,5 @@ def test_a_newcomer_whose_flops_are_known_is_not_guessed_at_where_no_device_has_
     (_, newcomer) = here.workloads
     assert told(here, newcomer).flops_per_sample == 1e9
     rows = [row for row in rows_of(here, asked=champion()) if row["workload"] == "newcomer"]
-    assert {row["status"] for row in rows} == {"infeasible"} and {row["reason"] for row in rows} == {recommend.NOT_MET}
+    assert {row["status"] for row in rows} == {"infeasible"}
+    assert all("nothing is known of this workload on local machines" in row["reason"] for row in rows)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tasks import turn
-from tasks.turn import Busy, alone, at_work, at_work_elsewhere, taking_turn
+from tasks.turn import Busy, alone, at_work, at_work_elsewhere, patience_s, taking_turn
 
 
 def test_a_second_refresh_is_refused_by_name_and_told_what_to_do(tmp_path: Path) -> None:
@@ -26,6 +26,38 @@ def test_a_second_refresh_is_refused_by_name_and_told_what_to_do(tmp_path: Path)
     assert at_work(tmp_path) is None
     with taking_turn(tmp_path, "third"):
         pass
+
+
+def test_one_that_has_time_says_whom_it_waits_for_and_takes_its_turn_afterwards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    naps: list[float] = []
+    first = taking_turn(tmp_path, "first")
+    first.__enter__()
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            first.__exit__(None, None, None)
+
+    with taking_turn(tmp_path, "second", patience_s=60.0, sleep=sleep):
+        assert len(naps) == 3 and (at_work(tmp_path) or {})["refresh_id"] == "second"
+    assert capsys.readouterr().err.count("refresh first (process") == 1, "said once, not every time it looked"
+
+
+def test_patience_has_an_end(tmp_path: Path) -> None:
+    naps: list[float] = []
+    with taking_turn(tmp_path, "first"):
+        waiting = taking_turn(tmp_path, "second", patience_s=60.0, sleep=naps.append)
+        with pytest.raises(Busy, match="nothing was started"), waiting:
+            pytest.fail("two at once")
+    assert 50.0 < sum(naps) < 70.0
+
+
+def test_only_a_run_that_a_schedule_started_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert patience_s() == 0.0
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "a-deployment")
+    assert patience_s() > 3600.0
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
