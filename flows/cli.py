@@ -59,12 +59,11 @@ def refresh(
         open_installation(provider)  # refused before anything starts
         refuse_to_spend(provider, max_usd)
         from flows.refresh import refresh as flow
-        from tasks.own_server import start_own_server
+        from tasks.own_server import own_server
         from tasks.printing import live_reporter
         from tasks.report import reporting_to
 
-        start_own_server()
-        with reporting_to(live_reporter()):
+        with own_server(), reporting_to(live_reporter()):
             outcome = flow(provider, max_usd)
         _print_json(outcome) if as_json else _print_table(False, top=1)
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     import flows.refresh
 
     monkeypatch.setattr(flows.refresh, "refresh", flows.refresh.refresh.fn)
-    monkeypatch.setattr("tasks.own_server.start_own_server", lambda: None)
+    monkeypatch.setattr("tasks.own_server.own_server", nullcontext)
 
 
 def files(folder: Path) -> set[Path]:
