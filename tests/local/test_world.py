@@ -51,7 +51,11 @@ def run(world: World, script: str = "", count: int = 1, **words: Any) -> list[di
 
 def fleet(world: World, script: str, overrides: list[dict[str, Any]], count: int, **spot: Any) -> dict[str, Any]:
     ec2, name = world.client("ec2"), f"t{time.monotonic_ns()}"
-    data = {"ImageId": image(world), "InstanceType": TYPE, "UserData": b64encode(f"#!/bin/sh\n{script}\n".encode()).decode()}
+    data = {
+        "ImageId": image(world),
+        "InstanceType": TYPE,
+        "UserData": b64encode(f"#!/bin/sh\n{script}\n".encode()).decode(),
+    }
     ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)
     return dict(
         ec2.create_fleet(
@@ -69,7 +73,8 @@ def fleet(world: World, script: str, overrides: list[dict[str, Any]], count: int
 
 
 def said(world: World, instance: dict[str, Any], what: str) -> str:
-    return str(until(lambda: (text := world.console(instance["InstanceId"])) if what in world.console(instance["InstanceId"]) else ""))
+    until(lambda: what in world.console(instance["InstanceId"]))
+    return world.console(instance["InstanceId"])
 
 
 def until(answer: Callable[[], Any], within_s: float = 15.0) -> Any:
@@ -97,7 +102,9 @@ def test_user_data_runs_as_root_at_the_private_address_of_the_instance(world: Wo
 
 
 def test_what_a_machine_writes_is_its_own_and_goes_with_it(world: World) -> None:
-    script = "useradd --system srift-of-a-test && id -u srift-of-a-test && mkdir /var/lib/srift-t /opt/srift-t && echo done"
+    script = (
+        "useradd --system srift-of-a-test && id -u srift-of-a-test && mkdir /var/lib/srift-t /opt/srift-t && echo done"
+    )
     first, second = run(world, script, count=2)
     for one in (first, second):
         assert "done" in said(world, one, "done"), "the second machine found what the first had written"
@@ -107,7 +114,10 @@ def test_what_a_machine_writes_is_its_own_and_goes_with_it(world: World) -> None
 
 def test_machines_of_a_region_reach_each_other(world: World) -> None:
     (first,) = run(world, "exec python3 -m http.server 8000")
-    (second,) = run(world, f"exec 2>&1; until bash -c 'echo >/dev/tcp/{first['PrivateIpAddress']}/8000'; do sleep 0.1; done; echo reached")
+    (second,) = run(
+        world,
+        f"exec 2>&1; until bash -c 'echo >/dev/tcp/{first['PrivateIpAddress']}/8000'; do sleep 0.1; done; echo reached",
+    )
     said(world, second, "reached")
 
 
@@ -118,7 +128,8 @@ import json, urllib.error, urllib.request
 base = "http://169.254.169.254/latest/"
 def get(path, **headers):
     try:
-        return urllib.request.urlopen(urllib.request.Request(base + "meta-data/" + path, headers=headers), timeout=5).read().decode()
+        asked = urllib.request.Request(base + "meta-data/" + path, headers=headers)
+        return urllib.request.urlopen(asked, timeout=5).read().decode()
     except urllib.error.HTTPError as error:
         return str(error.code)
 print("without:", get("instance-id"))
@@ -133,7 +144,9 @@ print("end")
 END"""
     (one,) = run(world, script)
     text = said(world, one, "end")
-    assert "without: 401" in text and f"id: {one['InstanceId']}" in text and f"address: {one['PrivateIpAddress']}" in text
+    assert (
+        "without: 401" in text and f"id: {one['InstanceId']}" in text and f"address: {one['PrivateIpAddress']}" in text
+    )
     assert "notice: 404" in text and f"keys: {world.profile} Success" in text
 
 
@@ -154,8 +167,12 @@ def test_a_machine_may_do_in_s3_what_its_role_allows_and_no_more(world: World) -
         refused(lambda: s3.list_objects_v2(Bucket=world.bucket)),
     }
     assert refusals == {"AccessDenied"}
-    assert refused(lambda: session.client("ec2", region_name="us-east-1", endpoint_url=world.endpoint).describe_instances())
-    forger = boto3.Session(keys.access_key, "another", keys.token).client("s3", region_name="us-east-1", endpoint_url=world.endpoint)
+    assert refused(
+        lambda: session.client("ec2", region_name="us-east-1", endpoint_url=world.endpoint).describe_instances()
+    )
+    forger = boto3.Session(keys.access_key, "another", keys.token).client(
+        "s3", region_name="us-east-1", endpoint_url=world.endpoint
+    )
     assert refused(lambda: forger.get_object(Bucket=world.bucket, Key=f"{mine}/in/x")) == "SignatureDoesNotMatch"
 
 
@@ -166,7 +183,9 @@ def test_terminating_ends_the_machine_before_the_answer(world: World) -> None:
     assert world.alive() == [] and state(world, one) == "terminated"
 
 
-@pytest.mark.parametrize("words", ["shutdown -h now", "shutdown -h +1 'the deadline'", "/usr/sbin/shutdown -h now", "poweroff"])
+@pytest.mark.parametrize(
+    "words", ["shutdown -h now", "shutdown -h +1 'the deadline'", "/usr/sbin/shutdown -h now", "poweroff"]
+)
 def test_a_machine_that_shuts_itself_down_is_terminated(world: World, words: str) -> None:
     (one,) = run(world, f"{words}; sleep 100")
     until(lambda: state(world, one) == "terminated")
@@ -215,10 +234,15 @@ def test_nonsense_and_want_are_refused(world: World) -> None:
 
 def test_a_fleet_takes_the_cheapest_or_nothing(world: World) -> None:
     overrides = [{"InstanceType": TYPE, "AvailabilityZone": f"us-east-1{zone}"} for zone in "abcd"]
-    usd = {one["AvailabilityZone"]: world.account.market.spot(TYPE, "us-east-1", one["AvailabilityZone"]) for one in overrides}
+    usd = {
+        one["AvailabilityZone"]: world.account.market.spot(TYPE, "us-east-1", one["AvailabilityZone"])
+        for one in overrides
+    }
     ranked = sorted(usd, key=lambda zone: usd[zone] or 9.9)
     got = fleet(world, "echo up", overrides, 2, SingleAvailabilityZone=True, MinTargetCapacity=2)
-    assert [one["LaunchTemplateAndOverrides"]["Overrides"]["AvailabilityZone"] for one in got["Instances"]] == ranked[:1]
+    assert [one["LaunchTemplateAndOverrides"]["Overrides"]["AvailabilityZone"] for one in got["Instances"]] == ranked[
+        :1
+    ]
     ids = [i for one in got["Instances"] for i in one["InstanceIds"]]
     assert len(ids) == 2
     lifecycles = {one.lifecycle for one in world.account.instances()}
@@ -227,7 +251,9 @@ def test_a_fleet_takes_the_cheapest_or_nothing(world: World) -> None:
     for zone in ranked:
         world.account.market.room[TYPE, "spot", zone] = 3
     short = fleet(world, "", overrides, 4, SingleAvailabilityZone=True, MinTargetCapacity=4)
-    assert short["Instances"] == [] and {one["ErrorCode"] for one in short["Errors"]} == {"InsufficientInstanceCapacity"}
+    assert short["Instances"] == [] and {one["ErrorCode"] for one in short["Errors"]} == {
+        "InsufficientInstanceCapacity"
+    }
     partly = fleet(world, "", overrides, 4, SingleAvailabilityZone=True)
     assert sum(len(one["InstanceIds"]) for one in partly["Instances"]) == 3
 
@@ -236,7 +262,10 @@ def test_placement_groups_quotas_prices_and_scores_are_there(world: World) -> No
     ec2 = world.client("ec2")
     tags = [{"ResourceType": "placement-group", "Tags": [{"Key": "k", "Value": "v"}]}]
     ec2.create_placement_group(GroupName="near", Strategy="cluster", TagSpecifications=tags)
-    assert refused(lambda: ec2.create_placement_group(GroupName="near", Strategy="cluster")) == "InvalidPlacementGroup.Duplicate"
+    assert (
+        refused(lambda: ec2.create_placement_group(GroupName="near", Strategy="cluster"))
+        == "InvalidPlacementGroup.Duplicate"
+    )
     found = ec2.describe_placement_groups(Filters=[{"Name": "tag:k", "Values": ["v"]}])["PlacementGroups"]
     assert [one["GroupName"] for one in found] == ["near"]
     run(world, Placement={"GroupName": "near", "AvailabilityZone": ZONE})

@@ -24,18 +24,18 @@ from unittest.mock import patch
 
 os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # half a second each time, for nothing
 
-import boto3  # noqa: E402
-import moto.ec2.urls  # noqa: E402
-from moto.core.base_backend import BackendDict  # noqa: E402
-from werkzeug.serving import BaseWSGIServer, make_server  # noqa: E402
+import boto3
+import moto.ec2.urls
+from moto.core.base_backend import BackendDict
+from werkzeug.serving import BaseWSGIServer, make_server
 
-from tests.world.account import Account, Launch, install, opened  # noqa: E402
-from tests.world.elastic import Elastic  # noqa: E402
-from tests.world.front import Fault, Front, Quiet  # noqa: E402
-from tests.world.hosts import Hosts  # noqa: E402
-from tests.world.machines import Fate, Keeper, boots  # noqa: E402
-from tests.world.market import ANY  # noqa: E402
-from tests.world.metadata import Metadata, served  # noqa: E402
+from tests.world.account import Account, Launch, install, opened
+from tests.world.elastic import Elastic
+from tests.world.front import Fault, Front, Quiet
+from tests.world.hosts import Hosts
+from tests.world.machines import Fate, Keeper, boots
+from tests.world.market import ANY
+from tests.world.metadata import Metadata, served
 
 __all__ = ["ANY", "Fate", "Launch", "World", "boots"]
 
@@ -77,6 +77,7 @@ class World:
             )  # fmt: skip
         self._servers: dict[str, list[Any]] = {}
         self._patches: list[Any] = []
+        self._clients: dict[tuple[str, str], Any] = {}
 
     @staticmethod
     def why_not() -> str:
@@ -130,10 +131,12 @@ class World:
         }
 
     def client(self, service: str, region: str = "") -> Any:
-        """A boto3 client with the controller's keys."""
-        told = self.environment()
-        session = boto3.Session(told["AWS_ACCESS_KEY_ID"], told["AWS_SECRET_ACCESS_KEY"])
-        return session.client(service, region_name=region or self.region, endpoint_url=self.endpoint)
+        """A boto3 client with the controller's keys, made once."""
+        told, key = self.environment(), (service, region or self.region)
+        if key not in self._clients:
+            session = boto3.Session(told["AWS_ACCESS_KEY_ID"], told["AWS_SECRET_ACCESS_KEY"])
+            self._clients[key] = session.client(service, region_name=key[1], endpoint_url=self.endpoint)
+        return self._clients[key]
 
     @property
     def launches(self) -> list[Launch]:
@@ -195,7 +198,7 @@ class World:
         if listening is not None:
             listening.close()  # the server has its own handle of it
         self._keep(name, server)
-        return int(server.server_port)
+        return int(server.server_address[1])
 
     def _serve_at_home(self, instance_id: str) -> None:
         """The same endpoint on the host's own loopback: S3 as the machine reaches it."""

@@ -1,4 +1,4 @@
-"""The emulated account: what moto keeps for it, what moto has no place for, and how a stranger to AWS gets started in it."""
+"""The emulated account: what moto keeps for it, what moto has no place for, what an operator installs."""
 
 from __future__ import annotations
 

@@ -143,7 +143,9 @@ class Elastic(EC2Response):
         market = str(target.get("DefaultTargetCapacityType") or "on-demand")
         options = asked.get("SpotOptions" if market == "spot" else "OnDemandOptions") or {}
         ground = self._ground()
-        way, refused = ground.spread(self._candidates(ground, market), market, options, int(target["TotalTargetCapacity"]))
+        way, refused = ground.spread(
+            self._candidates(ground, market), market, options, int(target["TotalTargetCapacity"])
+        )
         fleet, tags = random_fleet_id(), list(asked.get("TagSpecifications") or ())
         launched = []
         for one, count in way:
@@ -191,7 +193,9 @@ class Elastic(EC2Response):
                 instance.spot_instance_request_id = f"sir-{instance.id[-8:]}"
             if profile and index:  # moto gives it to the first alone
                 self.ec2_backend.associate_iam_instance_profile(
-                    instance.id, iam_instance_profile_name=profile.get("Name"), iam_instance_profile_arn=profile.get("Arn")
+                    instance.id,
+                    iam_instance_profile_name=profile.get("Name"),
+                    iam_instance_profile_arn=profile.get("Arn"),
                 )
         self.account.launched(self.region, reservation.instances, market)
         return reservation
@@ -233,7 +237,10 @@ def _described(one: Candidate) -> dict[str, Any]:
 def _merged(specifications: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
     kinds = dict.fromkeys(str(one["ResourceType"]) for one in specifications)
     return [
-        {"ResourceType": kind, "Tags": [tag for one in specifications if one["ResourceType"] == kind for tag in one["Tags"]]}
+        {
+            "ResourceType": kind,
+            "Tags": [tag for one in specifications if one["ResourceType"] == kind for tag in one["Tags"]],
+        }
         for kind in kinds
         if kind != "fleet"
     ]

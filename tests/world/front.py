@@ -10,13 +10,14 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from socket import SHUT_RDWR
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
-from moto.ec2.responses import EC2Response
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 
 from tests.world.account import Account
+from tests.world.elastic import Elastic
 from tests.world.launching import QUOTAS
 from tests.world.market import products
 from tests.world.policy import allows, forged
@@ -81,6 +82,7 @@ class Front:
         if fault is None:
             return passed
         list(passed)
+        environ["werkzeug.socket"].shutdown(SHUT_RDWR)
         raise ConnectionAbortedError("the answer is lost on purpose")
 
     def _fault(self, action: str) -> Fault | None:
@@ -153,7 +155,7 @@ class Front:
         app = self._moto.get_application(environ)
         if asked.service != "ec2":
             return app(environ, start)
-        if not hasattr(EC2Response, _snake(asked.action.partition(":")[2])):
+        if not hasattr(Elastic, _snake(asked.action.partition(":")[2])):
             return _send(start, _refusal("ec2", 400, "InvalidAction"))
         with self.account.lock:
             answer = list(app(environ, start))
@@ -172,7 +174,11 @@ def _read(environ: dict[str, Any]) -> Asked:
         action = environ["HTTP_X_AMZ_TARGET"].rpartition(".")[2]
     elif service == "s3":
         whole = environ["PATH_INFO"].strip("/").count("/") == 0
-        action = ("ListBucket" if environ["REQUEST_METHOD"] in ("GET", "HEAD") else "Bucket") if whole else _S3.get(environ["REQUEST_METHOD"], "Object")
+        action = (
+            ("ListBucket" if environ["REQUEST_METHOD"] in ("GET", "HEAD") else "Bucket")
+            if whole
+            else _S3.get(environ["REQUEST_METHOD"], "Object")
+        )
     else:
         action = parse_qs(body.decode(errors="replace")).get("Action", [""])[0]
     return Asked(service=service, region=region, access_key=access_key, action=f"{service}:{action}", body=body)

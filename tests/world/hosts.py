@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tasks.providers import local_cpu, local_hosts
 from tasks.providers.local_hosts import PATH, Host, HostPlan, Isolation
-from tasks.providers.local_processes import Process, children, end, identify
+from tasks.providers.local_processes import children, end, identify
 
 HERE = Path(__file__).parent
 VIEWS = ("/etc", "/opt", "/var", "/home", "/root", "/srv", "/tmp")  # /run comes first, by itself

@@ -1,4 +1,4 @@
-"""Whether a launch may be, and of what: the checks that EC2 makes and moto does not, and the choice that a fleet makes."""
+"""Whether a launch may be, and of what: the checks that EC2 makes and moto does not, and what a fleet chooses."""
 
 from __future__ import annotations
 
@@ -102,9 +102,13 @@ class Ground:
     def refusal(self, name: str, market: str, zone: str, count: int) -> tuple[str, str]:
         """Code and message of why `count` are not to be had; empty where they are."""
         if name not in zones_of(self.region).get(zone, ()):
-            told = f"Your requested instance type ({name}) is not supported in your requested Availability Zone ({zone})."
+            told = (
+                f"Your requested instance type ({name}) is not supported in your requested Availability Zone ({zone})."
+            )
             return "Unsupported", told
-        code, families = next((code, kinds) for code, (_, kinds, sold) in QUOTAS.items() if sold == market and name[0] in kinds)
+        code, families = next(
+            (code, kinds) for code, (_, kinds, sold) in QUOTAS.items() if sold == market and name[0] in kinds
+        )
         used = sum(_vcpus(one.name) for one in self.held if one.market == market and one.name[0] in families)
         if used + count * _vcpus(name) > self.quotas[code]:
             told = f"You have requested more vCPU capacity than your current vCPU limit of {self.quotas[code]:g} allows"
@@ -118,7 +122,9 @@ class Ground:
         found = {name: value for name, value in data.items() if name != "Placement"}
         found["Placement"] = dict(data.get("Placement") or {}) | {"AvailabilityZone": zone}
         nics = [dict(nic) for nic in data.get("NetworkInterfaces") or ()]
-        subnet = found.pop("SubnetId", None) or (nics[0].get("SubnetId") if nics else None) or self.default_subnets[zone]
+        subnet = (
+            found.pop("SubnetId", None) or (nics[0].get("SubnetId") if nics else None) or self.default_subnets[zone]
+        )
         if nics:
             return found | {"NetworkInterfaces": [nic | {"SubnetId": subnet} for nic in nics]}
         return found | {"SubnetId": subnet}
@@ -126,7 +132,7 @@ class Ground:
     def spread(
         self, candidates: Iterable[Candidate], market: str, options: Data, wanted: int
     ) -> tuple[list[tuple[Candidate, int]], list[tuple[Candidate, str, str]]]:
-        """What a fleet launches, cheapest first, and what it was refused. Nothing where it would be less than the least."""
+        """What a fleet launches, cheapest first, and what it was refused. Nothing where it is less than the least."""
         refused: list[tuple[Candidate, str, str]] = []
         open_ones: list[Candidate] = []
         for one in sorted(candidates, key=lambda one: one.usd):
@@ -159,7 +165,10 @@ class Ground:
 def _together(candidates: Sequence[Candidate], options: Data) -> Iterator[Sequence[Candidate]]:
     """Those that may serve one fleet, in groups by zone or type where the fleet must keep to one."""
     keys = {
-        (one.zone if options.get("SingleAvailabilityZone") else "", one.name if options.get("SingleInstanceType") else "")
+        (
+            one.zone if options.get("SingleAvailabilityZone") else "",
+            one.name if options.get("SingleInstanceType") else "",
+        )
         for one in candidates
     }
     for zone, name in sorted(keys, key=lambda key: min(_usd(one) for one in candidates if _fits(one, *key))):

@@ -1,4 +1,4 @@
-"""Keeps hosts as moto says that instances are: starts and ends them, and acts on what machines and the market ask for."""
+"""Keeps hosts as moto says that instances are: starts and ends them, acts on what machines and the market ask for."""
 
 from __future__ import annotations
 

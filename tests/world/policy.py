@@ -26,7 +26,9 @@ def allows(statements: Iterable[Mapping[str, Any]], action: str, resource: str, 
     allowed = False
     for one in statements:
         named = any(_like(pattern, action) for pattern in _list(one.get("Action")))
-        meant = any(_like(str(pattern).replace("${aws:userid}", userid), resource) for pattern in _list(one.get("Resource")))
+        meant = any(
+            _like(str(pattern).replace("${aws:userid}", userid), resource) for pattern in _list(one.get("Resource"))
+        )
         if named and meant and one["Effect"] == "Deny":
             return False
         allowed = allowed or (named and meant and not one.get("Condition"))
@@ -41,7 +43,9 @@ def forged(keys: RoleKeys, method: str, url: str, body: bytes, headers: Mapping[
     stamp = told.get("x-amz-date", "")
     if abs(timegm(time.strptime(stamp, "%Y%m%dT%H%M%SZ")) - time.time()) > _SKEW_S:
         return "RequestTimeTooSkewed"
-    found = re.search(r"Credential=[^/]+/\d+/([^/]+)/s3/aws4_request, *SignedHeaders=([^,]+), *Signature=(\w+)", told["authorization"])
+    found = re.search(
+        r"Credential=[^/]+/\d+/([^/]+)/s3/aws4_request, *SignedHeaders=([^,]+), *Signature=(\w+)", told["authorization"]
+    )
     if found is None:
         return "AuthorizationHeaderMalformed"
     region, names, signature = found.groups()

@@ -1,4 +1,4 @@
-"""The EC2 provider from tick to table in the emulated world: `srift refresh` as an operator runs it, then what came of it."""
+"""The EC2 provider from tick to table in the emulated world: `srift refresh` as an operator runs it, and judged."""
 
 from __future__ import annotations
 
@@ -81,7 +81,11 @@ class Operator:
     def srift(self, *words: str, within_s: float = 600.0, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run the command; what it says is in the answer."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-        ours = {"SRIFT_HOME": str(self.home), "PREFECT_HOME": str(self.folder / "prefect"), "PYTHONPATH": str(_REPOSITORY)}
+        ours = {
+            "SRIFT_HOME": str(self.home),
+            "PREFECT_HOME": str(self.folder / "prefect"),
+            "PYTHONPATH": str(_REPOSITORY),
+        }
         return subprocess.run(
             [*_SRIFT, *words],
             cwd=self.folder,
