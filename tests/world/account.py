@@ -33,6 +33,7 @@ class Launch:
     market: str
     zone: str
     ids: tuple[str, ...]
+    tags: Mapping[str, str]
     at_unix: float
 
 
@@ -70,8 +71,16 @@ class Account:
         """Take note of a launch."""
         one = instances[0]
         ids = tuple(instance.id for instance in instances)
-        zone, name = str(one.availability_zone), one.instance_type
-        self.launches.append(Launch(region=region, name=name, market=market, zone=zone, ids=ids, at_unix=time.time()))
+        launch = Launch(
+            region=region,
+            name=one.instance_type,
+            market=market,
+            zone=str(one.availability_zone),
+            ids=ids,
+            tags={tag["key"]: tag["value"] for tag in one.get_tags()},
+            at_unix=time.time(),
+        )
+        self.launches.append(launch)
         self.heard()
 
     def instances(self, *states: str) -> list[Any]:

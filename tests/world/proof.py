@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ import duckdb
 from tests.world import World
 
 TYPES = ("g4dn.xlarge", "g5.xlarge", "g6.xlarge")
-MARKETS = ("spot", "on-demand")
 _SRIFT = [sys.executable, "-c", "from flows.cli import main; main()"]
 _OURS = ("SRIFT_", "PREFECT_", "MLFLOW_", "AWS_", "COVERAGE", "PYTEST")
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ _STATES = """
 [campaign]
 max_hosts = {most}
 seed = 7
-market = "spot"
+market = "{market}"
 
 [ec2]
 regions = ["{region}"]
@@ -60,6 +60,15 @@ def build(width: int = 256):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """One refresh of a newcomer: a cluster of at most so many machines, bought in one market."""
+
+    market: str
+    machines: int
+    types: tuple[str, ...] = TYPES[:1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """A folder with a srift.toml of the emulated account, and the command run in it as from a shell."""
 
@@ -71,10 +80,12 @@ class Operator:
         """Where Srift keeps what it learns."""
         return self.folder / "state"
 
-    def settle_in(self, *, most: int, minutes: float, types: tuple[str, ...] = TYPES) -> None:
+    def settle_in(self, campaign: Campaign, minutes: float) -> None:
         """Write srift.toml and a workload."""
         told = {"bucket": self.world.bucket, "profile": self.world.profile, "region": self.world.region}
-        text = _STATES.format(most=most, minutes=minutes, types=json.dumps(types), python=sys.executable, **told)
+        wanted = {"market": campaign.market, "most": campaign.machines, "types": json.dumps(campaign.types)}
+        text = _STATES.format(**told, **wanted, minutes=minutes, python=sys.executable)
+        self.folder.mkdir(parents=True)
         (self.folder / "srift.toml").write_text(text)
         (self.folder / "sine.py").write_text(_WORKLOAD)
 
@@ -108,76 +119,85 @@ class Operator:
 
 @dataclass(slots=True)
 class Proof:
-    """What was seen, and what should have been seen and was not."""
+    """What was seen, and in `wrong` what should have been seen and was not."""
 
-    launched: Counter[tuple[str, int]] = field(default_factory=Counter)  # (market, machines) -> clusters
+    clusters: Counter[tuple[str, int]] = field(default_factory=Counter)  # (market, machines) -> leases
     records: Counter[tuple[str, str]] = field(default_factory=Counter)  # (kind, status)
-    leases: list[tuple[str, str, float, str]] = field(default_factory=list)  # cluster, market, dollars, outcome
+    leases: list[tuple[str, float | None, str]] = field(default_factory=list)  # cluster, dollars, outcome
     table: int = 0
     seconds: float = 0.0
     wrong: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """For a person."""
-        clusters = [f"{count} of {machines} ({market})" for (market, machines), count in sorted(self.launched.items())]
+        clusters = [f"{count} x {machines} {market}" for (market, machines), count in sorted(self.clusters.items())]
         records = [f"{count} {kind} {status}" for (kind, status), count in sorted(self.records.items())]
-        usd = sum(usd or 0.0 for _, _, usd, _ in self.leases)
+        usd = sum(usd or 0.0 for _, usd, _ in self.leases)
         return [
-            f"launches, by machines: {', '.join(clusters) or 'none'}",
+            f"clusters, by machines and market: {', '.join(clusters) or 'none'}",
             f"runs: {', '.join(records) or 'none'}",
-            f"leases: {len(self.leases)}, {usd:.4f} dollars at list and drawn prices",
+            f"leases: {len(self.leases)}, {usd:.4f} dollars",
             f"published rows about ec2: {self.table}",
             f"seconds: {self.seconds:.0f}",
             *(f"WRONG: {one}" for one in self.wrong),
         ]
 
 
-def refreshed(operator: Operator, *, max_usd: float, markets: tuple[str, ...] = MARKETS, say: Any = None) -> Proof:
-    """Refresh once in each market, and judge. Nothing is raised: what is wrong stands in the proof."""
+def prove(
+    world: World,
+    folder: Path,
+    campaigns: Sequence[Campaign],
+    *,
+    minutes: float,
+    max_usd: float = 5.0,
+    say: Callable[[str], None] = lambda _: None,
+) -> Proof:
+    """Refresh once for each campaign, each in a home of its own, and judge. What is wrong is in the proof."""
     proof, began = Proof(), time.monotonic()
-    for market in markets:
-        done = operator.srift("refresh", "--provider", "ec2", "--max-usd", str(max_usd), SRIFT_CAMPAIGN__MARKET=market)
-        if say is not None:
-            say(f"--- srift refresh --provider ec2 --max-usd {max_usd:g} ({market})\n{done.stdout}{done.stderr}")
+    for one in campaigns:
+        operator = Operator(folder=folder / f"{one.machines}-{one.market}", world=world)
+        operator.settle_in(one, minutes)
+        launched = len(world.launches)
+        done = operator.srift("refresh", "--provider", "ec2", "--max-usd", f"{max_usd:g}")
+        say(f"--- {one.machines} {one.market}: srift refresh --provider ec2 --max-usd {max_usd:g}")
+        say(done.stdout + done.stderr)
         if done.returncode != 0:
-            proof.wrong.append(f"{market}: exit status {done.returncode}: {(done.stderr or done.stdout)[-2000:]}")
+            said = (done.stderr or done.stdout)[-3000:]
+            proof.wrong.append(f"{one}: exit status {done.returncode}: {said}")
+            continue
+        _judge(operator, one, proof, launched)
     proof.seconds = time.monotonic() - began
-    _judge(operator, proof, markets)
     return proof
 
 
-def _judge(operator: Operator, proof: Proof, markets: tuple[str, ...]) -> None:
-    world = operator.world
-    for one in world.launches:
-        proof.launched[one.market, len(one.ids)] += 1
-    if world.alive():
-        proof.wrong.append(f"still alive: {', '.join(world.alive())}")
-    for market in markets:
-        if not any(launch.market == market for launch in world.launches):
-            proof.wrong.append(f"no {market} launch")
-    if not (operator.home / "warehouse.duckdb").exists():
-        proof.wrong.append("there is no warehouse")
-        return
-    proof.records.update(
-        (str(kind), str(status)) for kind, status in operator.rows("select kind, status from raw_records")
-    )
-    proof.leases += operator.rows("select cluster, market, usd, outcome from raw_leases")
-    proof.table = len(operator.published())
-    if not proof.records["train", "measured"]:
-        proof.wrong.append("nothing was trained on the machines")
-    odd = {status for _, status in proof.records} - {"measured"}
-    if odd:
-        proof.wrong.append(f"runs that were not measured: {proof.records}; {_reasons(operator)}")
-    if not proof.leases or any(outcome != "released" for *_, outcome in proof.leases):
-        proof.wrong.append(f"leases that were not released: {proof.leases}")
-    if not proof.table:
-        proof.wrong.append("nothing was published about ec2")
+def _judge(operator: Operator, campaign: Campaign, proof: Proof, launched: int) -> None:
+    sizes: Counter[str] = Counter()
+    for launch in operator.world.launches[launched:]:
+        sizes[launch.tags.get("srift:lease", "untagged")] += len(launch.ids)
+        if launch.market != campaign.market:
+            proof.wrong.append(f"{campaign}: a launch {launch.market}")
+    proof.clusters.update((campaign.market, machines) for machines in sizes.values())
+    if campaign.machines not in sizes.values():
+        proof.wrong.append(f"{campaign}: clusters of {sorted(sizes.values())} machines")
+    if alive := operator.world.alive():
+        proof.wrong.append(f"{campaign}: still alive: {', '.join(alive)}")
+    kinds = Counter((str(kind), str(status)) for kind, status in operator.rows("select kind, status from raw_records"))
+    proof.records += kinds
+    if not kinds["train", "measured"]:
+        proof.wrong.append(f"{campaign}: nothing was trained")
+    if {status for _, status in kinds} != {"measured"}:
+        told = operator.rows("select kind, status, body ->> '$.reason' from raw_records where status <> 'measured'")
+        proof.wrong.append(f"{campaign}: not measured: {told[:5]}")
+    leases = operator.rows("select cluster, usd, outcome from raw_leases where provider = 'ec2'")
+    proof.leases += leases
+    if len(leases) != len(sizes) or any(outcome != "released" for *_, outcome in leases):
+        proof.wrong.append(f"{campaign}: {len(sizes)} clusters were launched, leases {leases}")
+    rows = operator.published()
+    proof.table += len(rows)
+    if not rows or any(status != "recommended" for *_, status in rows):
+        proof.wrong.append(f"{campaign}: published {rows}")
 
 
 def _asked(file: Path, query: str) -> list[tuple[Any, ...]]:
     with duckdb.connect(str(file), read_only=True) as connection:
         return connection.execute(query).fetchall()
-
-
-def _reasons(operator: Operator) -> list[Any]:
-    return operator.rows("select body ->> '$.reason' from raw_records where status <> 'measured' limit 5")
