@@ -194,7 +194,7 @@ def _judge(operator: Operator, campaign: Campaign, proof: Proof, launched: int) 
         proof.wrong.append(f"{campaign}: {len(sizes)} clusters were launched, leases {leases}")
     rows = operator.published()
     proof.table += len(rows)
-    if not rows or any(status != "recommended" for *_, status in rows):
+    if "recommended" not in {status for *_, status in rows}:
         proof.wrong.append(f"{campaign}: published {rows}")
 
 
