@@ -18,7 +18,7 @@ def main() -> int:
     """0 where all was as it should be."""
     parser = argparse.ArgumentParser(prog="make refresh-emulated", description=__doc__)
     parser.add_argument("--max-usd", type=float, default=5.0, help="of each refresh (default 5)")
-    parser.add_argument("--minutes", type=float, default=0.6, help="that each refresh may measure (default 0.6)")
+    parser.add_argument("--minutes", type=float, default=1.3, help="that each refresh may measure (default 1.3)")
     parser.add_argument("--machines", type=int, nargs="+", default=[1, 2, 3, 4], help="sizes (default 1 2 3 4)")
     parser.add_argument("--keep", action="store_true", help="leave the homes and the machines' consoles for a look")
     words = parser.parse_args()
