@@ -1,98 +1,17 @@
-"""The emulated EC2 is as hard on its users as AWS is: what moto waves through is refused, and machines are real."""
+"""The machines of the emulated EC2 are real ones: what they run, see and write, how they end, and who may know."""
 
 from __future__ import annotations
 
 import threading
-import time
-from base64 import b64encode
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
 
+from tasks.providers import local_cpu
+from tests.local.emulated import TYPE, needs_machines, run, said, state, until
 from tests.world import World
 from tests.world.machines import Fate
 
-pytestmark = [pytest.mark.local, pytest.mark.skipif(bool(World.why_not()), reason=World.why_not())]
-PARAMETER = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.13-ubuntu-26.04/latest/ami-id"
-TYPE, ZONE = "g4dn.xlarge", "us-east-1a"
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[World]:
-    with World(seed=3, minute_s=0.2) as world:
-        yield world
-
-
-@pytest.fixture
-def world(shared: World) -> Iterator[World]:
-    yield shared
-    shared.restore()
-    shared.account.market.room.clear()
-    alive = [one.id for one in shared.account.instances()]
-    if alive:
-        shared.client("ec2").terminate_instances(InstanceIds=alive)
-    assert shared.alive() == [] and shared.faults() == []
-
-
-def image(world: World) -> str:
-    return str(world.client("ssm").get_parameter(Name=PARAMETER)["Parameter"]["Value"])
-
-
-def run(world: World, script: str = "", count: int = 1, **words: Any) -> list[dict[str, Any]]:
-    asked: dict[str, Any] = {
-        "ImageId": image(world), "InstanceType": TYPE, "MinCount": count, "MaxCount": count,
-        "UserData": f"#!/bin/sh\n{script}\n", "InstanceInitiatedShutdownBehavior": "terminate",
-        "IamInstanceProfile": {"Name": world.profile}, "Placement": {"AvailabilityZone": ZONE},
-    }  # fmt: skip
-    return list(world.client("ec2").run_instances(**asked | words)["Instances"])
-
-
-def fleet(world: World, script: str, overrides: list[dict[str, Any]], count: int, **spot: Any) -> dict[str, Any]:
-    ec2, name = world.client("ec2"), f"t{time.monotonic_ns()}"
-    data = {
-        "ImageId": image(world),
-        "InstanceType": TYPE,
-        "UserData": b64encode(f"#!/bin/sh\n{script}\n".encode()).decode(),
-    }
-    ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)
-    return dict(
-        ec2.create_fleet(
-            Type="instant",
-            SpotOptions={"AllocationStrategy": "price-capacity-optimized", **spot},
-            TargetCapacitySpecification={"TotalTargetCapacity": count, "DefaultTargetCapacityType": "spot"},
-            LaunchTemplateConfigs=[
-                {
-                    "LaunchTemplateSpecification": {"LaunchTemplateName": name, "Version": "$Latest"},
-                    "Overrides": overrides,
-                }
-            ],
-        )
-    )
-
-
-def said(world: World, instance: dict[str, Any], what: str) -> str:
-    until(lambda: what in world.console(instance["InstanceId"]))
-    return world.console(instance["InstanceId"])
-
-
-def until(answer: Callable[[], Any], within_s: float = 15.0) -> Any:
-    end = time.monotonic() + within_s
-    while not (value := answer()):
-        assert time.monotonic() < end, "it did not come to be"
-        threading.Event().wait(0.02)
-    return value
-
-
-def state(world: World, instance: dict[str, Any]) -> str:
-    return str(world.account.instance(instance["InstanceId"]).state)
-
-
-def refused(ask: Callable[[], Any]) -> str:
-    with pytest.raises(ClientError) as error:
-        ask()
-    return str(error.value.response["Error"]["Code"])
+pytestmark = [pytest.mark.local, needs_machines]
 
 
 def test_user_data_runs_as_root_at_the_private_address_of_the_instance(world: World) -> None:
@@ -150,32 +69,6 @@ END"""
     assert "notice: 404" in text and f"keys: {world.profile} Success" in text
 
 
-def test_a_machine_may_do_in_s3_what_its_role_allows_and_no_more(world: World) -> None:
-    role_id = world.client("iam").get_role(RoleName=world.profile)["Role"]["RoleId"]
-    (one,) = run(world)
-    keys = until(lambda: world.account.role_keys(one["InstanceId"]))
-    import boto3
-
-    session = boto3.Session(keys.access_key, keys.secret_key, keys.token)
-    s3 = session.client("s3", region_name="us-east-1", endpoint_url=world.endpoint)
-    mine = f"srift/leases/x/{role_id}:{one['InstanceId']}"
-    s3.put_object(Bucket=world.bucket, Key=f"{mine}/out/ready.json", Body=b"{}")
-    refusals = {
-        refused(lambda: s3.put_object(Bucket=world.bucket, Key=f"{mine}/in/plan.json", Body=b"{}")),
-        refused(lambda: s3.put_object(Bucket=world.bucket, Key=f"srift/leases/x/{role_id}:i-other/out/a", Body=b"{}")),
-        refused(lambda: s3.get_object(Bucket=world.bucket, Key=f"{mine}/in/not-there")),
-        refused(lambda: s3.list_objects_v2(Bucket=world.bucket)),
-    }
-    assert refusals == {"AccessDenied"}
-    assert refused(
-        lambda: session.client("ec2", region_name="us-east-1", endpoint_url=world.endpoint).describe_instances()
-    )
-    forger = boto3.Session(keys.access_key, "another", keys.token).client(
-        "s3", region_name="us-east-1", endpoint_url=world.endpoint
-    )
-    assert refused(lambda: forger.get_object(Bucket=world.bucket, Key=f"{mine}/in/x")) == "SignatureDoesNotMatch"
-
-
 def test_terminating_ends_the_machine_before_the_answer(world: World) -> None:
     (one,) = run(world, "echo up; sleep 100")
     said(world, one, "up")
@@ -203,79 +96,10 @@ def test_an_interruption_is_told_before_it_happens(world: World) -> None:
     (one,) = run(world, "echo up; sleep 100", InstanceMarketOptions={"MarketType": "spot"})
     said(world, one, "up")
     world.interrupt(one["InstanceId"], in_s=0.5)
-    assert '"terminate"' in str(world.metadata.value(one["PrivateIpAddress"], "/latest/meta-data/spot/instance-action"))
+    action = world.metadata.value("us-east-1", one["PrivateIpAddress"], "/latest/meta-data/spot/instance-action")
+    assert '"terminate"' in str(action)
     until(lambda: state(world, one) == "terminated")
     assert world.account.instance(one["InstanceId"]).state_reason.code == "Server.SpotInstanceTermination"
-
-
-def test_a_token_buys_once(world: World) -> None:
-    first = run(world, ClientToken="only-once")
-    assert [one["InstanceId"] for one in run(world, ClientToken="only-once")] == [one["InstanceId"] for one in first]
-    assert refused(lambda: run(world, ClientToken="only-once", count=2)) == "IdempotentParameterMismatch"
-    assert len(world.account.instances()) == 1
-
-
-def test_an_answer_may_be_lost_after_the_deed(world: World) -> None:
-    world.refuse("ec2:RunInstances", "lost", after=True)
-    assert run(world, ClientToken="heard-late"), "boto3 asks again by itself"
-    assert len(world.account.instances()) == 1
-
-
-def test_nonsense_and_want_are_refused(world: World) -> None:
-    assert refused(lambda: run(world, InstanceType="g4dn.enormous")) == "InvalidParameterValue"
-    assert refused(lambda: run(world, ImageId="ami-00000000000000000")) == "InvalidAMIID.NotFound"
-    assert refused(lambda: run(world, Placement={"GroupName": "nobody's"})) == "InvalidPlacementGroup.Unknown"
-    assert refused(lambda: run(world, "#" * 20_000)) == "InvalidParameterValue"
-    assert refused(lambda: run(world, count=300)) == "VcpuLimitExceeded"
-    world.lack(TYPE, "on-demand", ZONE)
-    assert refused(lambda: run(world)) == "InsufficientInstanceCapacity"
-    assert run(world, Placement={})[0]["Placement"]["AvailabilityZone"] != ZONE, "EC2 finds another zone itself"
-
-
-def test_a_fleet_takes_the_cheapest_or_nothing(world: World) -> None:
-    overrides = [{"InstanceType": TYPE, "AvailabilityZone": f"us-east-1{zone}"} for zone in "abcd"]
-    usd = {
-        one["AvailabilityZone"]: world.account.market.spot(TYPE, "us-east-1", one["AvailabilityZone"])
-        for one in overrides
-    }
-    ranked = sorted(usd, key=lambda zone: usd[zone] or 9.9)
-    got = fleet(world, "echo up", overrides, 2, SingleAvailabilityZone=True, MinTargetCapacity=2)
-    assert [one["LaunchTemplateAndOverrides"]["Overrides"]["AvailabilityZone"] for one in got["Instances"]] == ranked[
-        :1
-    ]
-    ids = [i for one in got["Instances"] for i in one["InstanceIds"]]
-    assert len(ids) == 2
-    lifecycles = {one.lifecycle for one in world.account.instances()}
-    assert lifecycles == {"spot"}
-    until(lambda: all("up" in world.console(one) for one in ids))
-    for zone in ranked:
-        world.account.market.room[TYPE, "spot", zone] = 3
-    short = fleet(world, "", overrides, 4, SingleAvailabilityZone=True, MinTargetCapacity=4)
-    assert short["Instances"] == [] and {one["ErrorCode"] for one in short["Errors"]} == {
-        "InsufficientInstanceCapacity"
-    }
-    partly = fleet(world, "", overrides, 4, SingleAvailabilityZone=True)
-    assert sum(len(one["InstanceIds"]) for one in partly["Instances"]) == 3
-
-
-def test_placement_groups_quotas_prices_and_scores_are_there(world: World) -> None:
-    ec2 = world.client("ec2")
-    tags = [{"ResourceType": "placement-group", "Tags": [{"Key": "k", "Value": "v"}]}]
-    ec2.create_placement_group(GroupName="near", Strategy="cluster", TagSpecifications=tags)
-    assert (
-        refused(lambda: ec2.create_placement_group(GroupName="near", Strategy="cluster"))
-        == "InvalidPlacementGroup.Duplicate"
-    )
-    found = ec2.describe_placement_groups(Filters=[{"Name": "tag:k", "Values": ["v"]}])["PlacementGroups"]
-    assert [one["GroupName"] for one in found] == ["near"]
-    run(world, Placement={"GroupName": "near", "AvailabilityZone": ZONE})
-    assert refused(lambda: ec2.delete_placement_group(GroupName="near")) == "InvalidPlacementGroup.InUse"
-    quota = world.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode="L-DB2E81BA")["Quota"]
-    assert quota["Value"] == 768.0 and "G and VT" in quota["QuotaName"]
-    rows = ec2.describe_spot_price_history(InstanceTypes=[TYPE], ProductDescriptions=["Linux/UNIX"])["SpotPriceHistory"]
-    assert {one["AvailabilityZone"] for one in rows} >= {"us-east-1a", "us-east-1b"}
-    scores = ec2.get_spot_placement_scores(InstanceTypes=[TYPE], TargetCapacity=2, RegionNames=["us-east-1"])
-    assert {one["Score"] for one in scores["SpotPlacementScores"]} == {9}
 
 
 def test_some_machines_never_boot_and_some_hang() -> None:
@@ -285,3 +109,15 @@ def test_some_machines_never_boot_and_some_hang() -> None:
         said(world, boots, "up")
         assert world.console(never["InstanceId"]) == "" and "up" not in world.console(hangs["InstanceId"])
         assert len(world.account.instances("running")) == 3, "EC2 says that all run"
+
+
+@pytest.mark.skipif(bool(local_cpu.detect().why_not), reason=local_cpu.detect().why_not)
+def test_a_machine_has_its_types_share_of_the_processor_and_may_freeze() -> None:
+    busy = "import time\nends = time.time() + 1\nwhile time.time() < ends: pass\nprint('used', time.process_time())"
+    with World(seed=6, cores={TYPE: 0.2}) as world:
+        (one,) = run(world, f'python3 -c "{busy}"; while :; do echo tick; sleep 0.05; done')
+        assert float(said(world, one, "tick").split()[1]) < 0.45, "a fifth of a core was promised"
+        world.freeze(one["InstanceId"])
+        before = world.console(one["InstanceId"])
+        threading.Event().wait(0.3)
+        assert world.console(one["InstanceId"]) == before and world.alive() == [one["InstanceId"]]

@@ -204,8 +204,8 @@ class World:
         """The same endpoint on the host's own loopback: S3 as the machine reaches it."""
         self._serve("127.0.0.1", self._port, self._hosts.listening(instance_id, "127.0.0.1", self._port), instance_id)
 
-    def _serve_metadata(self, listening: Any) -> None:
-        self._keep("metadata", served(self.metadata, listening))
+    def _serve_metadata(self, region: str, listening: Any) -> None:
+        self._keep("metadata", served(self.metadata, region, listening))
 
     def _keep(self, name: str, server: Any) -> None:
         server.daemon_threads = True

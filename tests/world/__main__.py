@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +23,7 @@ def main() -> int:
     parser.add_argument("--machines", type=int, nargs="+", default=[1, 2, 3, 4], help="sizes (default 1 2 3 4)")
     parser.add_argument("--keep", action="store_true", help="leave the homes and the machines' consoles for a look")
     words = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that machines end with this
     if why := World.why_not():
         print(f"not here: {why}", file=sys.stderr)
         return 2

@@ -147,10 +147,9 @@ class Account:
         return held
 
     def policies_of(self, role: str) -> Iterator[Mapping[str, Any]]:
-        """Statements of the role's policies."""
+        """Statements of the role's own policies."""
         found = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].get_role(role)
-        documents = [*found.policies.values(), *(one.document for one in found.managed_policies.values())]
-        for document in documents:
+        for document in found.policies.values():
             body = json.loads(document) if isinstance(document, str) else document
             statements = body["Statement"]
             yield from [statements] if isinstance(statements, dict) else statements

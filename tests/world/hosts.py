@@ -52,7 +52,7 @@ class _Region:
 class Hosts:
     """The hosts of one world, below `folder`. Safe to ask from several threads."""
 
-    def __init__(self, folder: Path, *, switched_on: Callable[[socket.socket], None]) -> None:
+    def __init__(self, folder: Path, *, switched_on: Callable[[str, socket.socket], None]) -> None:
         self._folder, self._switched_on = folder, switched_on
         self._regions: dict[str, _Region] = {}
         self._hosts: dict[str, Host] = {}
@@ -74,8 +74,8 @@ class Hosts:
         """What stays of a host when it is gone: its console, and what it shared."""
         return self._folder / instance_id
 
-    def start(self, machine: Machine) -> None:
-        """Boot it: user-data runs. Raises ProviderError where the host cannot be made."""
+    def start(self, machine: Machine, *, hangs: bool = False) -> None:
+        """Boot it: user-data runs, unless it `hangs` before. Raises ProviderError where the host cannot be made."""
         with self._lock:
             region = self._regions.get(machine.region) or self._switch(machine.region)
             folder = self._laid_out(machine)
@@ -95,16 +95,18 @@ class Hosts:
                 self._shares.settle(self._name(machine.instance_id), machine.cores)
             local_hosts.join(_ROOT, region.switch, [(host, plan)], first=region.joined)
             region.joined += 1
-            host.go()
+            if not hangs:
+                host.go()
 
     def listening(self, instance_id: str, address: str, port: int) -> socket.socket:
         """A socket that listens on the host."""
         return _listening(self._hosts[instance_id].inner_pid, address, port)
 
-    def instance_at(self, address: str) -> str | None:
+    def instance_at(self, region: str, address: str) -> str | None:
         """Which machine has the address; None where none that lives has it."""
         with self._lock:
-            return next((one for one, machine in self._machines.items() if machine.address == address), None)
+            found = [one for one, its in self._machines.items() if (its.region, its.address) == (region, address)]
+        return found[0] if found else None
 
     def alive(self) -> list[str]:
         """Hosts whose processes still run."""
@@ -154,7 +156,7 @@ class Hosts:
         lines = "ip addr add 169.254.169.254/32 dev br0 && ip route add default dev br0"
         inside = ("nsenter", "-t", str(switch.pid), "-n", "sh", "-c", lines)
         subprocess.run(inside, check=True, env={"PATH": PATH})
-        self._switched_on(_listening(switch.pid, "169.254.169.254", 80))
+        self._switched_on(name, _listening(switch.pid, "169.254.169.254", 80))
         region.joined = 1  # the bridge is there
         return region
 

@@ -95,12 +95,10 @@ class Keeper:
                 self._without.add(one.id)
                 continue
             self._without.add(one.id)  # until it is there: a host that cannot be made is not tried for ever
-            self._hosts.start(self._machine(one))
+            self._hosts.start(self._machine(one), hangs=fate is Fate.HANGS)
             with suppress(KeyError):  # ended while it booted
                 self._came(one.id)
             self._without.discard(one.id)
-            if fate is Fate.HANGS:
-                self._hosts.freeze(one.id)
 
     def _interrupt(self) -> None:
         for instance_id, moment in list(self._notices.interrupted.items()):

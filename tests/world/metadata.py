@@ -28,9 +28,9 @@ class Notices:
 
 
 class Metadata:
-    """Answers for `account`'s instances; `asks` says which one has an address."""
+    """Answers for `account`'s instances; `instance_at` says which one has an address in a region."""
 
-    def __init__(self, account: Account, instance_at: Callable[[str], str | None]) -> None:
+    def __init__(self, account: Account, instance_at: Callable[[str, str], str | None]) -> None:
         self.account, self.notices, self._instance_at = account, Notices(), instance_at
         self._tokens: dict[str, tuple[str, float]] = {}
 
@@ -45,9 +45,9 @@ class Metadata:
         holder, until = self._tokens.get(token, ("", 0.0))
         return holder == address and time.monotonic() < until
 
-    def value(self, address: str, path: str) -> str | None:
+    def value(self, region: str, address: str, path: str) -> str | None:
         """What stands at `path`; None where there is nothing."""
-        instance_id = self._instance_at(address)
+        instance_id = self._instance_at(region, address)
         if instance_id is None or not path.startswith(_ROOT):
             return None
         return self._values(instance_id).get(path.removeprefix(_ROOT), lambda: None)()
@@ -81,8 +81,8 @@ class Metadata:
         return None if at is None else json.dumps({"noticeTime": at})
 
 
-def served(metadata: Metadata, listening: socket) -> ThreadingHTTPServer:
-    """A server on a socket that listens already; it serves once `serve_forever` is called."""
+def served(metadata: Metadata, region: str, listening: socket) -> ThreadingHTTPServer:
+    """A server for one region on a socket that listens already; it serves once `serve_forever` is called."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -106,7 +106,7 @@ def served(metadata: Metadata, listening: socket) -> ThreadingHTTPServer:
             if not metadata.knows(address, self.headers.get("X-aws-ec2-metadata-token", "")):
                 self.answer(401, "")
                 return
-            found = metadata.value(address, self.path)
+            found = metadata.value(region, address, self.path)
             self.answer(404 if found is None else 200, found or "")
 
         def answer(self, status: int, text: str) -> None:
