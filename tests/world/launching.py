@@ -13,14 +13,15 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from tests.world.market import Market, zones_of
 
 MOST_USER_DATA = 16_384  # bytes before base64
-# code -> (name, families of types, market); values of a young account that asked for GPUs, in vCPUs
+# code -> (name, the types that it counts, market); in vCPUs
 QUOTAS: Mapping[str, tuple[str, str, str]] = {
-    "L-1216C47A": ("Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", "acdhimrtz", "on-demand"),
-    "L-34B43A08": ("All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", "acdhimrtz", "spot"),
-    "L-DB2E81BA": ("Running On-Demand G and VT instances", "gv", "on-demand"),
-    "L-3819A6DF": ("All G and VT Spot Instance Requests", "gv", "spot"),
+    "L-1216C47A": ("Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", "[acdhimrtz]", "on-demand"),
+    "L-34B43A08": ("All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", "[acdhimrtz]", "spot"),
+    "L-DB2E81BA": ("Running On-Demand G and VT instances", "g|vt", "on-demand"),
+    "L-3819A6DF": ("All G and VT Spot Instance Requests", "g|vt", "spot"),
     "L-417A185B": ("Running On-Demand P instances", "p", "on-demand"),
-    "L-7212CCBC": ("All P4, P3 and P2 Spot Instance Requests", "p", "spot"),
+    "L-7212CCBC": ("All P4, P3 and P2 Spot Instance Requests", "p[234]", "spot"),
+    "L-C4BD4855": ("All P5 Spot Instance Requests", "p[56]", "spot"),
 }
 Data = Mapping[str, Any]  # what to launch, as RunInstances and launch templates spell it
 
@@ -106,10 +107,8 @@ class Ground:
                 f"Your requested instance type ({name}) is not supported in your requested Availability Zone ({zone})."
             )
             return "Unsupported", told
-        code, families = next(
-            (code, kinds) for code, (_, kinds, sold) in QUOTAS.items() if sold == market and name[0] in kinds
-        )
-        used = sum(_vcpus(one.name) for one in self.held if one.market == market and one.name[0] in families)
+        code = _quota_of(name, market)
+        used = sum(_vcpus(one.name) for one in self.held if _quota_of(one.name, one.market) == code)
         if used + count * _vcpus(name) > self.quotas[code]:
             told = f"You have requested more vCPU capacity than your current vCPU limit of {self.quotas[code]:g} allows"
             return ("MaxSpotInstanceCountExceeded" if market == "spot" else "VcpuLimitExceeded"), told
@@ -181,6 +180,10 @@ def _fits(one: Candidate, zone: str, name: str) -> bool:
 
 def _usd(one: Candidate) -> float:
     return one.usd
+
+
+def _quota_of(name: str, market: str) -> str:
+    return next(code for code, (_, kinds, sold) in QUOTAS.items() if sold == market and re.match(kinds, name))
 
 
 def _vcpus(name: str) -> int:
