@@ -70,7 +70,7 @@ def zones_of(region: str) -> Mapping[str, frozenset[str]]:
 
 @dataclass(slots=True, kw_only=True)
 class Market:
-    """`usd` by region and type; by (type, market, zone): `lacking`, nothing is to be had, and `room`, the most alive."""
+    """`usd` by region and type; by (type, market, zone): `lacking`, nothing to be had, and `room`, the most alive."""
 
     usd: MutableMapping[str, MutableMapping[str, float | None]]
     spot_factor: MutableMapping[tuple[str, str], float]
