@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from prefect import flow
 
+from tasks.alarms import noted
 from tasks.installation import open_installation
 from tasks.prices import current_offers
 from tasks.publish import export_copies, store_publication
@@ -25,7 +26,7 @@ def publish(provider: str, refresh_id: str) -> int:
         reporter().say(f"nothing is published: {older_sentence(provider, older)}")
         return 0
     runs = mart(here.warehouse, "runs", provider=provider)
-    rows = recommend_all(here, champion, current_offers(here), runs)
+    rows = noted(here, recommend_all(here, champion, current_offers(here), runs))
     store_publication(here, rows, champion, refresh_id, datetime.now(UTC))
     changes = export_copies(here)
     publish_artifacts(rows, changes)

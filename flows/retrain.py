@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from prefect import flow
 
+from tasks.alarms import note_alarms
 from tasks.drift import note_drift
 from tasks.installation import open_installation
 from tasks.ledger import judge_promises
@@ -24,6 +25,8 @@ def retrain(refresh_id: str, provider: str = "local") -> str:
     judge_promises(here, frames, refresh_id, now)
     for drift in note_drift(here, frames, champion, refresh_id, now):  # before the challenger has seen those runs
         reporter().say(drift)
+    for slow in note_alarms(here, frames, champion, refresh_id, now):
+        reporter().say(slow)
     challenger = challenge(frames, champion)
     if challenger is None:
         return "nothing was ever measured: there is no challenger"

@@ -130,7 +130,7 @@ def _valued(
     fresh: Sequence[Mapping[str, object]],
 ) -> _Valued:
     keys = {setup_key(setup) for setup in contenders.setups}
-    rows = {want: _row(want, layouts) for want in wants}
+    rows = {want: _row(want) for want in wants}
     ordered = sorted(
         wants,
         key=lambda one: (row_key(rows[one], layouts) not in keys, one.est_s * len(one.members), rows[one]["cluster"]),
@@ -159,12 +159,12 @@ def _weighed(contenders: Contenders, belief: Belief, wants: Sequence[Want], plac
     )
 
 
-def _row(want: Want, layouts: Mapping[str, int]) -> dict[str, object]:
-    """As `Setup.row` has it: all devices of each machine."""
+def _row(want: Want) -> dict[str, object]:
+    """As `Setup.row` has it."""
     return {
         "workload": want.workload,
         "cluster": cluster_name(want.members),
-        "layout": joined(tuple(layouts[name] for name in want.members)),
+        "layout": joined(want.devices or (1,) * len(want.members)),
         "batch_per_device": joined(want.batches),
         "accumulation_steps": want.accumulation_steps,
     }

@@ -43,7 +43,8 @@ STOPS = (
 class Wanted:
     """One line of the list: what to measure on which nodes of the launch, why, and the seconds expected for it.
 
-    `kind` is "train", "profile" or "probe"; `batches` are samples per device, one a node (profile: batches to try).
+    `kind` is "train", "profile" or "probe"; `batches` are samples per device, one a node (profile: batches to try);
+    `devices` are used on each node, empty: one each.
     """
 
     kind: str
@@ -54,6 +55,12 @@ class Wanted:
     message_bytes: tuple[int, ...]
     reason: str
     est_s: float
+    devices: tuple[int, ...] = ()
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """Devices used on each node."""
+        return self.devices or (1,) * len(self.nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +241,7 @@ def _launch(cluster: Cluster, wants: Sequence[Want], known: Knowledge, costs: Co
             message_bytes=want.message_bytes,
             reason=known.reason(want),
             est_s=want.est_s,
+            devices=want.devices,
         )
         for want, nodes in ordered
     )

@@ -172,6 +172,8 @@ class Knowledge:
         if want.kind == "probe":
             return f"no collective was ever timed on {want.cluster}"
         where = f"{want.workload} on {want.cluster} at global batch {want.global_batch}"
+        if want.devices == (1,):
+            where += " with one device"
         if want.accumulation_steps > 1:
             where += f" in {want.accumulation_steps} accumulation steps"
         if self.appraisal is not None and self.appraisal.judges(want):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
@@ -51,7 +51,8 @@ EC2_COSTS = Costs(launch_s=60.0, build_s=5.0, minimum_s=60.0)
 class Want:
     """One thing that could be measured on `members` (instance types in rank order), wherever a launch has them.
 
-    `width` is the predicted 90 % interval relative to the step time; None where nobody can predict it.
+    `devices` are used on each of them, empty: one each. `width` is the predicted 90 % interval relative to the step
+    time; None where nobody can predict it.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class Want:
     exact: bool  # at a global batch that the workload tolerates
     est_s: float
     width: float | None = None
+    devices: tuple[int, ...] = field(default=(), repr=False)  # the text tells equals apart, and must not change by it
 
     @property
     def cluster(self) -> str:
@@ -128,7 +130,9 @@ def train_wants(
 
     At the workload's global batches (or those in `batches`), and for variety at half the least and with two
     accumulation steps. Unequal machines share the batch so that they finish together, by their profiles where each has
-    one, else by their cores. `expected_step` is asked only about workloads and instance types that have profiles.
+    one, else by their cores. A machine with several devices is also measured with one, at the same batch a device: what
+    its devices cost each other shows in the difference. `expected_step` is asked only about workloads and instance
+    types that have profiles.
     """
     lines = profiled_lines(profiles)
     planned: list[tuple[Setup, bool, Workload]] = []
@@ -138,10 +142,16 @@ def train_wants(
         variants = [(total, 1, least <= total <= most) for total in totals]
         variants += [(totals[0] // 2, 1, False), (totals[0], 2, True)]
         for cluster in clusters:
+            whole = tuple(offer.instance_type.devices for offer in cluster.members)
             for total, steps, exact in variants:
-                setup = _setup(workload.name, cluster, total, steps, lines)
+                setup = _setup(workload.name, cluster, whole, total, steps, lines)
                 if setup is not None:
                     planned.append((setup, exact, workload))
+                if len(whole) == 1 and whole[0] > 1:
+                    share = total // whole[0]
+                    setup = _setup(workload.name, cluster, (1,), share, steps, lines)
+                    if setup is not None:
+                        planned.append((setup, least <= share <= most, workload))
     known = _expected([setup for setup, _, _ in planned], lines, expected_step)
     wants: dict[Key, Want] = {}
     for setup, exact, workload in planned:
@@ -160,6 +170,7 @@ def train_wants(
                 exact=exact,
                 est_s=min(costs.run_s(step_s), costs.train_most_s),
                 width=width,
+                devices=_devices(setup),
             ),
         )
     return wants
@@ -182,10 +193,14 @@ def profiled_lines(profiles: pd.DataFrame) -> dict[tuple[str, str], Line]:
 
 
 def _setup(
-    workload: str, cluster: Cluster, total: int, steps: int, lines: Mapping[tuple[str, str], Line]
+    workload: str,
+    cluster: Cluster,
+    layout: tuple[int, ...],
+    total: int,
+    steps: int,
+    lines: Mapping[tuple[str, str], Line],
 ) -> Setup | None:
     types = [offer.instance_type for offer in cluster.members]
-    layout = tuple(one.devices for one in types)
     if total < 1 or total % steps:
         return None
     if all((workload, one.name) in lines for one in types):
@@ -196,6 +211,12 @@ def _setup(
     if shares is None:
         return None
     return Setup(workload=workload, cluster=cluster, layout=layout, batch_per_device=shares, accumulation_steps=steps)
+
+
+def _devices(setup: Setup) -> tuple[int, ...]:
+    """The layout; empty where no machine has more than one device."""
+    several = any(offer.instance_type.devices > 1 for offer in setup.cluster.members)
+    return setup.layout if several else ()
 
 
 def _expected(
@@ -221,7 +242,8 @@ def _expected(
 def _prior_step_s(setup: Setup, workload: Workload, costs: Costs) -> float:
     """A guess before anything is measured: work spread over the cores, a ring over the slowest link (physics.md)."""
     types = [offer.instance_type for offer in setup.cluster.members]
-    compute_s = costs.core_step_s * setup.global_batch / workload.global_batch_least / sum(one.cores for one in types)
+    cores = sum(one.cores * used / one.devices for one, used in zip(types, setup.layout, strict=True))
+    compute_s = costs.core_step_s * setup.global_batch / workload.global_batch_least / cores
     gradient_bytes = float(workload.gradient_bytes or costs.gradient_bytes)
     slowest = min(one.bandwidth_gbps for one in types) * 1e9 / 8
     ring_s = 2 * (len(types) - 1) / len(types) * gradient_bytes / slowest

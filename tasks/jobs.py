@@ -13,6 +13,7 @@ from models.cloud import Cluster, Offer
 from models.workload import Setup
 
 from .benchmark import Job
+from .envelopes import whereabouts
 from .node.record import Item, WorkloadFile
 from .settings import Settings
 
@@ -50,6 +51,7 @@ def _item(wanted: Wanted, run_id: str, seed: int) -> Item:
         accumulation_steps=wanted.accumulation_steps,
         message_bytes=list(wanted.message_bytes),
         seed=seed,
+        devices=list(wanted.devices),
     )
 
 
@@ -72,24 +74,24 @@ def _envelope(wanted: Wanted, members: Sequence[Offer], digests: dict[str, str])
     setup = Setup(
         workload=wanted.workload,
         cluster=cluster,
-        layout=(1,) * len(members),
+        layout=wanted.layout,
         batch_per_device=wanted.batches if wanted.kind == "train" else (1,) * len(members),
         accumulation_steps=wanted.accumulation_steps,
     )
     types = [member.instance_type for member in members]
-    return setup.row() | {
-        "workload": wanted.workload or None,
-        "batch_per_device": setup.row()["batch_per_device"] if wanted.kind == "train" else None,
-        "market": members[0].market,
-        "zone": members[0].zone,
-        "region": members[0].region,
-        "instance_types": [t.name for t in types],
-        "instance_digests": [t.digest for t in types],
-        "workload_digest": digests.get(wanted.workload),
-        "code_commit": code_commit(),
-        "usd_per_hour": cluster.usd_per_hour,
-        "reason_wanted": wanted.reason,
-    }
+    return (
+        setup.row()
+        | whereabouts(members)
+        | {
+            "workload": wanted.workload or None,
+            "batch_per_device": setup.row()["batch_per_device"] if wanted.kind == "train" else None,
+            "instance_types": [t.name for t in types],
+            "instance_digests": [t.digest for t in types],
+            "workload_digest": digests.get(wanted.workload),
+            "code_commit": code_commit(),
+            "reason_wanted": wanted.reason,
+        }
+    )
 
 
 @cache

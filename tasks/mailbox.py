@@ -70,6 +70,16 @@ class Mailbox:
         files = [self._node(node) / "ready.json" for node in range(self.nodes)]
         return [file.stat().st_mtime for file in itertools.takewhile(Path.is_file, files)]
 
+    def reported(self, node: int, address: str) -> bool:
+        """Whether the machine at `address` has reported itself as `node`; one before it in its place does not count."""
+        body = _read(self._node(node) / "ready.json")
+        return body is not None and body.get("address", address) == address
+
+    def forget(self, node: int) -> None:
+        """Clear away what a machine said that another takes the place of; its records and logs stay."""
+        for name in ("heartbeat.json", "progress.json", "notice.json"):
+            (self._node(node) / name).unlink(missing_ok=True)
+
     def armed(self, attempt: int) -> int:
         """How many workers wait for go."""
         return self._count(f"armed-{attempt}.json")

@@ -9,21 +9,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .node.endings import EXIT_LOST_PEER, EXIT_MAILBOX, word_rank
 from .node.record import Item
 
-_FAULT, _LOST_PEER, _MAILBOX_FULL = 3, 4, 5  # how a worker ends; `node/record.py` says so of finished-<a>.json
+_AGAIN = "-again-"
 
 Envelopes = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How one attempt ended: "finished", "failed" (try again without `culprit`), "lost" (machines), or "time"."""
+    """How one attempt ended: "finished", "failed" (try again without `culprit`), "lost" (machines), or "time".
+
+    `nodes` are those without which it may yet go on: gone, going or silent. None: it cannot.
+    """
 
     how: str
     culprit: str = ""
     reason: str = ""
     interrupted: bool = False
+    nodes: tuple[int, ...] = ()
 
     @property
     def status(self) -> str:
@@ -40,14 +45,30 @@ def blame(finished: Sequence[Mapping[str, Any]], under_way: str, planned: set[st
     The others only lost their peer. Whoever says at what run it was is believed before `under_way`.
     """
     wrong = [node for node in finished if node.get("exit_code") != 0]
-    witness = min(wrong, key=lambda node: _rank(node.get("worker_exit_code")))
+    witness = min(wrong, key=lambda node: word_rank(node.get("worker_exit_code")))
     code = witness.get("worker_exit_code")
     said = str(witness.get("run_id") or "")
     return Ended(
-        how="lost" if code == _MAILBOX_FULL else "failed",
+        how="lost" if code == EXIT_MAILBOX else "failed",
         culprit=said if said in planned else under_way,
         reason=f"node {witness['node']}: {_why(witness, code)}",
     )
+
+
+def only_bereft(finished: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all that ended badly just lost a peer: the one that was hit has not spoken, and may never."""
+    wrong = [node for node in finished if node.get("exit_code") != 0]
+    return all(node.get("worker_exit_code") == EXIT_LOST_PEER for node in wrong)
+
+
+def again(run_id: str) -> str:
+    """The id under which a run is tried once more, when its interruption has a row of its own."""
+    return f"{first_id(run_id)}{_AGAIN}{int(run_id.partition(_AGAIN)[2] or 1) + 1}"
+
+
+def first_id(run_id: str) -> str:
+    """The id that the run was planned under."""
+    return run_id.partition(_AGAIN)[0]
 
 
 def full_mailbox(error: OSError, path: Path) -> str:
@@ -79,13 +100,6 @@ def _row(run_id: str, lease_id: str, kind: str, status: str, reason: str, setup:
         "reason": reason,
         "setup": dict(setup),
     }
-
-
-def _rank(code: Any) -> int:
-    """Whose word counts first: a fault of its own, then an end that nobody explains, then a lost peer."""
-    if code in (_FAULT, _MAILBOX_FULL) or (isinstance(code, int) and code < 0):
-        return 0
-    return 2 if code == _LOST_PEER else 1
 
 
 def _why(node: Mapping[str, Any], code: Any) -> str:

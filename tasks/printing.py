@@ -154,7 +154,7 @@ def print_status(found: Mapping[str, Any]) -> None:
         table = found["published"]
         console.print(f"published: {table['rows']} rows, {table['published_at_h_ago']:.1f} h ago, "
                       f"model version {table['model_version']}")  # fmt: skip
-    for sentence in filter(None, [found["ledger_sentence"], *found["drift"]]):
+    for sentence in filter(None, [found["ledger_sentence"], *found["drift"], *found["alarms"]]):
         console.print(sentence)
     for sentence in [*found["stale"], *found["limits"]]:
         console.print(f"note: {sentence}")

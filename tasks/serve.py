@@ -11,15 +11,16 @@ from prefect.cache_policies import NO_CACHE
 
 from models.campaign import Launch, Wanted
 
-from .benchmark import Clock, Job, Served, Service, Stopwatch, Watch, write_rows
+from .benchmark import Clock, Job, Served, Stopwatch, Watch, write_rows
 from .caps import allowance
 from .collect import collect
 from .installation import Installation
 from .jobs import job_of
 from .mailbox import WorkloadChanged
-from .outcomes import Ended, full_mailbox, launch_row
+from .outcomes import Ended, first_id, full_mailbox, launch_row
 from .providers.base import NoCapacity, Provider, ProviderError
 from .report import reporter
+from .service import Service
 from .shopping import launch_seed
 from .tally import Tally
 
@@ -42,7 +43,7 @@ def serve_launch(here: Installation, launch: Launch, lease_id: str, tally: Tally
 
     def watch(run_id: str, done: int, usd: float | None) -> None:
         spent = None if usd is None else tally.usd + usd
-        reporter().watch(f"{launch.cluster.name}: {names[run_id]}", tally.runs + done, spent)
+        reporter().watch(f"{launch.cluster.name}: {names[first_id(run_id)]}", tally.runs + done, spent)
 
     try:
         return serve(here.provider, job, stop_at=tally.stop_of(launch), watch=watch)

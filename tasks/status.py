@@ -11,6 +11,7 @@ from models.ledger import summary
 from warehouse.database import WarehouseMissing
 from warehouse.export import read_published
 
+from .alarms import alarm_sentences
 from .drift import drift_sentences
 from .installation import Installation, open_installation
 from .ledger import ledger_sentence
@@ -49,6 +50,7 @@ def status_of(provider: str) -> dict[str, Any]:
         "ledger": summary(ledger),
         "ledger_sentence": ledger_sentence(ledger),
         "drift": drift_sentences(here, _drifting(here)),
+        "alarms": alarm_sentences(_relation(here, "alarms")),
         "stale": stale,
         "limits": here.provider.limits(),
     }

@@ -48,6 +48,9 @@ class FakeCluster:
         self.states = [NodeState(alive=True)] * len(cluster.members)
         self.script = iter(script)
         self.settled: list[bool] = []
+        self.ready_within_s = 60.0
+        self.for_sale = 0  # machines that can be had in place of others
+        self.replaced: list[int] = []
 
     def settle(self) -> None:
         self.settled.append(True)
@@ -65,6 +68,14 @@ class FakeCluster:
     def usd_so_far(self) -> float | None:
         return 0.5
 
+    def replace(self, node: int) -> bool:
+        if len(self.replaced) >= self.for_sale:
+            return False
+        self.replaced.append(node)
+        self.addresses[node] = f"10.0.1.{len(self.replaced)}"
+        self.states = [NodeState(alive=True) if n == node else state for n, state in enumerate(self.states)]
+        return True
+
     def say(self, name: str, node: int, **body: Any) -> None:
         write_json(self.mailbox / f"node-{node}" / name, body)
 
@@ -80,7 +91,8 @@ Step = Callable[[FakeCluster], object]
 
 
 def ready(cluster: FakeCluster) -> None:
-    cluster.everyone("ready.json")
+    for node, address in enumerate(cluster.addresses):
+        cluster.say("ready.json", node, address=address)
 
 
 def armed(attempt: int) -> Step:

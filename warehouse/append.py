@@ -110,6 +110,14 @@ def append_drift(
     return append(connection, "raw_drift", [dict(row) | stamp for row in rows])
 
 
+def append_alarms(
+    connection: Connection, rows: Sequence[Row], *, provider: str, refresh_id: str, judged_at: datetime
+) -> int:
+    """Slow runs: the columns of the mart `alarms`. One that was judged before is not judged again."""
+    stamp = {"provider": provider, "refresh_id": refresh_id, "judged_at": judged_at}
+    return append(connection, "raw_alarms", [dict(row) | stamp for row in rows])
+
+
 def append_timings(connection: Connection, seconds: Mapping[str, float], *, refresh_id: str) -> int:
     """Seconds of a refresh that are not steps of a benchmark, by phase."""
     rows = [{"refresh_id": refresh_id, "phase": phase, "seconds": spent} for phase, spent in seconds.items()]

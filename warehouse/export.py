@@ -16,7 +16,7 @@ import pandas as pd
 
 from .database import SQL_FOLDER, Warehouse, WarehouseMissing, create_views, has_relation, select
 
-TABLES = ("recommendations", "recommendation_history", "regret_ledger", "drift")
+TABLES = ("recommendations", "recommendation_history", "regret_ledger", "drift", "alarms")
 FILES = ("recommendations", "regret_ledger")  # that stand beside as .parquet and .csv too
 VIEWS = frozenset({"recommendation_changes", "pareto"})
 _STORAGE = "v1.0.0"  # readable by 1.x: what 2.0 writes by default is not

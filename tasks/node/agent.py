@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -20,16 +19,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .machine import cpu, fingerprint, interface_of
+from .endings import reason_in, worker_exit_code
+from .machine import cpu, fingerprint, gpus, interface_of
+from .places import Places
 from .processes import adopt_orphans, die_with_parent, end_descendants
 from .record import Plan, plan_from_json, write_json
 
 EXIT_DEADLINE = 3
-_WORKER_EXIT = re.compile(r"failed \(exitcode: (-?\d+)\)")
 _POLL_S = 0.2
 _HEARTBEAT_S = 1.0
+_TOLD, _READ = 4000, 40_000  # characters of a log: told to the controller, and searched for how each rank ended
 # of the environment; nothing else reaches a workload
-_KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+_KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
 
 
 class Agent:
@@ -75,6 +76,7 @@ class Agent:
             "address": self.address,
             "cpu": cpu(),
             "cores": os.cpu_count(),
+            "gpus": gpus(),
             "fingerprint": fingerprint(),
             "torch_version": torch_version,
             "python": sys.version.split()[0],
@@ -95,6 +97,7 @@ class Agent:
         self.read_mtime_ns = mtime_ns
         try:
             plan = plan_from_json(text)
+            Places.of(plan)
         except (ValueError, TypeError, KeyError) as error:
             self.complain(f"plan.json is not a plan that this node knows: {error!r}")
             return None
@@ -105,12 +108,17 @@ class Agent:
         return plan
 
     def start(self, plan: Plan) -> None:
-        """Start torchrun for this node's part of `plan`."""
+        """Start torchrun for this node's part of `plan`, if it has one; one without items only ends what runs."""
         self.attempt = plan.attempt
+        places = Places.of(plan)
+        if not plan.items or self.node not in places.devices:
+            return
         self.progress_path.unlink(missing_ok=True)
         with self.log_path.open("wb") as log:
             self.launch = subprocess.Popen(
-                command(plan, self.node, mailbox=self.mailbox, plan_file=self.scratch / f"plan-{plan.attempt}.json"),
+                command(
+                    plan, places, self.node, mailbox=self.mailbox, plan_file=self.scratch / f"plan-{plan.attempt}.json"
+                ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -131,15 +139,15 @@ class Agent:
             code = self.launch.wait()
         end_descendants()
         self.launch = None
-        tail = self.log_path.read_text(errors="replace")[-4000:]
-        worker_code = worker_exit_code(tail) if code else 0
+        log = self.log_path.read_text(errors="replace")[-_READ:]
+        worker_code = worker_exit_code(log) if code else 0
         body = {
             "attempt": self.attempt,
             "exit_code": code,
             "worker_exit_code": worker_code,
-            "reason": reason or (reason_in(tail, worker_code) if code else ""),
+            "reason": reason or (reason_in(log, worker_code) if code else ""),
             "run_id": self.progress().get("run_id", ""),
-            "log_tail": tail,
+            "log_tail": log[-_TOLD:],
             "finished_unix": time.time(),
         }
         self.tell(f"finished-{self.attempt}.json", body)
@@ -198,40 +206,29 @@ class Agent:
         os._exit(code)
 
 
-def worker_exit_code(log: str) -> int | None:
-    """What torchrun says of the worker it lost: negative for a signal; None where it says nothing."""
-    codes = _WORKER_EXIT.findall(log)
-    return int(codes[-1]) if codes else None
-
-
-def reason_in(log: str, worker_code: int | None) -> str:
-    """The worker's own last word, else what torchrun knows."""
-    said = [line.partition("srift: ")[2] for line in log.splitlines() if line.startswith("srift: ")]
-    if said:
-        return said[-1]
-    return "torchrun failed; see its log" if worker_code is None else f"the worker ended with exit code {worker_code}"
-
-
-def command(plan: Plan, node: int, *, mailbox: Path, plan_file: Path) -> list[str]:
+def command(plan: Plan, places: Places, node: int, *, mailbox: Path, plan_file: Path) -> list[str]:
     """The torchrun command of node `node`."""
     return [
         *(sys.executable, "-m", "torch.distributed.run"),
-        *("--nnodes", str(len(plan.addresses)), "--node-rank", str(node), "--nproc-per-node", "1"),
-        *("--master-addr", plan.addresses[0], "--master-port", str(plan.port + plan.attempt)),
-        *("--max-restarts", "0", "--monitor-interval", "0.3", "--rdzv-conf", f"timeout={plan.timeout_s:.0f}"),
+        *("--nnodes", str(len(places.devices)), "--node-rank", str(places.order(node))),
+        *("--nproc-per-node", str(places.devices[node])),
+        *("--master-addr", plan.addresses[places.host], "--master-port", str(plan.port + plan.attempt)),
+        *("--max-restarts", "0", "--monitor-interval", "0.3", "--rdzv-conf", f"timeout={plan.join_s:.0f}"),
         *("-m", "node.train", "--mailbox", str(mailbox), "--plan", str(plan_file)),
     ]
 
 
 def environment(address: str, scratch: Path) -> dict[str, str]:
-    """A clean environment: no credentials, one thread, and gloo on the interface that carries `address`."""
+    """A clean environment: no credentials, one thread, and gloo and NCCL on the interface that carries `address`."""
+    interface = interface_of(address)
     return {name: os.environ[name] for name in _KEPT if name in os.environ} | {
         "HOME": str(scratch),
         "TMPDIR": str(scratch),
         "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
-        "GLOO_SOCKET_IFNAME": interface_of(address),
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
     }

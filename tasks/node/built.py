@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .device import placed
 from .record import WorkloadFile
+
+_CPU = torch.device("cpu")
 
 
 class WorkloadError(Exception):
@@ -20,12 +24,16 @@ class WorkloadError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What an entrypoint returned. `loss(model(inputs), target)` is a mean over the batch of `make_batch(batch)`."""
+    """What an entrypoint returned. `loss(model(inputs), target)` is a mean over the batch of `make_batch(batch)`.
+
+    All of it lies on `device`, batches too.
+    """
 
     model: nn.Module
     loss: Callable[[Any, Any], Tensor]
     make_batch: Callable[[int], tuple[Any, Any]]
     optimizer: torch.optim.Optimizer
+    device: torch.device = _CPU
 
     @property
     def parameters(self) -> int:
@@ -38,8 +46,11 @@ class Built:
         return sum(one.numel() * one.element_size() for one in self.model.parameters() if one.requires_grad)
 
 
-def build(mailbox: Path, workload: WorkloadFile, *, seed: int, rank: int) -> Built:
+def build(mailbox: Path, workload: WorkloadFile, *, seed: int, rank: int, device: torch.device) -> Built:
     """Load and call the entrypoint: equal weights on every rank, other data on each.
+
+    On a GPU, that GPU is torch's default device while the entrypoint and its batch maker run, so that plain torch makes
+    everything there; what they make elsewhere is moved.
 
     Raises WorkloadError where it does not fit the contract, and whatever the user's own code raises.
     """
@@ -52,7 +63,8 @@ def build(mailbox: Path, workload: WorkloadFile, *, seed: int, rank: int) -> Bui
     function = getattr(module, workload.function, None)
     if not callable(function):
         raise WorkloadError(f"no function {workload.function!r} in the file of workload {workload.name!r}")
-    parts = function(**workload.arguments)
+    with _default(device):
+        parts = function(**workload.arguments)
     if not isinstance(parts, tuple) or len(parts) != 4:
         raise WorkloadError(f"{workload.function} must return (model, loss, make_batch, optimizer)")
     model, loss, make_batch, optimizer = parts
@@ -60,8 +72,28 @@ def build(mailbox: Path, workload: WorkloadFile, *, seed: int, rank: int) -> Bui
         raise WorkloadError(f"{workload.function} must return a torch module, a loss, a batch maker and an optimizer")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise WorkloadError(f"the fourth part that {workload.function} returns is no torch optimizer")
+    for part in (model, loss):
+        if isinstance(part, nn.Module):
+            part.to(device)
     torch.manual_seed(seed + 1000 * (rank + 1))
-    return Built(model=model, loss=loss, make_batch=make_batch, optimizer=optimizer)
+    return Built(model=model, loss=loss, make_batch=_there(make_batch, device), optimizer=optimizer, device=device)
+
+
+def _default(device: torch.device) -> AbstractContextManager[Any]:
+    return nullcontext() if device.type == "cpu" else device
+
+
+def _there(make_batch: Callable[[int], tuple[Any, Any]], device: torch.device) -> Callable[[int], tuple[Any, Any]]:
+    """`make_batch` as it is on the CPU; else with its batches on `device`."""
+    if device.type == "cpu":
+        return make_batch
+
+    def made(batch: int) -> tuple[Any, Any]:
+        with device:
+            inputs, target = make_batch(batch)
+        return placed(inputs, device), placed(target, device)
+
+    return made
 
 
 def try_once(built: Built, batch: int) -> None:

@@ -8,6 +8,7 @@ import os
 import platform
 import socket
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -23,9 +24,21 @@ def cpu() -> str:
     return named[0] if named else platform.machine()
 
 
+def gpus() -> list[str]:
+    """Models of the NVIDIA GPUs as their driver tells them; none without a driver, or where they are not to be used."""
+    found: list[str] = []
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return found
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        with suppress(OSError):
+            lines = file.read_text().splitlines()
+            found += [line.split(":", 1)[1].strip() for line in lines if line.startswith("Model:")]
+    return found
+
+
 def fingerprint() -> str:
-    """Twelve hex digits of processor, core count and architecture."""
-    described = f"{cpu()}|{os.cpu_count()}|{platform.machine()}"
+    """Twelve hex digits of processor, core count and architecture, and of the GPUs where there are any."""
+    described = "|".join([cpu(), str(os.cpu_count()), platform.machine(), *gpus()])
     return hashlib.sha256(described.encode()).hexdigest()[:12]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from statistics import fmean
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from . import clock
+from .device import now
 from .record import Item
 from .steps import gather, meet
 
@@ -17,13 +17,13 @@ _SIZE_S = 0.6  # about this long for one message size
 _REPEATS_LEAST, _REPEATS_MOST = 4, 40
 
 
-def probe(item: Item, group: dist.ProcessGroup | None) -> tuple[dict[str, Any], str]:
-    """Values of a probe record: `rows` of bytes, seconds, spread, repeats. One node has nothing to send to."""
+def probe(item: Item, group: dist.ProcessGroup | None, device: torch.device) -> tuple[dict[str, Any], str]:
+    """Values of a probe record: `rows` of bytes, seconds, spread, repeats. One device has nothing to send to."""
     if group is None:
-        return {}, "a probe needs at least two nodes"
+        return {}, "a probe needs at least two devices"
     rows = []
     for size in item.message_bytes:
-        message = torch.zeros(max(1, size // 4), dtype=torch.float32)
+        message = torch.zeros(max(1, size // 4), dtype=torch.float32, device=device)
         first = _all_reduce_s(message, group, repeats=2)[-1]
         repeats = max(_REPEATS_LEAST, min(_REPEATS_MOST, int(_SIZE_S / max(first, 1e-6))))
         seconds = _all_reduce_s(message, group, repeats=repeats)
@@ -37,7 +37,7 @@ def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: i
     mine = []
     meet(group)
     for _ in range(repeats):
-        before = time.perf_counter()
+        before = now(message.device)
         dist.all_reduce(message, group=group)
-        mine.append(time.perf_counter() - before)
+        mine.append(now(message.device) - before)
     return clock.slowest(gather(mine, group))

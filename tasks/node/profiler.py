@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here: DDP checks the annotations of a communication hook as objects.
 
-import time
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from . import clock, memory
 from .built import Built
+from .device import now
 from .record import Item
 
 _BATCH_S, _BUCKETS_S = 1.0, 0.8  # about this long for one batch, and for the buckets
@@ -21,8 +22,16 @@ _BURN_IN, _REBUILD, _REPEATS_LEAST, _REPEATS_MOST = 1, 2, 3, 25
 
 def profile(item: Item, built: Built, group: dist.ProcessGroup) -> tuple[dict[str, Any], str]:
     """Values of a profile record. `group` holds this rank alone: bucket readiness needs DDP, not a network."""
-    rows = [_parts(built, batch) for batch in item.batches]
-    typical = sorted(item.batches)[len(item.batches) // 2]
+    rows: list[dict[str, Any]] = []
+    for batch in sorted(item.batches):
+        try:
+            rows.append(_parts(built, batch))
+        except torch.OutOfMemoryError:  # of a GPU: what is smaller was measured, and says what there is to know
+            if not rows:
+                raise
+            break
+    fitted = [int(row["batch"]) for row in rows]
+    typical = fitted[len(fitted) // 2]
     values = {
         "parameters": built.parameters,
         "gradient_bytes": built.gradient_bytes,
@@ -39,22 +48,23 @@ def _parts(built: Built, batch: int) -> dict[str, Any]:
     The parts are means over the repeats whose sum lies in the middle half, so that they add up to a typical step.
     Making the batch and clearing the gradients count as forward: a measured step (steps.py) pays for them too.
     """
-    memory.reset_peak()
+    clock_s = partial(now, built.device)
+    memory.reset_peak(built.device)
     seconds: list[tuple[float, float, float, float]] = []
-    started = time.perf_counter()
+    started = clock_s()
     for repeat in range(_BURN_IN + _REPEATS_MOST):
-        if repeat >= _BURN_IN + _REPEATS_LEAST and time.perf_counter() - started > _BATCH_S:
+        if repeat >= _BURN_IN + _REPEATS_LEAST and clock_s() - started > _BATCH_S:
             break
-        at = [time.perf_counter()]
+        at = [clock_s()]
         built.optimizer.zero_grad(set_to_none=True)
         inputs, target = built.make_batch(batch)
-        input_s = time.perf_counter() - at[0]
+        input_s = clock_s() - at[0]
         loss = built.loss(built.model(inputs), target)
-        at.append(time.perf_counter())
+        at.append(clock_s())
         loss.backward()  # type: ignore[no-untyped-call]
-        at.append(time.perf_counter())
+        at.append(clock_s())
         built.optimizer.step()
-        at.append(time.perf_counter())
+        at.append(clock_s())
         seconds.append((at[1] - at[0], at[2] - at[1], at[3] - at[2], input_s))
     steady = seconds[_BURN_IN:]
     middle = [steady[i] for i in clock.central([sum(one[:3]) for one in steady])]
@@ -65,7 +75,7 @@ def _parts(built: Built, batch: int) -> dict[str, Any]:
         "backward_s": fmean(backward),
         "optimizer_s": fmean(optimizer),
         "input_s": fmean(made),
-        "peak_bytes": memory.peak_bytes(),
+        "peak_bytes": memory.peak_bytes(built.device),
         "repeats": len(steady),
     }
 
@@ -84,6 +94,7 @@ def _buckets(built: Built, batch: int, group: dist.ProcessGroup) -> list[dict[st
 
     DDP rebuilds its buckets after the first pass in the order in which gradients came, so the first two are left out.
     """
+    clock_s = partial(now, built.device)
     module = DistributedDataParallel(built.model, process_group=group)
     ready: list[tuple[float, int]] = []
 
@@ -92,24 +103,24 @@ def _buckets(built: Built, batch: int, group: dist.ProcessGroup) -> list[dict[st
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
-        ready.append((time.perf_counter(), buffer.numel() * buffer.element_size()))
+        ready.append((clock_s(), buffer.numel() * buffer.element_size()))
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         done.set_result(buffer)
         return done
 
     module.register_comm_hook(None, note)
     passes: list[list[tuple[float, int]]] = []
-    started = time.perf_counter()
+    started = clock_s()
     for repeat in range(_REBUILD + _REPEATS_MOST):
-        if repeat >= _REBUILD + _REPEATS_LEAST and time.perf_counter() - started > _BUCKETS_S:
+        if repeat >= _REBUILD + _REPEATS_LEAST and clock_s() - started > _BUCKETS_S:
             break
         inputs, target = built.make_batch(batch)
         built.optimizer.zero_grad(set_to_none=True)
         loss = built.loss(module(inputs), target)
         ready.clear()
-        before = time.perf_counter()
+        before = clock_s()
         loss.backward()  # type: ignore[no-untyped-call]
-        backward_s = time.perf_counter() - before
+        backward_s = clock_s() - before
         passes.append([((at - before) / backward_s, size) for at, size in ready])
     steady = passes[_REBUILD:]
     return [

@@ -11,8 +11,8 @@ Mailbox (a directory; an S3 prefix later), `a` the attempt, counted from 1:
     node-<i>/heartbeat.json      agent: phase, attempt, and the run_id under way; rewritten every second
     node-<i>/armed-<a>.json      worker: torch imported, process group joined, waiting for go
     node-<i>/progress.json       worker: attempt, run_id and index of the item under way
-    node-<i>/finished-<a>.json   agent: attempt, exit_code of torchrun, worker_exit_code (negative: a signal; 3 a fault
-                                 of the item; 4 a peer was lost; 5 the mailbox refused a file), reason, run_id, log_tail
+    node-<i>/finished-<a>.json   agent: attempt, exit_code of torchrun, worker_exit_code (negative: a signal; else as in
+                                 endings.py: fault of the item, lost peer, mailbox full), reason, run_id, log_tail
     node-<i>/log-<a>.txt         torchrun's output
     node-<i>/records/<run_id>.json   worker of the run's first node: the Record, written beside and renamed
 """
@@ -43,8 +43,11 @@ class WorkloadFile:
 class Item:
     """One thing to measure. `kind` is "train", "profile" or "probe"; `nodes` take part, by index in ascending order.
 
+    `devices` are used on each of `nodes`, the first ones of the machine; empty: one each. A node where several items
+    want different numbers starts as many ranks as the largest of them.
+
     train: `batches` holds samples per device and micro-step, one an entry of `nodes`.
-    profile: one node; `batches` are the batch sizes to profile.
+    profile: one device of one node; `batches` are the batch sizes to profile.
     probe: `message_bytes` are the all-reduce sizes.
     """
 
@@ -62,11 +65,21 @@ class Item:
     most_steps: int = 20
     most_s: float = 6.0
     seed: int = 0
+    devices: list[int] = field(default_factory=list)
+
+    @property
+    def used(self) -> list[int]:
+        """Devices used on each of `nodes`."""
+        return self.devices or [1] * len(self.nodes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one launch serves: its nodes' addresses, the workloads' files, and the items in order."""
+    """What one launch serves: its nodes' addresses, the workloads' files, and the items in order.
+
+    `ranks` are the nodes that take part in this attempt, in ascending order; empty: all. `join_s` is how long they wait
+    for each other at the start: a new machine reads torch from a slow disk.
+    """
 
     lease_id: str
     attempt: int
@@ -75,6 +88,8 @@ class Plan:
     items: list[Item]
     port: int = 29500
     timeout_s: float = 60.0  # of one collective: a lost link must not hang for half an hour
+    join_s: float = 60.0
+    ranks: list[int] = field(default_factory=list)
     schema: int = SCHEMA
 
 
@@ -84,8 +99,9 @@ class Record:
 
     `status`: "measured" or "failed" from a node ("interrupted" and "refused" come from the controller).
     `values` by kind:
-      train    step_s, step_spread (interquartile range / median), steps, rank_step_s (one a rank), sync_s,
-               build_s, warmup_s, steps_s, peak_bytes, parameters, gradient_bytes, bucket_bytes, first_loss, last_loss
+      train    step_s, step_spread (interquartile range / median), steps, rank_step_s, rank_compute_s (the same without
+               communication; both one a rank: node by node, in each device by device), sync_s, build_s, warmup_s,
+               steps_s, peak_bytes, parameters, gradient_bytes, bucket_bytes, first_loss, last_loss
       profile  parameters, gradient_bytes, flops_per_sample,
                rows: [{batch, forward_s, backward_s, optimizer_s, input_s (part of forward_s), peak_bytes, repeats}],
                buckets: [{bytes, ready_fraction}] in the order in which they become ready

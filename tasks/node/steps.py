@@ -1,13 +1,13 @@
 """One training run on one rank: warm-up, blocks of steady steps, and the part of a step that waits for gradients.
 
 Each rank's mean loss is scaled by W b_i / B, since data-parallel training divides the sum by the world size W, so that
-unequal batches b_i train as one batch B would. Ranks agree on when to stop between blocks, outside every measured step.
+unequal batches b_i train as one batch B would; both W and B are over all devices. Ranks agree on when to stop between
+blocks, outside every measured step.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from . import clock, memory
 from .built import Built
+from .device import now
 from .record import Item
 from .strategies import strategy
 from .strategies.parallel import Parallel, alone
@@ -33,7 +34,7 @@ def one_step(
 ) -> float:
     """One optimizer step; returns the last micro-step's mean loss. Only the last micro-step communicates, if `sync`."""
     built.optimizer.zero_grad(set_to_none=True)
-    value = math.nan
+    loss = torch.tensor(math.nan)
     for micro in range(accumulation_steps):
         inputs, target = built.make_batch(batch)
         last = micro == accumulation_steps - 1
@@ -41,9 +42,8 @@ def one_step(
         with quiet:
             loss = built.loss(parallel.module(inputs), target)
             (loss * scale).backward()  # type: ignore[no-untyped-call]
-        value = float(loss.detach())
     built.optimizer.step()
-    return value
+    return float(loss.detach())
 
 
 def gather(mine: Sequence[float], group: dist.ProcessGroup | None) -> list[list[float]]:
@@ -63,9 +63,11 @@ def meet(group: dist.ProcessGroup | None) -> None:
 
 
 def train(item: Item, built: Built, group: dist.ProcessGroup | None, *, place: int) -> tuple[dict[str, Any], str]:
-    """Values of a train record, or the reason why there are none. `place` is one's own in `item.nodes`."""
-    started = time.perf_counter()
-    world = len(item.nodes)
+    """Values of a train record, or the reason why there are none. `place` is one's own node's in `item.nodes`."""
+    clock_s = partial(now, built.device)
+    started = clock_s()
+    world = sum(item.used)
+    micro_batch = sum(used * batch for used, batch in zip(item.used, item.batches, strict=True))
     parallel = alone(built.model) if group is None else strategy(item.strategy)(built.model, group)
     step = partial(
         one_step,
@@ -73,21 +75,21 @@ def train(item: Item, built: Built, group: dist.ProcessGroup | None, *, place: i
         parallel,
         batch=item.batches[place],
         accumulation_steps=item.accumulation_steps,
-        scale=world * item.batches[place] / sum(item.batches) / item.accumulation_steps,
+        scale=world * item.batches[place] / micro_batch / item.accumulation_steps,
     )
-    weight = item.batches[place] / sum(item.batches)
-    build_s = time.perf_counter() - started
+    weight = item.batches[place] / micro_batch
+    build_s = clock_s() - started
 
     meet(group)
-    started = time.perf_counter()
+    started = clock_s()
     losses = [step(sync=True) for _ in range(item.warmup_steps)]
-    warmup_s = time.perf_counter() - started
+    warmup_s = clock_s() - started
 
-    steady = _steady(item, step, group)
+    steady = _steady(item, step, group, clock_s)
     seconds, elapsed_s = clock.slowest(steady.by_rank), steady.elapsed_s
     losses += steady.losses
-    peak = memory.peak_bytes()
-    compute_s = _compute_s(item, step, group, step_s=median(seconds))
+    peak = memory.peak_bytes(built.device)
+    alone_s = _compute_s(item, step, group, clock_s, step_s=median(seconds))
     told = gather([losses[0] * weight, losses[-1] * weight, peak, build_s, warmup_s], group)
     first_loss, last_loss = (sum(one[i] for one in told) for i in (0, 1))
     values: dict[str, Any] = {
@@ -95,7 +97,8 @@ def train(item: Item, built: Built, group: dist.ProcessGroup | None, *, place: i
         "step_spread": clock.spread(seconds),
         "steps": len(seconds),
         "rank_step_s": [median(one) for one in steady.by_rank],
-        "sync_s": 0.0 if group is None else max(0.0, median(seconds) - compute_s),
+        "rank_compute_s": alone_s,
+        "sync_s": 0.0 if group is None else max(0.0, median(seconds) - max(alone_s)),
         "build_s": max(one[3] for one in told),
         "warmup_s": max(one[4] for one in told),
         "steps_s": elapsed_s,
@@ -120,20 +123,22 @@ class _Steady:
     losses: list[float]
 
 
-def _steady(item: Item, step: Callable[..., float], group: dist.ProcessGroup | None) -> _Steady:
+def _steady(
+    item: Item, step: Callable[..., float], group: dist.ProcessGroup | None, clock_s: Callable[[], float]
+) -> _Steady:
     """Blocks of steps until the ranks agree that enough was measured; what they tell each other is outside of them."""
-    found = _Steady(by_rank=[[] for _ in item.nodes], elapsed_s=0.0, losses=[])
+    found = _Steady(by_rank=[[] for _ in range(sum(item.used))], elapsed_s=0.0, losses=[])
     seconds: list[float] = []
     limits = {"least": item.least_steps, "most": item.most_steps}
-    started = time.perf_counter()
+    started = clock_s()
     while not clock.enough(seconds, **limits, elapsed_s=found.elapsed_s, most_s=item.most_s):
         mine = []
         meet(group)
         for _ in range(clock.next_block(seconds, **limits)):
-            before = time.perf_counter()
+            before = clock_s()
             found.losses.append(step(sync=True))
-            mine.append(time.perf_counter() - before)
-        told = gather([time.perf_counter() - started, *mine], group)
+            mine.append(clock_s() - before)
+        told = gather([clock_s() - started, *mine], group)
         found.elapsed_s = max(one[0] for one in told)
         for rank, one in enumerate(told):
             found.by_rank[rank] += one[1:]
@@ -141,15 +146,22 @@ def _steady(item: Item, step: Callable[..., float], group: dist.ProcessGroup | N
     return found
 
 
-def _compute_s(item: Item, step: Callable[..., float], group: dist.ProcessGroup | None, *, step_s: float) -> float:
-    """Seconds of the same step without communication, at the slowest rank, all ranks at work as before."""
+def _compute_s(
+    item: Item,
+    step: Callable[..., float],
+    group: dist.ProcessGroup | None,
+    clock_s: Callable[[], float],
+    *,
+    step_s: float,
+) -> list[float]:
+    """Seconds of the same step without communication at each rank, all at work as before; none for one rank alone."""
     if group is None:
-        return 0.0
+        return []
     repeats = max(1, min(_COMPUTE_REPEATS, int(_COMPUTE_SHARE * item.most_s / step_s)))
     mine = []
     meet(group)
     for _ in range(repeats):
-        before = time.perf_counter()
+        before = clock_s()
         step(sync=False)
-        mine.append(time.perf_counter() - before)
-    return max(one[0] for one in gather([median(mine)], group))
+        mine.append(clock_s() - before)
+    return [one[0] for one in gather([median(mine)], group)]

@@ -66,8 +66,8 @@ class EndedLease:
 class NodeState:
     """What the provider (not the node) knows of one machine. `reason` is empty while it is alive.
 
-    `leaving_s`: a notice says that it goes in so many seconds, alive until then; `notice` says which: "interruption" or
-    "rebalance", by which the market only warns.
+    `leaving_s`: a notice says that it goes in so many seconds, alive until then; `notice` says which: "interruption",
+    or "rebalance", by which the market only warns.
     """
 
     alive: bool

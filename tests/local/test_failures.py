@@ -180,6 +180,20 @@ def test_a_killed_rank_and_a_revoked_host_cost_the_runs_that_they_hit(
     }
 
 
+@needs_two_hosts
+def test_what_does_not_need_a_revoked_host_is_measured_on_the_one_that_is_left(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installation = here(project)
+    accident = Accident(revoked=lambda cluster: cluster.revoke(0))  # where all ranks meet
+    alone = {"nodes": [1], "batches": [8]}
+    asked = job(installation, 2, {"before": {}, "revoked": ENDLESS, "alone": alone, "both": {}, "alone-too": alone})
+    served = accident.serve(installation, asked, monkeypatch)
+    assert served.recorded == {"before", "alone", "alone-too"}, served.outcome
+    assert [(row["run_id"], row["status"]) for row in served.rows] == [("revoked", "interrupted")]
+    assert served.outcome.startswith("finished; node 0: ") and left_over(installation.home) == []
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="a disk of its own takes root")
 def test_a_full_disk_loses_nothing_that_was_reported(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installation = here(project)

@@ -79,8 +79,10 @@ class Agents:
             for one in (0, 1)
         ]
 
-    def plan(self, attempt: int, workloads: list[WorkloadFile], items: list[Item]) -> None:
-        """Ask for `items`, and say go once both workers are armed."""
+    def plan(
+        self, attempt: int, workloads: list[WorkloadFile], items: list[Item], ranks: tuple[int, ...] = (0, 1)
+    ) -> None:
+        """Ask for `items`, and say go once the workers of `ranks` are armed."""
         plan = Plan(
             lease_id="lease",
             attempt=attempt,
@@ -89,14 +91,15 @@ class Agents:
             items=items,
             port=self.port - attempt,  # the agents add the attempt
             timeout_s=20.0,
+            ranks=list(ranks),
         )
         write_json(self.mailbox / "plan.json", plan)
-        self.wait_for(lambda: all((self.mailbox / f"node-{one}/armed-{attempt}.json").exists() for one in (0, 1)))
+        self.wait_for(lambda: all((self.mailbox / f"node-{one}/armed-{attempt}.json").exists() for one in ranks))
         write_json(self.mailbox / f"go-{attempt}.json", {})
 
-    def finished(self, attempt: int) -> list[dict[str, Any]]:
-        """How both nodes' launches ended."""
-        paths = [self.mailbox / f"node-{one}/finished-{attempt}.json" for one in (0, 1)]
+    def finished(self, attempt: int, ranks: tuple[int, ...] = (0, 1)) -> list[dict[str, Any]]:
+        """How the nodes' launches ended."""
+        paths = [self.mailbox / f"node-{one}/finished-{attempt}.json" for one in ranks]
         self.wait_for(lambda: all(path.exists() for path in paths))
         return [json.loads(path.read_text()) for path in paths]
 

@@ -105,19 +105,22 @@ def test_a_launch_that_dies_before_any_run_blames_none_and_is_a_row_of_its_own(t
     assert planned(seen) == ["a", "b", "c"]
 
 
+GIVEN_UP = "node 1: revoked by the market; all runs that are left need it, and no other machine is to be had"
+
+
 def revoked(cluster: FakeCluster) -> None:
     cluster.states = [NodeState(alive=True), NodeState(alive=False, interrupted=True, reason="revoked by the market")]
 
 
 def test_a_revoked_host_interrupts_the_run_under_way_and_nothing_else(tmp_path: Path) -> None:
     seen, _ = served(tmp_path, ready, armed(1), reported("a"), revoked)
-    assert rows(seen) == [("b", "interrupted", "node 1: revoked by the market")]
-    assert seen.recorded == {"a"} and seen.outcome == "lost: node 1: revoked by the market"
+    assert rows(seen) == [("b", "interrupted", GIVEN_UP)]
+    assert seen.recorded == {"a"} and seen.outcome == f"lost: {GIVEN_UP}"
 
 
 def test_a_host_revoked_while_it_starts_interrupts_the_launch(tmp_path: Path) -> None:
     seen, _ = served(tmp_path, ready, revoked)
-    assert rows(seen) == [("r-00-launch", "interrupted", "node 1: revoked by the market")]
+    assert rows(seen) == [("r-00-launch", "interrupted", GIVEN_UP)]
 
 
 def test_a_peers_own_account_of_a_revocation_leaves_the_next_run_unblamed(tmp_path: Path) -> None:

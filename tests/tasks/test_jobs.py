@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from models.campaign import Launch, Wanted
 from models.cloud import Cluster
+from tasks.envelopes import as_got
 from tasks.installation import Installation
 from tasks.jobs import START_UP_S, job_of
 from tasks.settings import SettingsError
@@ -83,3 +85,22 @@ def test_a_file_that_is_gone_is_named_before_anything_starts(here: Installation)
     (here.settings.root / "work.py").unlink()
     with pytest.raises(SettingsError, match=r"no file .*work\.py"):
         job_of(launch(here), here.settings, lease_id="L", seed=5, deadline_s=60.0)
+
+
+def test_devices_travel_to_the_nodes_and_stand_in_the_layout(here: Installation) -> None:
+    whole = launch(here)
+    run = replace(wanted("train", "conv", (0, 1), (32, 8)), devices=(4, 1))
+    job = job_of(replace(whole, items=(run,)), here.settings, lease_id="L", seed=5, deadline_s=60.0)
+    assert job.items[0].devices == [4, 1] and job.items[0].used == [4, 1]
+    assert job.envelopes["L-000"]["layout"] == "4+1"
+
+
+def test_an_envelope_is_rewritten_by_the_machines_that_were_really_got(here: Installation) -> None:
+    job = job_of(launch(here), here.settings, lease_id="L", seed=5, deadline_s=60.0)
+    dearer = tuple(replace(one, market="on-demand", zone="b", usd_per_hour=1.0) for one in job.cluster.members)
+    got = as_got(job.envelopes, job.items, Cluster(members=(job.cluster.members[0], *dearer[1:])))
+    assert (got["L-001"]["market"], got["L-001"]["zone"], got["L-001"]["usd_per_hour"]) == ("on-demand", "b", 1.0)
+    assert got["L-000"]["market"] == "on-demand+spot" and got["L-000"]["usd_per_hour"] == pytest.approx(2.05)
+    same = {name: value for name, value in got["L-001"].items() if name not in ("market", "zone", "usd_per_hour")}
+    assert same.items() <= job.envelopes["L-001"].items()
+    assert as_got(job.envelopes, job.items, job.cluster) == job.envelopes

@@ -16,7 +16,15 @@ from warehouse.database import Warehouse, WarehouseMissing
 from warehouse.export import export, read_published
 from warehouse.publication import publish
 
-PUBLISHED = ("recommendations", "recommendation_history", "recommendation_changes", "pareto", "regret_ledger", "drift")
+PUBLISHED = (
+    "recommendations",
+    "recommendation_history",
+    "recommendation_changes",
+    "pareto",
+    "regret_ledger",
+    "drift",
+    "alarms",
+)
 READ = """
 import duckdb, sys
 with duckdb.connect(sys.argv[1], read_only=True) as connection:
@@ -36,7 +44,7 @@ def test_every_published_column_is_commented_with_its_unit(warehouse: Warehouse,
         whole = connection.execute("select comment from duckdb_tables()").fetchall()
     with warehouse.read() as connection:
         inside = connection.execute(query, [list(PUBLISHED)]).fetchall()
-    assert tables == {"recommendations", "recommendation_history", "regret_ledger", "drift"}
+    assert tables == {"recommendations", "recommendation_history", "regret_ledger", "drift", "alarms"}
     assert all(comment for (comment,) in whole)
     for name in ("recommendations", "recommendation_history"):
         assert [column for table, column, _ in outside if table == name] == CONTRACT

@@ -11,14 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from tasks.node.agent import Agent, command, environment, reason_in, worker_exit_code
-from tasks.node.record import Plan, write_json
+from tasks.node.agent import Agent, command, environment
+from tasks.node.places import Places
+from tasks.node.record import Item, Plan, write_json
 
-TORCHRUN = "E1120 11:06 api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 7931) of binary: python\n"
 
-
-def plan(attempt: int) -> Plan:
-    return Plan(lease_id="l", attempt=attempt, addresses=["10.0.0.1", "10.0.0.2"], workloads=[], items=[], port=29500)
+def plan(attempt: int, *items: Item, ranks: tuple[int, ...] = ()) -> Plan:
+    return Plan(
+        lease_id="l",
+        attempt=attempt,
+        addresses=["10.0.0.1", "10.0.0.2", "10.0.0.3"],
+        workloads=[],
+        items=list(items),
+        port=29500,
+        ranks=list(ranks),
+    )
 
 
 @pytest.fixture
@@ -26,13 +33,6 @@ def agent(tmp_path: Path) -> Agent:
     agent = Agent(mailbox=tmp_path, node=1, address="10.0.0.2", deadline_unix=time.time() + 60)
     agent.scratch.mkdir(parents=True)
     return agent
-
-
-def test_the_reason_is_the_workers_last_word_else_its_exit_code() -> None:
-    assert worker_exit_code(TORCHRUN) == -9
-    assert reason_in(TORCHRUN, -9) == "the worker ended with exit code -9"
-    assert reason_in("noise\nsrift: node 1 could not write x\n" + TORCHRUN, 5) == "node 1 could not write x"
-    assert "log" in reason_in("", None)
 
 
 def test_each_attempt_is_taken_once_and_never_an_older_one(agent: Agent, tmp_path: Path) -> None:
@@ -52,6 +52,9 @@ def test_a_plan_that_is_no_plan_is_said_and_does_not_end_the_agent(
     (tmp_path / "plan.json").write_text('{"attempt": 1')
     assert agent.new_plan() is None
     assert "plan.json" in capsys.readouterr().err
+    write_json(tmp_path / "plan.json", plan(1, Item(run_id="r", kind="train", nodes=[1], batches=[8]), ranks=(0,)))
+    assert agent.new_plan() is None
+    assert "r needs node 1, which takes no part" in capsys.readouterr().err
 
 
 def test_a_full_disk_does_not_end_the_agent(
@@ -72,11 +75,29 @@ def test_the_heartbeat_names_no_run_while_nothing_runs(agent: Agent) -> None:
     assert (beat["phase"], beat["run_id"]) == ("waiting", "")
 
 
+def told(whole: Plan, node: int) -> dict[str, str]:
+    return dict(pairwise(command(whole, Places.of(whole), node, mailbox=Path("m"), plan_file=Path("p"))))
+
+
 def test_torchrun_is_told_its_place_and_every_attempt_has_its_own_port() -> None:
-    told = command(plan(3), 1, mailbox=Path("m"), plan_file=Path("p"))
-    pairs = dict(pairwise(told))
-    assert (pairs["--nnodes"], pairs["--node-rank"]) == ("2", "1")
+    pairs = told(plan(3), 1)
+    assert (pairs["--nnodes"], pairs["--node-rank"], pairs["--nproc-per-node"]) == ("3", "1", "1")
     assert (pairs["--master-addr"], pairs["--master-port"], pairs["--max-restarts"]) == ("10.0.0.1", "29503", "0")
+
+
+def test_without_a_lost_node_the_others_meet_at_the_first_that_is_left_each_with_its_devices() -> None:
+    item = Item(run_id="r", kind="train", nodes=[1, 2], devices=[1, 4], batches=[8, 8])
+    fewer = plan(2, item, ranks=(1, 2))
+    assert told(fewer, 2)["--node-rank"] == "1" and told(fewer, 2)["--nproc-per-node"] == "4"
+    assert told(fewer, 1)["--nproc-per-node"] == "1"
+    assert {told(fewer, node)["--master-addr"] for node in (1, 2)} == {"10.0.0.2"}
+
+
+def test_who_takes_no_part_starts_nothing_and_neither_does_anybody_without_items(agent: Agent) -> None:
+    item = Item(run_id="r", kind="train", nodes=[0], batches=[8])
+    for attempt, one in ((1, plan(1, item, ranks=(0, 2))), (2, plan(2))):
+        agent.start(one)
+        assert agent.launch is None and agent.attempt == attempt
 
 
 @pytest.mark.local

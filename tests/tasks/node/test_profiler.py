@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.node import profiler
+from tasks.node import device, profiler
 from tasks.node.built import Built
+from tasks.node.record import Item
 
 
 class Clock:
@@ -35,7 +36,7 @@ class Optimizer(torch.optim.SGD):
 
 def test_forward_counts_the_making_of_a_batch_as_a_step_does(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(profiler, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+    monkeypatch.setattr(device, "time", SimpleNamespace(perf_counter=clock.perf_counter))
     model = torch.nn.Linear(3, 1)
     optimizer = Optimizer(model.parameters(), lr=0.1)
     optimizer.clock = clock
@@ -50,3 +51,23 @@ def test_forward_counts_the_making_of_a_batch_as_a_step_does(monkeypatch: pytest
 
     parts = profiler._parts(Built(model=model, loss=loss, make_batch=make_batch, optimizer=optimizer), 2)
     assert (parts["forward_s"], parts["backward_s"], parts["optimizer_s"]) == (3.25, 0.0, 4.0)
+
+
+def test_a_batch_that_does_not_fit_on_the_device_ends_the_profile_at_those_that_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def parts(_built: Built, batch: int) -> dict[str, Any]:
+        if batch > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return {"batch": batch}
+
+    asked: list[int] = []
+    monkeypatch.setattr(profiler, "_parts", parts)
+    monkeypatch.setattr(profiler, "_flops", lambda *_: 1.0)
+    monkeypatch.setattr(profiler, "_buckets", lambda _built, batch, _group: asked.append(batch) or [])
+    model = torch.nn.Linear(1, 1)
+    built = Built(model=model, loss=len, make_batch=len, optimizer=torch.optim.SGD(model.parameters()))  # type: ignore[arg-type]
+    values, problem = profiler.profile(Item(run_id="p", kind="profile", nodes=[0], batches=[2, 8, 64]), built, None)  # type: ignore[arg-type]
+    assert ([row["batch"] for row in values["rows"]], problem, asked) == ([2, 8], "", [8])
+    with pytest.raises(torch.OutOfMemoryError):
+        profiler.profile(Item(run_id="p", kind="profile", nodes=[0], batches=[64]), built, None)  # type: ignore[arg-type]

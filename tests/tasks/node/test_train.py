@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from tasks.node import train
+from tasks.node import launch, train
+from tasks.node.endings import EXIT_MAILBOX
+from tasks.node.places import Places
 
 
 class Left(Exception):
@@ -24,13 +27,21 @@ def test_a_full_disk_ends_the_launch_and_says_where(
     def ended(code: int) -> NoReturn:
         raise Left(code)
 
-    monkeypatch.setattr(train, "write_json", full)
+    monkeypatch.setattr(launch, "write_json", full)
     monkeypatch.setattr("os._exit", ended)
-    launch = train.Launch(mailbox=tmp_path, node=1, plan=None, store=None, groups={})  # type: ignore[arg-type]
-    with pytest.raises(Left, match=str(train.EXIT_MAILBOX)):
-        train.report(launch, tmp_path / "node-1" / "records" / "r.json", {})
+    mine = launch.Launch(
+        mailbox=tmp_path,
+        plan=None,  # type: ignore[arg-type]
+        places=Places(devices={0: 1, 1: 2}),
+        rank=2,
+        device=torch.device("cpu"),
+        store=None,  # type: ignore[arg-type]
+        groups={},
+    )
+    with pytest.raises(Left, match=str(EXIT_MAILBOX)):
+        launch.report(mine, tmp_path / "node-1" / "records" / "r.json", {})
     said = capsys.readouterr().err
-    assert said.startswith("srift: node 1 could not write") and "No space left on device" in said
+    assert said.startswith("srift[5]: node 1 could not write") and "No space left on device" in said
 
 
 @pytest.mark.parametrize(
@@ -48,5 +59,5 @@ def test_a_lost_peer_is_not_taken_for_a_fault_of_the_workload(error: Exception, 
 
 
 def test_an_explanation_is_one_line_with_the_kind_of_error() -> None:
-    assert train.explain(ValueError("row 17\nis not a number")) == "ValueError: row 17"
-    assert train.explain(KeyError()) == "KeyError"
+    assert launch.explain(ValueError("row 17\nis not a number")) == "ValueError: row 17"
+    assert launch.explain(KeyError()) == "KeyError"

@@ -17,9 +17,20 @@ from tasks.node.strategies.parallel import alone
 HOME = Path(node.__file__).parent / "workloads"
 BUILT_IN = sorted(path.stem for path in HOME.glob("*.py") if path.stem != "__init__")
 
+ELSEWHERE = """
+import torch
 
-def load(folder: Path, file: str, *, seed: int = 0, rank: int = 0) -> Built:
-    return build(folder, WorkloadFile(name="w", digest="d", file=file, function="build"), seed=seed, rank=rank)
+def build():
+    model = torch.nn.Linear(2, 1, device="cpu")
+    def make_batch(batch):
+        return {"x": [torch.ones(batch, 2, device="cpu")], "name": "kept"}, torch.ones(batch, device="cpu")
+    return model, torch.nn.MSELoss(), make_batch, torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+def load(folder: Path, file: str, *, seed: int = 0, rank: int = 0, device: str = "cpu") -> Built:
+    spec = WorkloadFile(name="w", digest="d", file=file, function="build")
+    return build(folder, spec, seed=seed, rank=rank, device=torch.device(device))
 
 
 def weights(built: Built) -> list[torch.Tensor]:
@@ -49,6 +60,25 @@ def test_ranks_start_from_equal_weights_and_see_other_samples(name: str) -> None
     other = load(HOME, f"{name}.py", rank=1)
     assert all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
     assert not torch.equal(first, other.make_batch(4)[0])
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_on_a_device_model_optimizer_and_batches_lie_there(name: str) -> None:
+    """The device `meta` computes nothing, but everything that is made or moved must get there as to a GPU."""
+    built = load(HOME, f"{name}.py", device="meta")
+    inputs, target = built.make_batch(4)
+    assert {inputs.device.type, target.device.type} == {"meta"}
+    held = [one for group in built.optimizer.param_groups for one in group["params"]]
+    assert {one.device.type for one in [*held, *built.model.parameters()]} == {"meta"}
+    assert [id(one) for one in held] == [id(one) for one in built.model.parameters()]
+
+
+def test_what_a_batch_maker_makes_elsewhere_is_moved(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(ELSEWHERE)
+    built = load(tmp_path, "own.py", device="meta")
+    inputs, target = built.make_batch(3)
+    assert inputs["x"][0].device.type == "meta" and target.device.type == "meta" and inputs["name"] == "kept"
+    assert next(built.model.parameters()).device.type == "meta"
 
 
 def test_accumulated_micro_steps_equal_one_large_batch() -> None:

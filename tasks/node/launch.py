@@ -1,0 +1,157 @@
+"""One rank's part in a launch: joining its peers, the groups made of them, waiting for others, telling, ending.
+
+Items of one node go side by side: each node has its own processor share, and they use no network. An item of several
+nodes runs alone: everybody waits for what came before it, and until it is over, at the launch's store, which costs no
+processor time, for the key that an item's first rank sets. A node's devices serve its items one after the other: those
+that an item leaves idle wait for it too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from .device import backend, own_device
+from .endings import EXIT_LOST_PEER, EXIT_MAILBOX, last_word
+from .places import Places
+from .record import Item, Plan, write_json
+from .strategies import strategy
+
+_WAIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What this rank knows: the plan, its own place, the store that all ranks share, and the groups made of them."""
+
+    mailbox: Path
+    plan: Plan
+    places: Places
+    rank: int
+    device: torch.device
+    store: PrefixStore
+    groups: dict[tuple[int, ...], dist.ProcessGroup]
+
+    @property
+    def node(self) -> int:
+        """The machine that this rank is of, by its index in the cluster."""
+        return self.places.place(self.rank)[0]
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank tells what its node is at: the first of the node, which serves every item of it."""
+        return self.places.place(self.rank)[1] == 0
+
+    @property
+    def own(self) -> Path:
+        """This node's folder in the mailbox."""
+        return self.mailbox / f"node-{self.node}"
+
+    def serves(self, item: Item) -> bool:
+        """Whether this rank takes part in `item`."""
+        return self.rank in self.places.ranks(item)
+
+    def leads(self, item: Item) -> bool:
+        """Whether this rank is the first of `item`, which writes its record."""
+        return self.rank == self.places.ranks(item)[0]
+
+    def group(self, item: Item) -> dist.ProcessGroup | None:
+        """The item's ranks; None where it has just one."""
+        ranks = self.places.ranks(item)
+        return self.groups[ranks] if len(ranks) > 1 else None
+
+    @property
+    def alone(self) -> dist.ProcessGroup:
+        """The group of this rank and nobody else."""
+        return self.groups[(self.rank,)]
+
+
+def join(mailbox: Path, plan: Plan) -> Launch:
+    """Join the process group and every group that an item needs, and rehearse once: torch loads much on first use.
+
+    Raises NoSuchDevice where the plan wants more GPUs than there are.
+    """
+    device, places = own_device(), Places.of(plan)
+    dist.init_process_group(backend(device), timeout=timedelta(seconds=plan.join_s))
+    rank = dist.get_rank()
+    # torchrun's own store outlives the workers of the other nodes; a second connection, so that waiting blocks nobody
+    store = TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(hours=1)
+    )
+    wanted = {ranks for item in plan.items if len(ranks := places.ranks(item)) > 1}
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    for ranks in sorted(wanted | {(one,) for one in range(places.world)}):
+        group = dist.new_group(list(ranks), timeout=timedelta(seconds=plan.timeout_s), backend=backend(device))
+        if rank in ranks:
+            groups[ranks] = group
+    rehearse(groups[(rank,)], device)
+    dist.barrier()
+    return Launch(
+        mailbox=mailbox,
+        plan=plan,
+        places=places,
+        rank=rank,
+        device=device,
+        store=PrefixStore(f"srift-{plan.attempt}", store),
+        groups=groups,
+    )
+
+
+def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
+    """A tiny step through all the machinery: its first use costs a second of a whole core, which no measurement may."""
+    model = torch.nn.Linear(2, 2, device=device)
+    parallel = strategy("ddp")(model, alone)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        parallel.module(torch.zeros(1, 2, device=device)).sum().backward()
+        optimizer.step()
+
+
+def wait_for_all(launch: Launch, indices: list[int]) -> None:
+    """Wait until every one of `indices` is over, and forget them."""
+    while indices:
+        wait_for(launch, indices.pop(0))
+
+
+def wait_for(launch: Launch, index: int) -> None:
+    """Wait until the item is over; leave if the launch is."""
+    key = f"item-{index}-done"
+    while True:
+        asked = time.monotonic()
+        try:
+            launch.store.wait([key], timedelta(seconds=_WAIT_S))
+            break
+        except dist.DistError as error:
+            if time.monotonic() - asked < _WAIT_S / 2:  # not the end of the wait, which a long item may well outlast
+                leave(EXIT_LOST_PEER, f"the launch's store is gone: {explain(error)}")
+    if launch.store.get(key) == b"abort":
+        leave(EXIT_LOST_PEER, f"{launch.plan.items[index].run_id} failed on another node")
+
+
+def report(launch: Launch, path: Path, body: Any) -> None:
+    """Write into the mailbox, or end the launch saying why: measuring what cannot be told is waste."""
+    try:
+        write_json(path, body)
+    except OSError as error:
+        leave(EXIT_MAILBOX, f"node {launch.node} could not write {path}: {error.strerror}; free some space there")
+
+
+def explain(error: BaseException) -> str:
+    """One line: the kind of error and the first line of its message."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}"[:500] if text else type(error).__name__
+
+
+def leave(code: int, message: str) -> NoReturn:
+    """End at once: closing sockets is what wakes the ranks that still wait for this one."""
+    print(last_word(code, message), file=sys.stderr, flush=True)
+    os._exit(code)

@@ -1,0 +1,21 @@
+-- Grain: one row a training run measured here under today's definitions: what tells which part of its step was slow.
+create or replace view run_details as
+select
+    run_id,
+    provider,
+    workload,
+    cluster,
+    layout,
+    batch_per_device,
+    coalesce(accumulation_steps, 1) as accumulation_steps,
+    coalesce(strategy, 'ddp') as strategy,
+    coalesce(precision, 'fp32') as precision,
+    coalesce(zone, '') as zone,
+    json_extract_string(measured, '$.step_s')::double as step_s,
+    try_cast(json_extract_string(measured, '$.sync_s') as double) as sync_s,
+    try_cast(json_extract_string(measured, '$.step_spread') as double) as step_spread,
+    try_cast(json_extract(measured, '$.rank_compute_s') as double[]) as rank_compute_s,
+    measured_at
+from stg_current
+where kind = 'train' and workload_same and instances_same and machine_same
+order by provider, measured_at, run_id;
