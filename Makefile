@@ -18,7 +18,7 @@ ROWS      ?= ../shared/data/training_runs.csv
 FACTS     ?= ../shared/data/workloads.csv
 CATALOGUE ?= ../shared/data/ec2_catalogue.csv
 
-.PHONY: help setup tools refresh test check up bench bench-models bench-campaign bench-planner bench-spot clean
+.PHONY: help setup tools refresh refresh-emulated test check up bench bench-models bench-campaign bench-planner bench-spot clean
 
 help: ## the targets below
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -27,6 +27,9 @@ setup: tools $(READY) ## virtual environment, pinned dependencies, the command `
 
 refresh: setup ## the main job, once: ARGS="--max-usd 0" is passed on to `srift refresh`
 	@$(BIN)/srift refresh $(ARGS)
+
+refresh-emulated: setup ## EC2 without AWS: real hosts behind an emulated API, from launch to table (root; about 6 minutes)
+	@$(BIN)/python -m tests.world $(ARGS)
 
 test: check ## the checks and the tests: PYTEST_ARGS="tests/models -x" is passed on to pytest
 	$(BIN)/pytest $(PYTEST_ARGS)

@@ -6,7 +6,6 @@ Answers go in below botocore, as the bytes that AWS would send, so that its seri
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -21,13 +20,12 @@ from botocore.config import Config
 from moto import mock_aws
 from moto.core.botocore_stubber import BotocoreStubber
 
-os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # half a second each time, for nothing
+from tests.world.market import Prices, Spot, page, products
+
 _ONCE = Config(retries={"total_max_attempts": 1})  # nothing sleeps
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 _UNCHANGING = ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings")  # moto reads them from its files
 _told: dict[tuple[str, str], Any] = {}  # what moto answered to those: it takes seconds over some
-Prices = Mapping[str, Mapping[str, float | None]]  # region -> instance type -> dollars, None: listed without a price
-Spot = Mapping[tuple[str, str], float]  # (instance type, zone) -> dollars
 
 
 class Raw:
@@ -41,27 +39,6 @@ class Raw:
 
     def read(self, *_: Any) -> bytes:
         return self.content
-
-
-def product(name: str, region: str, usd: float | None) -> str:
-    """One product as the Price List API spells it: JSON in a string."""
-    amount = "0.0000000000" if usd is None else f"{usd:.10f}"
-    dimension = {"unit": "Hrs", "pricePerUnit": {"USD": amount}, "description": f"${amount} per On Demand {name}"}
-    return json.dumps(
-        {
-            "product": {
-                "productFamily": "Compute Instance",
-                "sku": f"{name}-{region}",
-                "attributes": {"instanceType": name, "regionCode": region, "operatingSystem": "Linux"},
-            },
-            "serviceCode": "AmazonEC2",
-            "terms": {
-                "OnDemand": {"1.JRTCKXETXF": {"priceDimensions": {"1.JRTCKXETXF.6YS6EN2CT7": dimension}}},
-                "Reserved": {"1.R": {"priceDimensions": {"1.R.1": {"unit": "Hrs", "pricePerUnit": {"USD": "0.001"}}}}},
-            },
-            "publicationDate": "2026-11-19T00:00:00Z",
-        }
-    )
 
 
 @cache
@@ -118,16 +95,11 @@ class World:
         return None  # moto's
 
     def _products(self, asked: Mapping[str, Any]) -> str:
-        filters = {one["Field"]: one["Value"] for one in asked["Filters"]}
-        assert filters.items() >= {"operatingSystem": "Linux", "tenancy": "Shared", "capacitystatus": "Used"}.items()
-        listed = sorted(self.prices.get(filters["regionCode"], {}).items())
-        some, token = self._page("GetProducts", listed, asked.get("NextToken"))
-        body = {"FormatVersion": "aws_v1", "PriceList": [product(n, filters["regionCode"], usd) for n, usd in some]}
-        return json.dumps(body | ({"NextToken": token} if token else {}))
+        return json.dumps(products(self.prices, asked, self.page["GetProducts"]))
 
     def _history(self, asked: Mapping[str, list[str]], region: str) -> str:
         listed = sorted(self.spot.get(region, {}).items())
-        some, token = self._page("DescribeSpotPriceHistory", listed, asked.get("NextToken", [""])[0])
+        some, token = page(listed, asked.get("NextToken", [""])[0], self.page["DescribeSpotPriceHistory"])
         items = "".join(
             f"<item><instanceType>{name}</instanceType><productDescription>Linux/UNIX</productDescription>"
             f"<spotPrice>{usd:.6f}</spotPrice><timestamp>2026-11-20T11:00:00+0000</timestamp>"
@@ -139,10 +111,6 @@ class World:
             f"<spotPriceHistorySet>{items}</spotPriceHistorySet><nextToken>{token}</nextToken>"
             "</DescribeSpotPriceHistoryResponse>"
         )
-
-    def _page(self, action: str, listed: list[Any], token: str | None) -> tuple[list[Any], str]:
-        first, size = int(token or 0), self.page[action]
-        return listed[first : first + size], str(first + size) if first + size < len(listed) else ""
 
 
 def _offerings(names: Collection[str]) -> str:

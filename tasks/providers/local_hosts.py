@@ -54,6 +54,7 @@ class HostPlan:
     bandwidth_gbps: float
     command: Sequence[str]
     log: Path
+    prefix: int = 24  # bits of the address that name the network
 
 
 @dataclass(slots=True)
@@ -120,7 +121,7 @@ def start_host(
         return Host(process, process.pid)
     script = (
         f"read -r go || exit 70; ip link set lo up && {_QUIET.format(link='eth0')} && "
-        f"ip addr add {plan.address}/24 dev eth0 && ip link set eth0 up && "
+        f"ip addr add {plan.address}/{plan.prefix} dev eth0 && ip link set eth0 up && "
         f"tc qdisc add dev eth0 root {_tbf(plan.bandwidth_gbps)} || exit 71; "
         '"$@" </dev/null; exit $?'  # the shell stays the namespace's first process and collects orphans
     )
@@ -144,10 +145,20 @@ def find_inner(host: Host) -> None:
             time.sleep(0.002)
 
 
-def join(isolation: Isolation, switch: subprocess.Popen[bytes], hosts: Sequence[tuple[Host, HostPlan]]) -> None:
-    """Make the bridge and a shaped link to each host. Raises ProviderError with what `ip` or `tc` said."""
-    lines = ["set -e", "ip link set lo up", "ip link add br0 type bridge", "ip link set br0 up"]
-    for index, (host, plan) in enumerate(hosts):
+def join(
+    isolation: Isolation,
+    switch: subprocess.Popen[bytes],
+    hosts: Sequence[tuple[Host, HostPlan]],
+    *,
+    first: int = 0,
+) -> None:
+    """Make a shaped link to each host, and before the first one the bridge; `first` is how many were joined before.
+
+    Raises ProviderError with what `ip` or `tc` said.
+    """
+    bridge = ["ip link set lo up", "ip link add br0 type bridge", "ip link set br0 up"]
+    lines = ["set -e", *(bridge if first == 0 else [])]
+    for index, (host, plan) in enumerate(hosts, first):
         lines += [
             f"ip link add h{index} type veth peer name eth0 netns {host.inner_pid}",
             _QUIET.format(link=f"h{index}"),

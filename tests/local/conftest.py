@@ -1,4 +1,4 @@
-"""The provider that the tests of real hosts use."""
+"""The provider and the emulated EC2 that the tests of real hosts use."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from tasks.providers import local_catalogue
 from tasks.providers.local import LocalProvider
 from tests.local.hosts import provider
+from tests.world import World
 
 
 @pytest.fixture
@@ -20,3 +21,22 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalProv
     made = provider(tmp_path)
     yield made
     made.reap(datetime.now(UTC), all_of_them=True)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[World]:
+    """One emulated EC2 for the tests of a file; the minutes of its machines' shutdowns are short."""
+    with World(seed=3, minute_s=0.2) as world:
+        yield world
+
+
+@pytest.fixture
+def world(shared: World) -> Iterator[World]:
+    """The shared one with nothing launched, before and after."""
+    yield shared
+    shared.restore()
+    shared.account.market.room.clear()
+    alive = [one.id for one in shared.account.instances()]
+    if alive:
+        shared.client("ec2").terminate_instances(InstanceIds=alive)
+    assert shared.alive() == [] and shared.faults() == []

@@ -18,8 +18,9 @@ from tasks.providers.ec2_prices import (
     on_demand_prices,
     spot_offers,
 )
-from tests.ec2_world import NOON, product
+from tests.ec2_world import NOON
 from tests.tasks.providers.test_ec2_catalogue import answer
+from tests.world.market import product
 
 G9 = instance_type_of(answer())
 

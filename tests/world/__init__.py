@@ -1,0 +1,222 @@
+"""An emulated AWS with real machines: moto is the API and S3, and a local host stands behind every instance.
+
+    with World(seed=1) as world:
+        subprocess.run([...], env={**os.environ, **world.environment()})
+
+Needs root (`World.why_not()`). What moto lacks or gets wrong is supplied here; the rest is moto's. Machines live in
+namespaces: nothing of them is seen outside, and the world's own sockets are on loopback.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from unittest.mock import patch
+
+os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # half a second each time, for nothing
+
+import boto3
+import moto.ec2.urls
+from moto.core.base_backend import BackendDict
+from werkzeug.serving import BaseWSGIServer, make_server
+
+from tests.world.account import Account, Launch, install, opened
+from tests.world.elastic import Elastic
+from tests.world.front import Fault, Front, Quiet
+from tests.world.hosts import Hosts
+from tests.world.machines import Fate, Keeper, boots
+from tests.world.market import ANY
+from tests.world.metadata import Metadata, served
+
+__all__ = ["ANY", "Fate", "Launch", "World", "boots"]
+
+BUCKET, PROFILE = "srift-mailbox", "srift-node"
+SOLD = ("g4dn.*", "g5.*", "g6.*", "p3.*", "p4d.*", "m5.large", "c5.large")
+NODE_POLICY = Path(__file__).resolve().parents[2] / "deployments" / "iam" / "node-policy.json"
+
+
+class World:
+    """`fate` says of each machine how it fares; `cores` gives types a share of the processor; `minute_s` is how long
+    the minutes of `shutdown -h +N` last here. Without `hosts` instances are moto's words alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 1,
+        region: str = "us-east-1",
+        sold: Sequence[str] = SOLD,
+        vcpus: float = 768.0,
+        cores: Mapping[str, float] | None = None,
+        fate: Callable[[Any], Fate] = boots,
+        minute_s: float = 60.0,
+        hosts: bool = True,
+    ) -> None:
+        self.region, self.bucket, self.profile = region, BUCKET, PROFILE
+        self.folder = Path(tempfile.mkdtemp(prefix="srift-world-"))
+        self.account: Account = opened(seed, sold, vcpus)
+        policy = NODE_POLICY.read_text()  # the one that operators install: what it does not allow, machines cannot do
+        self._policy = policy.replace("{bucket}", BUCKET).replace("{prefix}", "srift")
+        self._front = Front(self.account, self._look)
+        self._keeper: Keeper | None = None
+        self._hosts = Hosts(self.folder, switched_on=self._serve_metadata)
+        self.metadata = Metadata(self.account, self._hosts.instance_at)
+        if hosts:
+            self._keeper = Keeper(
+                self.account, self._hosts, self.metadata.notices, fate=fate, cores=cores or {}, minute_s=minute_s,
+                came=self._serve_at_home, went=self._unserve,
+            )  # fmt: skip
+        self._servers: dict[str, list[Any]] = {}
+        self._patches: list[Any] = []
+        self._clients: dict[tuple[str, str], Any] = {}
+
+    @staticmethod
+    def why_not() -> str:
+        """Why there can be no machines here; empty where there can."""
+        return Hosts.why_not()
+
+    def __enter__(self) -> World:
+        """Open, with a bucket, the nodes' role and instance profile, and a default VPC."""
+        bound = type("Elastic", (Elastic,), {"account": self.account})
+        self._patches = [patch.dict(moto.ec2.urls.url_paths, {"{0}/": bound.dispatch})]
+        for one in self._patches:
+            one.start()
+        BackendDict.reset()
+        self._port = self._serve("127.0.0.1", 0, None)
+        self.account.heard = self._look
+        if self._keeper is not None:
+            self._keeper.open()
+        install(self.client, bucket=self.bucket, profile=self.profile, policy=self._policy)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End every machine, switch and server; nothing is left but what a failed test may want to read elsewhere."""
+        if self._keeper is not None:
+            self._keeper.close()
+        self._hosts.close()
+        for name in list(self._servers):
+            self._unserve(name)
+        for one in self._patches:
+            one.stop()
+        BackendDict.reset()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def endpoint(self) -> str:
+        """Of every service, for this machine's processes and, by the same words, on every host."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def environment(self) -> dict[str, str]:
+        """What makes boto3 in a subprocess speak to this world and to nobody else."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": "AKIAEMULATED",
+            "AWS_SECRET_ACCESS_KEY": "an-emulated-secret",
+            "AWS_REGION": self.region,
+            "AWS_DEFAULT_REGION": self.region,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        }
+
+    def client(self, service: str, region: str = "") -> Any:
+        """A boto3 client with the controller's keys, made once."""
+        told, key = self.environment(), (service, region or self.region)
+        if key not in self._clients:
+            session = boto3.Session(told["AWS_ACCESS_KEY_ID"], told["AWS_SECRET_ACCESS_KEY"])
+            self._clients[key] = session.client(service, region_name=key[1], endpoint_url=self.endpoint)
+        return self._clients[key]
+
+    @property
+    def launches(self) -> list[Launch]:
+        """Every launch so far, the oldest first."""
+        return list(self.account.launches)
+
+    @property
+    def asked(self) -> list[tuple[str, str]]:
+        """(action, region) of every request with the controller's keys: ("ec2:RunInstances", "us-east-1")."""
+        return list(self._front.asked)
+
+    def alive(self) -> list[str]:
+        """Instances that may cost money, and hosts whose processes run."""
+        return sorted({one.id for one in self.account.instances()} | set(self._hosts.alive()))
+
+    def lack(self, name: str = ANY, market: str = ANY, zone: str = ANY) -> None:
+        """No capacity from now on."""
+        self.account.market.lacking.add((name, market, zone))
+
+    def restore(self) -> None:
+        """There is capacity again."""
+        self.account.market.lacking.clear()
+
+    def interrupt(self, instance_id: str, in_s: float = 120.0) -> None:
+        """EC2 takes a spot instance back: notice now, the end in so many seconds."""
+        self.metadata.notices.interrupted[instance_id] = datetime.fromtimestamp(time.time() + in_s, UTC)
+        self._look()
+
+    def rebalance(self, instance_id: str) -> None:
+        """EC2 warns that an interruption is likelier than usual."""
+        self.metadata.notices.rebalance[instance_id] = datetime.now(UTC)
+
+    def freeze(self, instance_id: str) -> None:
+        """The machine hangs; EC2 says that it runs."""
+        self._hosts.freeze(instance_id)
+
+    def refuse(self, action: str, code: str, *, status: int = 400, times: int = 1, after: bool = False) -> None:
+        """Answer `action` ("ec2:RunInstances", "s3:*") so; `after`: do it all the same and lose the answer."""
+        self._front.faults.append(Fault(action=action, code=code, status=status, times=times, after=after))
+
+    def faults(self) -> list[str]:
+        """What the world itself could not do: a test that sees one has proved nothing."""
+        return [] if self._keeper is None else list(self._keeper.faults)
+
+    def console(self, instance_id: str) -> str:
+        """What user-data said, as the console of a machine shows it."""
+        file = self._hosts.folder(instance_id) / "console.txt"
+        return file.read_text(errors="replace") if file.exists() else ""
+
+    def _look(self) -> None:
+        if self._keeper is not None:
+            self._keeper.look()
+
+    def _serve(self, address: str, port: int, listening: Any, name: str = "") -> int:
+        handle = None if listening is None else listening.fileno()
+        server: BaseWSGIServer = make_server(
+            address, port, self._front, threaded=True, request_handler=Quiet, fd=handle
+        )
+        if listening is not None:
+            listening.close()  # the server has its own handle of it
+        self._keep(name, server)
+        return int(server.server_address[1])
+
+    def _serve_at_home(self, instance_id: str) -> None:
+        """The same endpoint on the host's own loopback: S3 as the machine reaches it."""
+        self._serve("127.0.0.1", self._port, self._hosts.listening(instance_id, "127.0.0.1", self._port), instance_id)
+
+    def _serve_metadata(self, region: str, listening: Any) -> None:
+        self._keep("metadata", served(self.metadata, region, listening))
+
+    def _keep(self, name: str, server: Any) -> None:
+        server.daemon_threads = True
+        server.block_on_close = False
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        self._servers.setdefault(name, []).append((server, thread))
+
+    def _unserve(self, name: str) -> None:
+        for server, thread in self._servers.pop(name, []):
+            server.shutdown()
+            thread.join()
+            with suppress(OSError):
+                server.server_close()

@@ -1,0 +1,207 @@
+"""The one door of the emulated AWS: what moto lacks is answered here, faults are played here, machines are judged here.
+
+Everything that passes goes to moto's own server application.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from socket import SHUT_RDWR
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+
+from tests.world.account import Account
+from tests.world.elastic import Elastic
+from tests.world.launching import QUOTAS
+from tests.world.market import products
+from tests.world.policy import allows, forged
+
+Start = Callable[..., Any]
+Answer = tuple[int, str, bytes]  # status, content type, body
+_CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/aws4_request")
+_S3 = {"GET": "GetObject", "PUT": "PutObject", "DELETE": "DeleteObject", "HEAD": "GetObject"}
+_JSON = "application/x-amz-json-1.1"
+
+
+class Quiet(MotoRequestHandler):
+    """moto's own, without a line for every request."""
+
+    def log(self, type: str, message: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Fault:
+    """`action` is answered by `code` the next `times` times; `after`: done all the same, and the answer lost."""
+
+    action: str
+    code: str
+    status: int
+    times: int
+    after: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One request, as far as it must be read. `action` is spelt as in IAM policies: "ec2:RunInstances"."""
+
+    service: str
+    region: str
+    access_key: str
+    action: str
+    body: bytes
+
+
+class Front:
+    """A WSGI application. `asked` lists (action, region) of what was asked with the controller's keys."""
+
+    def __init__(self, account: Account, ended: Callable[[], None]) -> None:
+        self.account, self.faults, self.asked = account, list[Fault](), list[tuple[str, str]]()
+        self._ended, self._moto = ended, DomainDispatcherApplication(create_backend_app)
+
+    def __call__(self, environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+        """Answer one request."""
+        asked = _read(environ)
+        keys = self.account.keys.get(asked.access_key)
+        if keys is None:
+            self.asked.append((asked.action, asked.region))
+        fault = self._fault(asked.action)
+        if fault is not None and not fault.after:
+            return _send(start, _refusal(asked.service, fault.status, fault.code))
+        if keys is None:
+            answer = self._own(asked)
+            passed = _send(start, answer) if answer is not None else self._pass_on(environ, start, asked)
+        else:
+            passed = self._machine(environ, start, asked)
+        if fault is None:
+            return passed
+        list(passed)
+        environ["werkzeug.socket"].shutdown(SHUT_RDWR)
+        raise ConnectionAbortedError("the answer is lost on purpose")
+
+    def _fault(self, action: str) -> Fault | None:
+        for fault in self.faults:
+            if fault.times > 0 and fault.action in (action, action.partition(":")[0] + ":*"):
+                fault.times -= 1
+                return fault
+        return None
+
+    def _own(self, asked: Asked) -> Answer | None:
+        """What moto does not know; None for what it does."""
+        if asked.action == "pricing:GetProducts":
+            sold = {
+                region: {name: usd for name, usd in prices.items() if self.account.sells(name)}
+                for region, prices in self.account.market.usd.items()
+            }
+            return 200, _JSON, json.dumps(products(sold, json.loads(asked.body))).encode()
+        if asked.service == "servicequotas":
+            return self._quotas(asked)
+        if asked.action == "ssm:GetParameter":
+            name = str(json.loads(asked.body)["Name"])
+            image = self.account.image_of(name, asked.region)
+            found = {"Parameter": {"Name": name, "Type": "String", "Value": image, "Version": 1}}
+            return None if image is None else (200, _JSON, json.dumps(found).encode())
+        return None
+
+    def _quotas(self, asked: Asked) -> Answer | None:
+        body = json.loads(asked.body)
+        if body.get("ServiceCode") != "ec2":
+            return None
+        listed = {
+            code: {"ServiceCode": "ec2", "QuotaCode": code, "QuotaName": name, "Value": self.account.quotas[code]}
+            for code, (name, *_) in QUOTAS.items()
+        }
+        if asked.action == "servicequotas:GetServiceQuota":
+            found = listed.get(body.get("QuotaCode"))
+            if found is None:
+                return _refusal(asked.service, 400, "NoSuchResourceException")
+            return 200, _JSON, json.dumps({"Quota": found}).encode()
+        return 200, _JSON, json.dumps({"Quotas": list(listed.values())}).encode()
+
+    def _machine(self, environ: dict[str, Any], start: Start, asked: Asked) -> Iterable[bytes]:
+        """A request with the keys of an instance's role: S3 alone, signed, and within the role's policy."""
+        keys, path = self.account.keys[asked.access_key], unquote(environ.get("RAW_URI", environ["PATH_INFO"]))
+        if asked.service != "s3":
+            return _send(start, _refusal(asked.service, 403, "UnauthorizedOperation"))
+        headers = {name[5:].replace("_", "-"): value for name, value in environ.items() if name.startswith("HTTP_")}
+        url = f"http://{environ['HTTP_HOST']}{environ.get('RAW_URI', environ['PATH_INFO'])}"
+        if code := forged(keys, environ["REQUEST_METHOD"], url, asked.body, headers):
+            return _send(start, _refusal("s3", 403, code))
+        statements = list(self.account.policies_of(keys.role))
+        userid = f"{keys.role_id}:{keys.instance_id}"
+        bucket = path.split("/")[1]
+        if not allows(statements, asked.action, f"arn:aws:s3:::{path.lstrip('/')}", userid):
+            return _send(start, _refusal("s3", 403, "AccessDenied"))
+        told: list[str] = []
+
+        def start_or_hide(status: str, *rest: Any) -> Any:
+            told.append(status)
+            return start(status, *rest) if not status.startswith("404") else lambda _: None
+
+        passed = list(self._pass_on(environ, start_or_hide, asked))
+        if told[0].startswith("404"):
+            listed = allows(statements, "s3:ListBucket", f"arn:aws:s3:::{bucket}", userid)
+            # Who may not list a bucket is not told what is missing from it.
+            return _send(start, _refusal("s3", 404 if listed else 403, "NoSuchKey" if listed else "AccessDenied"))
+        return passed
+
+    def _pass_on(self, environ: dict[str, Any], start: Start, asked: Asked) -> Iterable[bytes]:
+        app = self._moto.get_application(environ)
+        if asked.service != "ec2":
+            return app(environ, start)
+        if not hasattr(Elastic, _snake(asked.action.partition(":")[2])):
+            return _send(start, _refusal("ec2", 400, "InvalidAction"))
+        with self.account.lock:
+            answer = list(app(environ, start))
+        self._ended()
+        return answer
+
+
+def _read(environ: dict[str, Any]) -> Asked:
+    found = _CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", ""))
+    access_key, region, service = found.groups() if found else ("", "", "s3")
+    length = int(environ.get("CONTENT_LENGTH") or 0)
+    body = environ["wsgi.input"].read(length) if length else b""
+    if length:
+        environ["wsgi.input"] = io.BytesIO(body)
+    if "HTTP_X_AMZ_TARGET" in environ:
+        action = environ["HTTP_X_AMZ_TARGET"].rpartition(".")[2]
+    elif service == "s3":
+        whole = environ["PATH_INFO"].strip("/").count("/") == 0
+        action = (
+            ("ListBucket" if environ["REQUEST_METHOD"] in ("GET", "HEAD") else "Bucket")
+            if whole
+            else _S3.get(environ["REQUEST_METHOD"], "Object")
+        )
+    else:
+        action = parse_qs(body.decode(errors="replace")).get("Action", [""])[0]
+    return Asked(service=service, region=region, access_key=access_key, action=f"{service}:{action}", body=body)
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def _refusal(service: str, status: int, code: str) -> Answer:
+    told = "refused by the emulated AWS"
+    if service in ("pricing", "ssm", "servicequotas"):
+        return status, _JSON, json.dumps({"__type": code, "message": told}).encode()
+    if service == "s3":
+        return status, "application/xml", f"<Error><Code>{code}</Code><Message>{told}</Message></Error>".encode()
+    error = f"<Error><Code>{code}</Code><Message>{told}</Message></Error>"
+    if service == "ec2":
+        return status, "text/xml", f"<Response><Errors>{error}</Errors><RequestID>1</RequestID></Response>".encode()
+    return status, "text/xml", f"<ErrorResponse>{error}<RequestId>1</RequestId></ErrorResponse>".encode()
+
+
+def _send(start: Start, answer: Answer, more: Mapping[str, str] | None = None) -> Iterable[bytes]:
+    status, kind, body = answer
+    headers = {"Content-Type": kind, "Content-Length": str(len(body)), **(more or {})}
+    start(f"{status} {'OK' if status == 200 else 'Refused'}", list(headers.items()))
+    return [body]

@@ -1,0 +1,203 @@
+"""The EC2 provider from tick to table in the emulated world: `srift refresh` as an operator runs it, and judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from tests.world import World
+
+TYPES = ("g4dn.xlarge", "g5.xlarge", "g6.xlarge")
+_SRIFT = [sys.executable, "-c", "from flows.cli import main; main()"]
+_OURS = ("SRIFT_", "PREFECT_", "MLFLOW_", "AWS_", "COVERAGE", "PYTEST")
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_STATES = """
+[campaign]
+max_hosts = {most}
+seed = 7
+market = "{market}"
+
+[ec2]
+regions = ["{region}"]
+instance_types = {types}
+bucket = "{bucket}"
+instance_profile = "{profile}"
+python = "{python}"
+max_hosts = {most}
+max_minutes = {minutes}
+
+[workloads.sine]
+entrypoint = "sine.py:build"
+samples = 2_000_000
+global_batch = 32
+goals = [{{ goal = "cheapest_within_deadline", hours = 2.0 }}]
+"""
+_WORKLOAD = '''
+import torch
+from torch import nn
+
+
+def build(width: int = 256):
+    """Fit a sine with a small network."""
+    model = nn.Sequential(nn.Linear(32, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
+
+    def make_batch(size):
+        x = torch.randn(size, 32)
+        return x, torch.sin(x.sum(dim=1, keepdim=True))
+
+    return model, nn.MSELoss(), make_batch, torch.optim.Adam(model.parameters())
+'''
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """One refresh of a newcomer: a cluster of at most so many machines, bought in one market."""
+
+    market: str
+    machines: int
+    types: tuple[str, ...] = TYPES[:1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """A folder with a srift.toml of the emulated account, and the command run in it as from a shell."""
+
+    folder: Path
+    world: World
+
+    @property
+    def home(self) -> Path:
+        """Where Srift keeps what it learns."""
+        return self.folder / "state"
+
+    def settle_in(self, campaign: Campaign, minutes: float) -> None:
+        """Write srift.toml and a workload."""
+        told = {"bucket": self.world.bucket, "profile": self.world.profile, "region": self.world.region}
+        wanted = {"market": campaign.market, "most": campaign.machines, "types": json.dumps(campaign.types)}
+        text = _STATES.format(**told, **wanted, minutes=minutes, python=sys.executable)
+        self.folder.mkdir(parents=True)
+        (self.folder / "srift.toml").write_text(text)
+        (self.folder / "sine.py").write_text(_WORKLOAD)
+
+    def srift(self, *words: str, within_s: float = 600.0, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run the command; what it says is in the answer."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+        ours = {
+            "SRIFT_HOME": str(self.home),
+            "PREFECT_HOME": str(self.folder / "prefect"),
+            "PYTHONPATH": str(_REPOSITORY),
+        }
+        return subprocess.run(
+            [*_SRIFT, *words],
+            cwd=self.folder,
+            env=kept | ours | self.world.environment() | variables,
+            capture_output=True,
+            text=True,
+            timeout=within_s,
+        )
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """From the warehouse, as it is now."""
+        return _asked(self.home / "warehouse.duckdb", query)
+
+    def published(self) -> list[tuple[Any, ...]]:
+        """Rows of the published table that are about EC2: workload, cluster, status."""
+        file = self.home / "published" / "recommendations.duckdb"
+        query = "select workload, cluster, status from recommendations where provider = 'ec2'"
+        return _asked(file, query) if file.exists() else []
+
+
+@dataclass(slots=True)
+class Proof:
+    """What was seen, and in `wrong` what should have been seen and was not."""
+
+    clusters: Counter[tuple[str, int]] = field(default_factory=Counter)  # (market, machines) -> leases
+    records: Counter[tuple[str, str]] = field(default_factory=Counter)  # (kind, status)
+    leases: list[tuple[str, float | None, str]] = field(default_factory=list)  # cluster, dollars, outcome
+    table: int = 0
+    seconds: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        clusters = [f"{count} x {machines} {market}" for (market, machines), count in sorted(self.clusters.items())]
+        records = [f"{count} {kind} {status}" for (kind, status), count in sorted(self.records.items())]
+        usd = sum(usd or 0.0 for _, usd, _ in self.leases)
+        return [
+            f"clusters, by machines and market: {', '.join(clusters) or 'none'}",
+            f"runs: {', '.join(records) or 'none'}",
+            f"leases: {len(self.leases)}, {usd:.4f} dollars",
+            f"published rows about ec2: {self.table}",
+            f"seconds: {self.seconds:.0f}",
+            *(f"WRONG: {one}" for one in self.wrong),
+        ]
+
+
+def prove(
+    world: World,
+    folder: Path,
+    campaigns: Sequence[Campaign],
+    *,
+    minutes: float,
+    max_usd: float = 5.0,
+    say: Callable[[str], None] = lambda _: None,
+) -> Proof:
+    """Refresh once for each campaign, each in a home of its own, and judge. What is wrong is in the proof."""
+    proof, began = Proof(), time.monotonic()
+    for one in campaigns:
+        operator = Operator(folder=folder / f"{one.machines}-{one.market}", world=world)
+        operator.settle_in(one, minutes)
+        launched = len(world.launches)
+        done = operator.srift("refresh", "--provider", "ec2", "--max-usd", f"{max_usd:g}")
+        say(f"--- {one.machines} {one.market}: srift refresh --provider ec2 --max-usd {max_usd:g}")
+        say(done.stdout + done.stderr)
+        if done.returncode != 0:
+            said = (done.stderr or done.stdout)[-3000:]
+            proof.wrong.append(f"{one}: exit status {done.returncode}: {said}")
+            continue
+        _judge(operator, one, proof, launched)
+    proof.seconds = time.monotonic() - began
+    return proof
+
+
+def _judge(operator: Operator, campaign: Campaign, proof: Proof, launched: int) -> None:
+    sizes: Counter[str] = Counter()
+    for launch in operator.world.launches[launched:]:
+        sizes[launch.tags.get("srift:lease", "untagged")] += len(launch.ids)
+        if launch.market != campaign.market:
+            proof.wrong.append(f"{campaign}: a launch {launch.market}")
+    proof.clusters.update((campaign.market, machines) for machines in sizes.values())
+    if campaign.machines not in sizes.values():
+        proof.wrong.append(f"{campaign}: clusters of {sorted(sizes.values())} machines")
+    if alive := operator.world.alive():
+        proof.wrong.append(f"{campaign}: still alive: {', '.join(alive)}")
+    kinds = Counter((str(kind), str(status)) for kind, status in operator.rows("select kind, status from raw_records"))
+    proof.records += kinds
+    if not kinds["train", "measured"]:
+        proof.wrong.append(f"{campaign}: nothing was trained")
+    if {status for _, status in kinds} != {"measured"}:
+        told = operator.rows("select kind, status, body ->> '$.reason' from raw_records where status <> 'measured'")
+        proof.wrong.append(f"{campaign}: not measured: {told[:5]}")
+    leases = operator.rows("select cluster, usd, outcome from raw_leases where provider = 'ec2'")
+    proof.leases += leases
+    if len(leases) != len(sizes) or any(outcome != "released" for *_, outcome in leases):
+        proof.wrong.append(f"{campaign}: {len(sizes)} clusters were launched, leases {leases}")
+    rows = operator.published()
+    proof.table += len(rows)
+    if "recommended" not in {status for *_, status in rows}:
+        proof.wrong.append(f"{campaign}: published {rows}")
+
+
+def _asked(file: Path, query: str) -> list[tuple[Any, ...]]:
+    with duckdb.connect(str(file), read_only=True) as connection:
+        return connection.execute(query).fetchall()
