@@ -10,176 +10,29 @@ import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from models import planner, ranking, search
-from models.availability import fit_availability
+from models import ranking, search
 from models.checkpoints import prior_checkpoints
-from models.cloud import Cluster, InstanceType, Offer
-from models.conditions import Circumstances, Learned, Stated
-from models.hazard import fit_hazard
+from models.cloud import InstanceType, Offer
+from models.conditions import Learned
 from models.offered import offered
-from models.planner import Plan, candidates, plan
+from models.planner import plan
 from models.prospects import Job, Prospects
 from models.startup import fit_startup
-from models.workload import Goal, Setup
-from tests.models.planning import AS_OF, JointModel, frame, offer, workload
-
-DRAWS, SEED = 20, 5
-NEVER = pd.DataFrame({"instance_type": [], "market": [], "zone": [], "granted": []})
-WINDOWS = ["instance_type", "zone", "hours", "interruptions"]
-HELD = pd.DataFrame([("t0", "z", 24.0, 3), ("t1", "z", 24.0, 0)] * 8, columns=WINDOWS)
-LAUNCHES = ["instance_type", "market", "seconds"]
-STARTED = pd.DataFrame([("t0", "spot", 900.0), ("t1", "on-demand", 30.0)] * 9, columns=LAUNCHES)
-LEARNED = Learned(
-    startup=fit_startup(STARTED),
-    checkpoint=prior_checkpoints(),
-    hazard=fit_hazard(HELD),
-    availability=fit_availability(NEVER),
+from models.workload import Goal
+from tests.models.brute_force import (
+    DRAWS,
+    LAUNCHES,
+    SEED,
+    anything_fits,
+    brute_force,
+    difference,
+    every_setup,
+    planned,
+    world_of,
+    worlds,
 )
-CIRCUMSTANCES: list[Circumstances] = [Stated(), LEARNED]
-
-
-def world_of(
-    *,
-    types: int,
-    seed: int,
-    slower: float,
-    hours: float,
-    usd: float,
-    p_required: float,
-    batch: int,
-    **asked: Any,
-) -> dict[str, Any]:
-    """Machines, prices, interruptions, lines and memory by `seed`; a job with its goals; `asked` is for `plan`."""
-    random = np.random.default_rng(seed)
-    names = [f"t{at}" for at in range(types)]
-    known = [
-        InstanceType(
-            name=name,
-            provider="ec2",
-            devices=int(random.choice([1, 1, 2, 4])),
-            device="gpu",
-            cores=float(random.integers(1, 5)),
-            memory_gib=8.0,
-            device_memory_gib=1.0,
-            bandwidth_gbps=1.0,
-        )
-        for name in names
-    ]
-    sold = [
-        Offer(
-            instance_type=one,
-            market=market,
-            zone="z",
-            region="r",
-            usd_per_hour=None if random.random() < 0.1 else float(random.uniform(0.5, 4) * one.devices),
-            interruptions_per_hour=float(random.uniform(0, 2)) if market == "spot" else 0.0,
-            price_as_of=AS_OF,
-        )
-        for one in known
-        for market in ("on-demand", "spot")
-        if random.random() < 0.9
-    ]
-    memory = [float(random.choice([np.nan, 2**30 / 100, 2**30 / 20, 2**30 / 7])) for _ in names]
-    model = JointModel(
-        lines={name: (float(random.uniform(0, 0.02)), float(random.uniform(0.001, 0.02))) for name in names},
-        gbps={name: float(random.uniform(0.2, 5)) for name in names},
-        memory=dict(zip(names, memory, strict=True)),
-        slower=slower,
-    )
-    return (
-        {"met": Stated()}
-        | asked
-        | {
-            "workload": workload(
-                "w",
-                96,
-                batch,
-                Goal(goal="cheapest_within_deadline", hours=hours, p_required=p_required),
-                Goal(goal="fastest_within_budget", usd=usd, p_required=p_required),
-                samples=1_000_000,
-            ),
-            "offers": sold,
-            "model": model,
-        }
-    )
-
-
-@st.composite
-def worlds(draw: st.DrawFn) -> dict[str, Any]:
-    """Two to four types, up to eight machines, goals, and how much is shown."""
-    return world_of(
-        types=draw(st.integers(2, 4)),
-        seed=draw(st.integers(0, 2**32 - 1)),
-        slower=draw(st.sampled_from([0.05, 0.3, 1.0])),
-        hours=draw(st.floats(0.2, 30)),
-        usd=draw(st.floats(0.5, 60)),
-        p_required=draw(st.sampled_from([0.3, 0.6, 0.9, 0.99])),
-        batch=draw(st.sampled_from([96, 192])),
-        max_hosts=draw(st.integers(2, 8)),
-        met=draw(st.sampled_from(CIRCUMSTANCES)),
-        fits=cores_fit if draw(st.booleans()) else anything_fits,
-        most=draw(st.sampled_from([5, 20_000])),
-        top=draw(st.integers(1, 8)),
-    )
-
-
-def cores_fit(cluster: Cluster) -> str:
-    return "" if sum(one.instance_type.cores for one in cluster.members) <= 12 else "too many cores"
-
-
-def anything_fits(cluster: Cluster) -> str:
-    return ""
-
-
-def planned(world: dict[str, Any], **changes: Any) -> Plan:
-    asked = {**world, **changes}
-    return plan(asked.pop("workload"), asked.pop("offers"), asked.pop("model"), draws=DRAWS, seed=SEED, **asked)
-
-
-def every_setup(world: dict[str, Any]) -> list[Setup]:
-    model: JointModel = world["model"]
-    return candidates(
-        world["workload"],
-        world["offers"],
-        max_hosts=world["max_hosts"],
-        fits=world["fits"],
-        line=lambda name: model.compute_line("w", name),
-        peak_bytes=lambda name, batch: model.peak_bytes("w", name, batch),
-        most=world["most"],
-    )
-
-
-def brute_force(world: dict[str, Any], considered: int) -> list[dict[str, Any]]:
-    """Every setup predicted and drawn for, one machine a column."""
-    setups, model = every_setup(world), world["model"]
-    if not setups:
-        return planner.nothing(world["workload"]).rows
-    rows = frame(setups)
-    drawn = model.draws(rows, count=DRAWS, seed=SEED)
-    return ranking.recommend(
-        world["workload"],
-        setups,
-        model.predict(rows),
-        drawn,
-        top=world["top"],
-        met=world["met"],
-        seed=SEED,
-        considered=considered,
-    )
-
-
-def difference(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> str:
-    """The first column that differs, numbers beyond rounding; "" where all are equal."""
-    if len(found) != len(expected):
-        return f"{len(found)} rows, {len(expected)} expected"
-    for ours, theirs in zip(found, expected, strict=True):
-        for name, value in theirs.items():
-            close = isinstance(value, float) and ours[name] == pytest.approx(value, rel=1e-9)
-            if not close and ours[name] != value:
-                return f"{theirs['goal']} {theirs['rank']}: {name} {ours[name]!r}, expected {value!r}"
-    return ""
+from tests.models.planning import AS_OF, JointModel, frame, offer, workload
 
 
 @pytest.fixture(autouse=True)
