@@ -103,6 +103,7 @@ def test_on_demand_is_one_call_with_an_efa_interface_where_the_type_has_one() ->
     assert "SecurityGroupIds" not in request and "KeyName" not in request
     assert request["MetadataOptions"] == {
         "HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled",
+        "HttpProtocolIpv6": "disabled",
     }  # fmt: skip
 
 
