@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from models.cloud import Cluster, InstanceType, Offer
 from tasks.providers import ec2_request
-from tasks.providers.ec2_ladder import SPOT_MARGIN, Rung, ladder
+from tasks.providers.ec2_ladder import SPOT_MARGIN, Rung, ladder, spot_ties
 from tasks.providers.ec2_request import Ground, printed, requests_of, worst_case_usd
 from tasks.providers.ec2_types import TypeFacts, facts_of, quota_of, quota_sentence, vcpus_by_quota, vcpus_held
 
@@ -65,6 +65,15 @@ def test_the_ladder_is_as_asked_then_other_zones_by_price_then_on_demand() -> No
     assert [one.number for one in rungs] == list(range(6))
     assert rungs[0].most_usd[0] == pytest.approx(SPOT_MARGIN * 0.20)
     assert rungs[2].most_usd[0] == pytest.approx(0.526), "a bid above the price on demand is no bargain"
+
+
+def test_zones_of_equal_spot_price_come_by_score_and_others_by_price_all_the_same() -> None:
+    sold = [one if one.market != "spot" or one.zone == ZONES[0] else replace(one, usd_per_hour=0.3) for one in OFFERS]
+    assert spot_ties(ladder(ASKED, sold, ZONES, BOTH)[0]) and not spot_ties(rungs_of())
+    rungs, _ = ladder(ASKED, sold, ZONES, BOTH, {ZONES[1]: 3, ZONES[2]: 9})
+    assert [one.zone for one in rungs] == [ZONES[0], ZONES[2], ZONES[1], *ZONES], "on demand they come by name"
+    rungs, _ = ladder(ASKED, OFFERS, ZONES, ("spot",), {ZONES[1]: 3, ZONES[2]: 9})
+    assert [one.zone for one in rungs] == ZONES, "a lower price comes first"
 
 
 def test_only_markets_that_are_allowed_and_prices_that_are_known_are_rungs() -> None:
