@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,29 @@ def test_a_lease_without_its_controller_is_ended_and_its_records_fetched(home: H
     [ended] = home.provider.ended()
     assert ended.outcome == "reaped" and home.records() == {"a"}
     assert home.provider.reap(home.world.now) == []
+
+
+@pytest.mark.parametrize("reaped", [True, False])
+def test_what_machines_upload_while_they_go_down_is_fetched(
+    home: Home, monkeypatch: pytest.MonkeyPatch, reaped: bool
+) -> None:
+    passes = FakeAws.pass_s
+
+    def goes_down(world: FakeAws, seconds: float) -> None:
+        passes(world, seconds)
+        for one in world.instances.values():
+            if one.ended_at is not None and world.now < one.ended_at + timedelta(seconds=20):
+                world.s3.upload(world.now, "r-1", one.instance_id, "records/last.json", {"run_id": "last"})
+
+    monkeypatch.setattr(FakeAws, "pass_s", goes_down)
+    home.provider = home.controller()
+    if reaped:
+        left_running(home)
+        home.provider.reap(home.world.now)
+    else:
+        with pytest.raises(KeyboardInterrupt), home.acquire(home.two()):
+            raise KeyboardInterrupt
+    assert [one.lease_id for one in home.provider.ended()] == ["r-1"] and home.records() == {"last"}
 
 
 def test_a_lease_that_is_looked_after_is_left_alone(home: Home) -> None:
