@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tasks.providers.base import EndedLease
 from tasks.providers.ec2_ladder import LEAST_BILLED_S
 from tasks.providers.lease_folder import HeldLease, LeaseFolder
 
@@ -108,6 +109,11 @@ class Ec2Lease(HeldLease):
         """With `machines` in place of what was known of them."""
         known = {one.instance_id: one for one in self.machines} | {one.instance_id: one for one in machines}
         return replace(self, machines=tuple(known.values()))
+
+    def over(self, mailbox: Path) -> EndedLease:
+        """As every provider states what has ended, and the rungs that were refused."""
+        over = HeldLease.over(self, mailbox)
+        return replace(over, refusals=tuple(one.reason for one in self.refusals))
 
     def usd_until(self, now: datetime) -> float | None:
         """What all machines have cost, also those of refused rungs; None where a price is unknown."""
