@@ -87,7 +87,7 @@ def _collect_one(here: Installation, lease: EndedLease, refresh_id: str, now: da
         lease.mailbox,
         envelopes,
         rows=rows,
-        lease=row,
+        lease=None if lease.outcome == "refused" else row,
         machines=machine_rows(lease, here.provider.name),
         refresh_id=bought_by,
         now=now,

@@ -52,7 +52,8 @@ class Lease:
 class EndedLease:
     """Machines that are gone, whose mailbox may not have been loaded. `outcome`: "released" or "reaped".
 
-    `refusals`: a sentence for each way of having them that was tried before and refused.
+    `refusals`: a sentence for each way of having them that was tried and refused; where all were, `outcome` is
+    "refused", and there were none.
     """
 
     lease_id: str

@@ -49,6 +49,7 @@ class Asked:
     rung: int
     asked_at: datetime
     usd_per_hour: float | None = None  # of one machine
+    size: int = 1
     answered: bool = False
     code: str = ""
     fleet_id: str = ""
@@ -153,7 +154,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         """Mark it ended, now that its machines are. A full disk leaves it to the reaper."""
         over = tuple(one if one.ended_at else replace(one, ended_at=now) for one in lease.machines)
         lease = replace(lease, machines=over, ended_at=now, outcome=outcome, releasing=False, note="")
-        lease = replace(lease, usd=lease.usd_until(now))
+        lease = replace(lease, usd=lease.usd_until(now), fetched=lease.fetched or not over)
         with suppress(OSError):
             self.write(lease)
         return lease
