@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -223,6 +224,19 @@ def test_records_uploaded_at_the_last_moment_are_brought_home(home: Home) -> Non
         home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/last.json", {"run_id": "last"})
         home.world.faults = [Fault(action="s3:ListBucket", code=SILENT, times=3)]
     assert home.records() == {"last"} and len(home.provider.ended()) == 1
+
+
+def test_what_is_uploaded_while_machines_are_ended_is_brought_home(home: Home) -> None:
+    def sleep(seconds: float) -> None:
+        home.world.pass_s(seconds)
+        for one in home.world.instances.values():
+            if one.ended_at is not None:
+                home.world.s3.upload(home.world.now, "r-1", one.instance_id, "records/last.json", {"run_id": "last"})
+
+    home.provider._clock = replace(home.world.clock, sleep=sleep)
+    with home.acquire(home.two()):
+        ended = home.world.now
+    assert home.records() == {"last"} and (home.world.now - ended).total_seconds() < 60
 
 
 def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are(home: Home) -> None:
