@@ -101,7 +101,7 @@ class Campaigns:
             try:
                 self.refresh()
                 return
-            except Killed:
+            except (Killed, KeyboardInterrupt):
                 self.back()
 
     def back(self) -> None:

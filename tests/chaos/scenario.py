@@ -42,12 +42,16 @@ class Trouble:
 
 @dataclass(slots=True, kw_only=True)
 class Death:
-    """The controller is killed at the n-th step of a name ("" any), before or after it is done; back `away_s` later."""
+    """The controller is killed at the n-th step of a name ("" any), before or after it is done; back `away_s` later.
+
+    `by_hand`: it is stopped by Ctrl-C instead, and may clear up.
+    """
 
     name: str
     nth: int
     after: bool
     away_s: float
+    by_hand: bool = False
 
     def strikes(self, name: str, after: bool) -> bool:
         if after != self.after or self.name not in ("", name):
@@ -162,6 +166,12 @@ def killed(one: Scenario, rng: random.Random) -> None:
         one.deaths.append(Death(name=name, nth=nth, after=rng.random() < 0.5, away_s=rng.choice([2.0, 60.0, 400.0])))
 
 
+def by_hand(one: Scenario, rng: random.Random) -> None:
+    killed(one, rng)
+    for death in one.deaths:
+        death.by_hand = True
+
+
 def away(one: Scenario, rng: random.Random) -> None:
     killed(one, rng)
     if rng.random() < 0.4:  # bought, and never heard of
@@ -228,6 +238,7 @@ KINDS: dict[str, Mix] = {
     "a machine that hangs": hangs,
     "controller killed and restarted": killed,
     "deadline passed while away": away,
+    "controller stopped by Ctrl-C": by_hand,
     "S3 errors, short answers": store,
     "partial uploads, garbage, crashes": uploads,
     "uploads while machines are ended": last_words,

@@ -85,7 +85,12 @@ class ChaosAws(FakeAws):
             raise Killed(name)
         self.steps += not after
         if self.deaths and self.deaths[0].strikes(name, after):
-            self.away_s = self.deaths.pop(0).away_s
+            death = self.deaths.pop(0)
+            self.away_s = death.away_s
+            if death.by_hand:
+                self.struck["controller stopped by hand"] += 1
+                self.note(f"Ctrl-C at {name}")
+                raise KeyboardInterrupt
             self.dead = True
             self.struck["controller killed"] += 1
             self.note(f"killed {'after' if after else 'before'} {name}")
