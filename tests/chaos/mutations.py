@@ -62,8 +62,8 @@ def _without_keys() -> Iterator[None]:
 
 def _loosen(campaigns: Campaigns) -> None:
     with campaigns.warehouse.transact() as connection:
-        connection.execute("create or replace table raw_records as select * from raw_records")
-        connection.execute("create or replace table raw_leases as select * from raw_leases")
+        for table in ("raw_records", "raw_leases", "raw_machines"):
+            connection.execute(f"create or replace table {table} as select * from {table}")
 
 
 def _out(target: Any, name: str, instead: Any) -> Callable[[], AbstractContextManager[Any]]:
