@@ -15,7 +15,7 @@ from pathlib import Path
 from models.cloud import Cluster, Offer
 from tasks.providers.base import EndedLease, NotSupported, ProviderError
 from tasks.providers.ec2_cluster import Ec2Cluster, places_of
-from tasks.providers.ec2_ending import Clock, patiently, tidy, until
+from tasks.providers.ec2_ending import Clock, hear_out, patiently, tidy, until
 from tasks.providers.ec2_errors import AwsRefused
 from tasks.providers.ec2_ground import Ec2Choices, Surveyor, archive
 from tasks.providers.ec2_ladder import Rung
@@ -210,9 +210,10 @@ class Ec2Machines:
                 launcher.keep(replace(lease, releasing=True, note=sentence))
             return f"{sentence}; {until(lease)}"
         if running is not None:
+            hear_out(self.api, self.clock, lease)
             lease = replace(lease, fetched=patiently_pulled(running.mirror, self.clock))
-        if lease.machines:
-            self.leases.close(lease, self.clock.now(), "released")
+        if lease.machines or lease.refusals:
+            self.leases.close(lease, self.clock.now(), "released" if lease.machines else "refused")
         else:
             self.leases.forget(lease.lease_id)
         tidy(self.api, lease.region, self.choices.deployment, lambda tags: tags.get("srift:lease") == lease.lease_id)
