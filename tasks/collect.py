@@ -24,7 +24,7 @@ from .installation import Installation
 from .load import load_mailbox
 from .machines import machine_rows
 from .node.record import Item
-from .outcomes import Ended, item_row
+from .outcomes import Ended, item_row, launch_row
 from .providers.base import EndedLease
 from .turn import alone, at_work_elsewhere
 
@@ -78,15 +78,16 @@ def _collect_one(here: Installation, lease: EndedLease, refresh_id: str, now: da
     rows = [row for row in found.values() if row]
     if lease.outcome == "reaped":
         rows += _cut_short(lease, envelopes)  # where the controller told of that run itself, its row comes first
+    rows += _refused(lease, envelopes or {"": {"provider": here.provider.name, "market": lease.market}})
     row = asdict(lease) | {"provider": here.provider.name}
-    del row["mailbox"]
+    del row["mailbox"], row["refusals"]
     bought_by = lease.lease_id.rpartition("-")[0] or refresh_id  # whoever brings it home
     loaded = load_mailbox(
         here.warehouse,
         lease.mailbox,
         envelopes,
         rows=rows,
-        lease=row,
+        lease=None if lease.outcome == "refused" else row,
         machines=machine_rows(lease, here.provider.name),
         refresh_id=bought_by,
         now=now,
@@ -107,6 +108,15 @@ def _cut_short(lease: EndedLease, envelopes: dict[str, Any]) -> list[dict[str, A
         return []
     reason = "its controller was killed or its deadline passed, and the machines were reaped"
     return [item_row(lease.lease_id, under_way, envelopes, Ended(how="lost", reason=reason, interrupted=True))]
+
+
+def _refused(lease: EndedLease, envelopes: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row for each way of having the machines that was refused before the one that was had, if any was."""
+    return [
+        launch_row(lease.lease_id, lease.cluster, envelopes, "refused", reason)
+        | {"run_id": f"{lease.lease_id}-refused-{number}"}
+        for number, reason in enumerate(lease.refusals, 1)
+    ]
 
 
 def _keep_rejected(lease: EndedLease, folder: Path) -> None:

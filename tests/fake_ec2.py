@@ -1,7 +1,7 @@
 """AWS in memory, scripted and deterministic: machines with states and a clock, tokens that count, refusals on demand.
 
-`FakeAws().clients` is what `Ec2Provider` takes. Time stands still but for `clock.sleep` and `pass_s`. A `Fault` refuses
-`FakeAws().clients` is what `Ec2Provider` takes. Time moves by `clock.sleep` and `pass_s` alone. A `Fault` refuses
+`FakeAws().clients` is what `Ec2Provider` takes. Time moves by `clock.sleep` and `pass_s` alone.
+A `Fault` refuses calls.
 """
 
 from __future__ import annotations
@@ -148,6 +148,11 @@ class FakeAws:
     def interrupt(self, instance_id: str) -> None:
         """The spot market takes it back."""
         self.instances[instance_id].end(self.now, "Server.SpotInstanceTermination")
+
+    def forget(self) -> None:
+        """Machines that are long gone are known no more."""
+        self.instances.clear()
+        self.regions.clear()
 
     def revive(self) -> None:
         """Another controller comes."""

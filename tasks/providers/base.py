@@ -50,7 +50,11 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedLease:
-    """Machines that are gone, whose mailbox may not have been loaded. `outcome`: "released" or "reaped"."""
+    """Machines that are gone, whose mailbox may not have been loaded. `outcome`: "released" or "reaped".
+
+    `refusals`: a sentence for each way of having them that was tried and refused; where all were, `outcome` is
+    "refused", and there were none.
+    """
 
     lease_id: str
     cluster: str
@@ -60,6 +64,7 @@ class EndedLease:
     usd: float | None
     outcome: str
     mailbox: Path
+    refusals: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

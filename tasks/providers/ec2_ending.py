@@ -21,8 +21,12 @@ from tasks.providers.ec2_machines_api import ALIVE, MachinesApi
 
 BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 SETTLED = timedelta(seconds=120)  # EC2 shows a machine by its tags some seconds after it was asked for
+FORGETS = timedelta(minutes=45)  # EC2 goes on showing a terminated machine for about an hour
+LATEST = timedelta(seconds=300)  # past its deadline a machine's timer may fire: a minute's rounding, and its boot
+LAST_WORDS_S = 25.0  # a courier that is told to go down carries for twenty seconds what it has
 _LOOKS = 5
 _LOOK_EVERY_S = 2.0
+_ENDED = "Client.UserInitiatedShutdown"
 _GMT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) GMT\)")
 T = TypeVar("T")
 
@@ -56,8 +60,10 @@ def end_machines(api: MachinesApi, clock: Clock, lease: Ec2Lease, tags: dict[str
     """The lease with every machine of it ended, and ""; or with what is known, and why some may live on."""
     region = lease.region
     try:
-        found = patiently(clock, lambda: api.instances(region, tags=tags, states=ALIVE))
-        lease = lease.having(*(_stray(lease, one) for one in found if _unknown(lease, one)))
+        shown = patiently(clock, lambda: api.instances(region, tags=tags))
+        lease = lease.having(*(_stray(lease, one) for one in shown if _unknown(lease, one)))
+        lease = lease.having(*_unheard(lease, clock.now()))
+        found = [one for one in shown if one["State"]["Name"] in ALIVE]
         alive = {str(one["InstanceId"]) for one in found}
         ids = sorted(alive | {one.instance_id for one in lease.machines if not one.ended_at})
         known = patiently(clock, lambda: api.instances(region, ids=ids)) if ids else []
@@ -75,6 +81,23 @@ def end_machines(api: MachinesApi, clock: Clock, lease: Ec2Lease, tags: dict[str
             f"EC2 did not answer a request of lease {lease.lease_id} in {region}: it may still have been served",
         )
     return lease, ""
+
+
+def hear_out(api: MachinesApi, clock: Clock, lease: Ec2Lease) -> None:
+    """Wait until machines that were ended from outside are down: until then they may still upload what they measured.
+
+    They cost nothing any more.
+    """
+    ids = [one.instance_id for one in lease.machines]
+    give_up = clock.now() + timedelta(seconds=LAST_WORDS_S)
+    while ids and clock.now() < give_up:
+        try:
+            found = api.instances(lease.region, ids=ids, states=("shutting-down",))
+        except AwsRefused:
+            found = [{"StateReason": {"Code": _ENDED}}]  # nobody knows: the time is what there is to go by
+        if all(one.get("StateReason", {}).get("Code") != _ENDED for one in found):
+            return
+        clock.sleep(_LOOK_EVERY_S)
 
 
 def end_these(api: MachinesApi, clock: Clock, region: str, ids: Iterable[str]) -> set[str]:
@@ -140,15 +163,42 @@ def _stray(lease: Ec2Lease, one: Answer) -> Machine:
     )
 
 
+def _unheard(lease: Ec2Lease, now: datetime) -> list[Machine]:
+    """Machines that were asked for, not heard of, and may have come and gone since: counted to the last moment.
+
+    Rather too much than too little: what nobody knows must not be spent a second time.
+    """
+    return [
+        Machine(
+            rank=-1,
+            instance_id=f"unheard-{one.group}-{number}",
+            instance_type="",
+            market="",
+            zone="",
+            usd_per_hour=one.usd_per_hour,
+            launched_at=one.asked_at,
+            ended_at=min(now, lease.deadline_at + LATEST),
+            current=False,
+            group=one.group,
+        )
+        for one in lease.asked
+        if not one.answered
+        and now > one.asked_at + FORGETS
+        and all(machine.group != one.group for machine in lease.machines)
+        for number in range(one.size)
+    ]
+
+
 def _ended(lease: Ec2Lease, gone: dict[str, Answer], alive: set[str], now: datetime) -> Ec2Lease:
-    """Every machine with the moment of its end: now, unless it was `gone` before; its deadline where nobody knows."""
+    """Every machine with the moment of its end: now, unless it was `gone` before; its latest where nobody knows."""
+    latest = min(now, lease.deadline_at + LATEST)
     machines = []
     for one in lease.machines:
         if one.instance_id in alive:
             one = replace(one, ended_at=now)
         elif one.ended_at is None:
             told = gone.get(one.instance_id)
-            moment = now if told is None else _moment(told) or min(now, lease.deadline_at)
+            moment = (_moment(told) if told is not None else None) or latest
             one = replace(one, ended_at=max(one.launched_at, min(now, moment)))
         machines.append(one)
     return replace(lease, machines=tuple(machines))

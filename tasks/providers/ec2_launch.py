@@ -145,7 +145,7 @@ class Launcher:
 
     def _ask(self, rung: Rung, group: Group, name: str) -> None:
         usd = (group.offer.usd_per_hour or 0.0) + self._ground.usd_per_hour_more
-        fresh = Asked(group=name, rung=rung.number, asked_at=self._clock.now(), usd_per_hour=usd)
+        fresh = Asked(group=name, rung=rung.number, asked_at=self._clock.now(), usd_per_hour=usd, size=group.size)
         asked = self.lease.asked_for(name) or fresh
         late = not asked.answered and self._clock.now() >= asked.asked_at + SETTLED
         if late and not self._by_tag(name):  # served now, its machines would end themselves so much after the deadline

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tasks.providers.base import EndedLease
 from tasks.providers.ec2_ladder import LEAST_BILLED_S
 from tasks.providers.lease_folder import HeldLease, LeaseFolder
 
@@ -48,6 +49,7 @@ class Asked:
     rung: int
     asked_at: datetime
     usd_per_hour: float | None = None  # of one machine
+    size: int = 1
     answered: bool = False
     code: str = ""
     fleet_id: str = ""
@@ -109,6 +111,11 @@ class Ec2Lease(HeldLease):
         known = {one.instance_id: one for one in self.machines} | {one.instance_id: one for one in machines}
         return replace(self, machines=tuple(known.values()))
 
+    def over(self, mailbox: Path) -> EndedLease:
+        """As every provider states what has ended, and the rungs that were refused."""
+        over = HeldLease.over(self, mailbox)
+        return replace(over, refusals=tuple(one.reason for one in self.refusals))
+
     def usd_until(self, now: datetime) -> float | None:
         """What all machines have cost, also those of refused rungs; None where a price is unknown."""
         costs = [one.usd_until(now) for one in self.machines]
@@ -147,7 +154,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         """Mark it ended, now that its machines are. A full disk leaves it to the reaper."""
         over = tuple(one if one.ended_at else replace(one, ended_at=now) for one in lease.machines)
         lease = replace(lease, machines=over, ended_at=now, outcome=outcome, releasing=False, note="")
-        lease = replace(lease, usd=lease.usd_until(now))
+        lease = replace(lease, usd=lease.usd_until(now), fetched=lease.fetched or not over)
         with suppress(OSError):
             self.write(lease)
         return lease

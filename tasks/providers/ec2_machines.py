@@ -15,7 +15,7 @@ from pathlib import Path
 from models.cloud import Cluster, Offer
 from tasks.providers.base import EndedLease, NotSupported, ProviderError
 from tasks.providers.ec2_cluster import Ec2Cluster, places_of
-from tasks.providers.ec2_ending import Clock, patiently, tidy, until
+from tasks.providers.ec2_ending import Clock, hear_out, patiently, tidy, until
 from tasks.providers.ec2_errors import AwsRefused
 from tasks.providers.ec2_ground import Ec2Choices, Surveyor, archive
 from tasks.providers.ec2_ladder import Rung
@@ -29,7 +29,6 @@ from tasks.providers.ec2_userdata import user_data
 from tasks.providers.local_processes import boot_id, identify
 
 LEAVE_S = 20.0  # for agents that were told to leave, so that their last words are uploaded before they are ended
-LAST_WORDS_S = 25.0  # for machines that are ended in the midst of it: a courier that is told to go uploads for 20 s
 NO_BUCKET = (
     "no machines can be launched on EC2 before [ec2] bucket names the S3 bucket that is their mailbox; prices and "
     "imported measurements (`srift import`) work without"
@@ -122,8 +121,6 @@ class Ec2Machines:
         try:
             store = self._store(lease.region)
             mirror = self._mirror(lease, store)
-            if patient:
-                self._hear_last_words(lease)
             whole = patiently_pulled(mirror, self.clock) if patient else mirror.pull()
             lease = replace(lease, fetched=whole)
             self.leases.write(lease)
@@ -201,11 +198,10 @@ class Ec2Machines:
 
     def _release(self, launcher: Launcher, running: Ec2Cluster | None, store: Store) -> str:
         """End the machines and fetch what they uploaded; "" or why some may live on. May be called at any stage."""
-        left = False
         try:
             if running is not None:
                 running.mirror.stop()
-                left = self._let_leave(running)
+                self._let_leave(running)
         finally:
             sentence = launcher.end()
         lease = launcher.lease
@@ -214,34 +210,22 @@ class Ec2Machines:
                 launcher.keep(replace(lease, releasing=True, note=sentence))
             return f"{sentence}; {until(lease)}"
         if running is not None:
-            if not left:
-                self._hear_last_words(lease)
+            hear_out(self.api, self.clock, lease)
             lease = replace(lease, fetched=patiently_pulled(running.mirror, self.clock))
-        if lease.machines:
-            self.leases.close(lease, self.clock.now(), "released")
+        if lease.machines or lease.refusals:
+            self.leases.close(lease, self.clock.now(), "released" if lease.machines else "refused")
         else:
             self.leases.forget(lease.lease_id)
         tidy(self.api, lease.region, self.choices.deployment, lambda tags: tags.get("srift:lease") == lease.lease_id)
         return ""
 
-    def _let_leave(self, running: Ec2Cluster) -> bool:
-        """Agents that were told to leave are waited for: their couriers upload what is left and go down. Did all?"""
+    def _let_leave(self, running: Ec2Cluster) -> None:
+        """Agents that were told to leave are waited for: their couriers upload what is left and go down."""
         running.mirror.sync()
         give_up = self.clock.now() + timedelta(seconds=LEAVE_S)
-        while (running.mailbox / "done.json").exists() and self.clock.now() < give_up:
-            if running.all_down():
-                return True
+        while (running.mailbox / "done.json").exists() and self.clock.now() < give_up and not running.all_down():
             self.clock.sleep(2.0)
             running.mirror.sync()
-        return False
-
-    def _hear_last_words(self, lease: Ec2Lease) -> None:
-        """Wait for machines that are going down, which costs nothing: what they upload meanwhile is fetched too."""
-        ids = [one.instance_id for one in lease.machines]
-        give_up = self.clock.now() + timedelta(seconds=LAST_WORDS_S)
-        with suppress(AwsRefused):
-            while self.clock.now() < give_up and self.api.instances(lease.region, ids=ids, states=("shutting-down",)):
-                self.clock.sleep(2.0)
 
     def _store(self, region: str) -> Store:
         return Store(self.api, region, self._bucket())

@@ -53,7 +53,9 @@ class Mirror:
         self._sent: dict[str, dict[str, str]] = {}
         self._lock, self._over = threading.RLock(), threading.Event()
         self._thread: threading.Thread | None = None
-        self.now_unix = now_unix()  # the store's clock at the last turn that heard everybody
+        self._own_unix = now_unix  # for a store that does not tell the time
+        # The store's clock at the last turn that heard everybody; before the first, nobody is late by any clock.
+        self.now_unix = float("-inf")
         self.problem = ""  # why the last turn was not whole
 
     def place(self, places: Mapping[str, Place]) -> None:
@@ -88,8 +90,8 @@ class Mirror:
                 return False
             fetched = [self._fetch(one) for one in self._wanted(listed)]
             whole = all(fetched)
-            if whole and began == began:
-                self.now_unix = max(self.now_unix, began)
+            if whole:
+                self.now_unix = max(self.now_unix, began if began == began else self._own_unix())
             self.problem = "" if whole else self.problem
             return whole
 
@@ -132,7 +134,7 @@ class Mirror:
         one, path = wanted
         try:
             content, written = self._store.get(one.key, MOST_BYTES)
-            _appear(path, content, written)
+            _appear(_beside_another(path, one.key, content), content, written)
         except AwsRefused as error:
             self.problem = str(error)
             return error.kind == "gone"
@@ -163,6 +165,14 @@ class Mirror:
             self._store.put(into + name, whole[name])
         self._store.put(into + "manifest.json", json.dumps({"files": digests}).encode())
         sent.update({name: digests[name] for name in fresh})
+
+
+def _beside_another(path: Path, key: str, content: bytes) -> Path:
+    """Where a record goes: a machine that was replaced may have measured the same run, and neither record is lost."""
+    if path.parent.name != "records" or not path.is_file() or path.read_bytes() == content:
+        return path
+    machine = key.partition("/out/")[0].rpartition(":")[2]
+    return path.parents[1].with_name(f"{path.parents[1].name}-{machine}") / "records" / path.name
 
 
 def _appear(path: Path, content: bytes, written: float) -> None:

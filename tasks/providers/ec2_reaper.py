@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from tasks.providers.base import ProviderError
 from tasks.providers.ec2_api import Answer
-from tasks.providers.ec2_ending import end_machines, end_these, lease_tags, tags_of, tidy, until
+from tasks.providers.ec2_ending import end_machines, end_these, hear_out, lease_tags, tags_of, tidy, until
 from tasks.providers.ec2_errors import AwsRefused
 from tasks.providers.ec2_leases import Ec2Lease
 from tasks.providers.ec2_machines import Ec2Machines
@@ -62,9 +62,13 @@ def _end(machines: Ec2Machines, lease: Ec2Lease, now: datetime, why: str) -> str
             machines.leases.write(replace(lease, releasing=True, note=sentence))
             return f"{what}{sentence}; {until(lease)}"
         if not lease.machines:
-            machines.leases.forget(lease.lease_id)
+            if lease.refusals:
+                machines.leases.close(lease, now, "refused")
+            else:
+                machines.leases.forget(lease.lease_id)
             return f"{what}it had no machines"
         outcome = "released" if lease.releasing else "reaped"
+        hear_out(machines.api, machines.clock, lease)
         lease = machines.fetched(machines.leases.close(lease, now, outcome), patient=True)
     except OSError as error:
         return f"{what}its machines are ended, and lease.json cannot be written ({error.strerror})"

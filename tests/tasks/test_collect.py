@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,15 @@ def test_ctrl_c_loads_what_was_recorded_before_it_goes_on_its_way(tmp_path: Path
     assert fake(here).held == [] and fake(here).over == []
     assert known(here)["r-00-000"] == "measured" and len(known(here)) == 2
     assert here.warehouse.select("raw_records")["refresh_id"].unique().tolist() == ["r"]
+
+
+def test_every_rung_that_was_refused_before_machines_were_had_is_a_row(tmp_path: Path) -> None:
+    here = installation(tmp_path, (ready, armed(1), reported("a", "b", "c"), finished(1)))
+    run(here)
+    fake(here).over = [replace(fake(here).over[0], refusals=("no spot in a", "no spot in b"))]
+    assert brought(here).new == 5
+    rows = mart(here.warehouse, "failed_runs", status="refused")
+    assert sorted(rows["reason"]) == ["no spot in a", "no spot in b"] and set(rows["kind"]) == {"launch"}
 
 
 def test_the_leases_of_a_refresh_at_work_are_left_to_it(tmp_path: Path) -> None:

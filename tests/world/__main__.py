@@ -11,8 +11,14 @@ from pathlib import Path
 
 from tests.world import World
 from tests.world.proof import TYPES, Campaign, prove
+from tests.world.scheduled import twice
 
 MARKETS = ("spot", "on-demand")
+
+
+def say(text: str) -> None:
+    """At once, for whoever watches."""
+    print(text, flush=True)
 
 
 def main() -> int:
@@ -21,6 +27,7 @@ def main() -> int:
     parser.add_argument("--max-usd", type=float, default=5.0, help="of each refresh (default 5)")
     parser.add_argument("--minutes", type=float, default=1.3, help="that each refresh may measure (default 1.3)")
     parser.add_argument("--machines", type=int, nargs="+", default=[1, 2, 3, 4], help="sizes (default 1 2 3 4)")
+    parser.add_argument("--scheduled", action="store_true", help="only the nightly deployment, due twice at once")
     parser.add_argument("--keep", action="store_true", help="leave the homes and the machines' consoles for a look")
     words = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that machines end with this
@@ -35,9 +42,10 @@ def main() -> int:
     ]
     with World(seed=1) as world:
         print(f"EC2 emulated at {world.endpoint}, homes below {folder}", flush=True)
-        proof = prove(
-            world, folder, campaigns, minutes=words.minutes, max_usd=words.max_usd, say=lambda t: print(t, flush=True)
-        )
+        asked = [] if words.scheduled else campaigns
+        proof = prove(world, folder, asked, minutes=words.minutes, max_usd=words.max_usd, say=say)
+        if words.scheduled:
+            proof.wrong += twice(world, folder, minutes=words.minutes, say=say)
         proof.wrong += [f"the world itself: {fault}" for fault in world.faults()]
         print("\n".join(proof.lines()), flush=True)
         if proof.wrong or words.keep:

@@ -95,9 +95,13 @@ class Keeper:
                 self._without.add(one.id)
                 continue
             self._without.add(one.id)  # until it is there: a host that cannot be made is not tried for ever
-            self._hosts.start(self._machine(one), hangs=fate is Fate.HANGS)
-            with suppress(KeyError):  # ended while it booted
+            try:
+                self._hosts.start(self._machine(one), hangs=fate is Fate.HANGS)
                 self._came(one.id)
+            except (OSError, KeyError):
+                if one.id in {other.id for other in self._account.instances("running")}:
+                    raise
+                self._end(one.id)  # it was terminated while it was being made
             self._without.discard(one.id)
 
     def _interrupt(self) -> None:

@@ -89,18 +89,22 @@ class Operator:
         (self.folder / "srift.toml").write_text(text)
         (self.folder / "sine.py").write_text(_WORKLOAD)
 
-    def srift(self, *words: str, within_s: float = 600.0, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run the command; what it says is in the answer."""
+    def environment(self) -> dict[str, str]:
+        """Of a shell in that folder, with the emulated account's credentials."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
         ours = {
             "SRIFT_HOME": str(self.home),
             "PREFECT_HOME": str(self.folder / "prefect"),
             "PYTHONPATH": str(_REPOSITORY),
         }
+        return kept | ours | self.world.environment()
+
+    def srift(self, *words: str, within_s: float = 600.0, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run the command; what it says is in the answer."""
         return subprocess.run(
             [*_SRIFT, *words],
             cwd=self.folder,
-            env=kept | ours | self.world.environment() | variables,
+            env=self.environment() | variables,
             capture_output=True,
             text=True,
             timeout=within_s,
@@ -112,9 +116,17 @@ class Operator:
 
     def published(self) -> list[tuple[Any, ...]]:
         """Rows of the published table that are about EC2: workload, cluster, status."""
-        file = self.home / "published" / "recommendations.duckdb"
         query = "select workload, cluster, status from recommendations where provider = 'ec2'"
-        return _asked(file, query) if file.exists() else []
+        return _asked(self._table, query) if self._table.exists() else []
+
+    def publications(self) -> int:
+        """How many there were."""
+        query = "select count(distinct publication_id) from recommendation_history"
+        return int(_asked(self._table, query)[0][0]) if self._table.exists() else 0
+
+    @property
+    def _table(self) -> Path:
+        return self.home / "published" / "recommendations.duckdb"
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,27 @@ def test_a_machine_that_ec2_knows_no_more_is_gone(home: Home) -> None:
         assert [one.alive for one in running.nodes()] == [True, False]
 
 
+def test_a_controller_whose_clock_is_ahead_of_the_stores_takes_nobody_for_silent(home: Home) -> None:
+    home.world.s3.skew_s = -300.0
+    with home.acquire(home.two()) as running:
+        home.world.s3.upload(home.world.now, "r-1", names(home)[0], "heartbeat.json", {"phase": "waiting"})
+        running.mirror.sync()
+        assert silent_nodes(Mailbox(path=running.mailbox, nodes=2), running.now_unix()) == []
+
+
+def test_a_replacement_that_measures_a_run_again_overwrites_no_record(home: Home) -> None:
+    with home.acquire(home.two()) as running:
+        second = names(home)[1]
+        home.world.s3.upload(home.world.now, "r-1", second, "records/a.json", {"run_id": "a", "by": 2})
+        home.world.interrupt(second)
+        assert running.replace(1)
+        third = next(one.instance_id for one in home.world.alive() if one.instance_id > second)
+        home.world.s3.upload(home.world.now, "r-1", third, "records/a.json", b'{"run_id": "a", "b')
+        assert running.mirror.sync() and running.mirror.sync()
+    records = [file.read_text() for file in home.leases.mailbox("r-1").glob("node-*/records/a.json")]
+    assert sorted(records) == ['{"run_id": "a", "b', '{"run_id": "a", "by": 2}']
+
+
 def test_what_aws_says_is_asked_for_every_few_seconds_and_silence_is_no_loss(home: Home) -> None:
     with home.acquire(home.two()) as running:
         running.nodes()
@@ -211,6 +233,19 @@ def test_records_uploaded_at_the_last_moment_are_brought_home(home: Home) -> Non
         home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/last.json", {"run_id": "last"})
         home.world.faults = [Fault(action="s3:ListBucket", code=SILENT, times=3)]
     assert home.records() == {"last"} and len(home.provider.ended()) == 1
+
+
+def test_what_is_uploaded_while_machines_are_ended_is_brought_home(home: Home) -> None:
+    def sleep(seconds: float) -> None:
+        home.world.pass_s(seconds)
+        for one in home.world.instances.values():
+            if one.ended_at is not None:
+                home.world.s3.upload(home.world.now, "r-1", one.instance_id, "records/last.json", {"run_id": "last"})
+
+    home.provider._clock = replace(home.world.clock, sleep=sleep)
+    with home.acquire(home.two()):
+        ended = home.world.now
+    assert home.records() == {"last"} and (home.world.now - ended).total_seconds() < 60
 
 
 def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are(home: Home) -> None:

@@ -73,7 +73,9 @@ def test_every_rung_refused_is_no_capacity_with_a_refusal_each_and_nothing_alive
     assert {market for market, _ in rungs[3:]} == {"on-demand"} and len(rungs) == 6
     assert all(one.code == "InsufficientInstanceCapacity" for one in refused.value.refusals)
     assert "secret" not in str(refused.value)
-    assert home.world.bought() == 0 and home.provider.leases() == [] and home.provider.ended() == []
+    assert home.world.bought() == 0 and home.provider.leases() == []
+    [ended] = home.provider.ended()
+    assert (ended.outcome, ended.usd, len(ended.refusals)) == ("refused", 0.0, 6), "kept until they are rows"
 
 
 def test_a_gang_whose_second_group_is_refused_gives_the_first_back(home: Home) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -37,29 +36,6 @@ def test_a_lease_without_its_controller_is_ended_and_its_records_fetched(home: H
     [ended] = home.provider.ended()
     assert ended.outcome == "reaped" and home.records() == {"a"}
     assert home.provider.reap(home.world.now) == []
-
-
-@pytest.mark.parametrize("reaped", [True, False])
-def test_what_machines_upload_while_they_go_down_is_fetched(
-    home: Home, monkeypatch: pytest.MonkeyPatch, reaped: bool
-) -> None:
-    passes = FakeAws.pass_s
-
-    def goes_down(world: FakeAws, seconds: float) -> None:
-        passes(world, seconds)
-        for one in world.instances.values():
-            if one.ended_at is not None and world.now < one.ended_at + timedelta(seconds=20):
-                world.s3.upload(world.now, "r-1", one.instance_id, "records/last.json", {"run_id": "last"})
-
-    monkeypatch.setattr(FakeAws, "pass_s", goes_down)
-    home.provider = home.controller()
-    if reaped:
-        left_running(home)
-        home.provider.reap(home.world.now)
-    else:
-        with pytest.raises(KeyboardInterrupt), home.acquire(home.two()):
-            raise KeyboardInterrupt
-    assert [one.lease_id for one in home.provider.ended()] == ["r-1"] and home.records() == {"last"}
 
 
 def test_a_lease_that_is_looked_after_is_left_alone(home: Home) -> None:
@@ -139,6 +115,42 @@ def test_what_a_dead_controllers_machines_cost_ends_with_them(home: Home) -> Non
     home.provider.reap(home.world.now)
     [ended] = home.provider.ended()
     assert ended.usd == pytest.approx(2 * 1.2 * 1860 / 3600, rel=0.05)
+
+
+@pytest.mark.parametrize("away_s", [2400.0, 3 * 3600.0], ids=["EC2 still shows them", "EC2 has forgotten them"])
+def test_machines_that_were_never_heard_of_and_ended_themselves_are_paid_for(home: Home, away_s: float) -> None:
+    cluster = home.two("on-demand")
+    home.world.faults = [Fault(action="ec2:RunInstances", code=KILLED, after=True)]
+    home.killed_in(cluster)
+    home.world.pass_s(away_s)
+    if away_s > 3600:
+        home.world.forget()
+    home.provider.reap(home.world.now)
+    [ended] = home.provider.ended()
+    assert ended.usd is not None and 2 * 3.912 * 1800 / 3600 < ended.usd < 2 * 3.912 * 2200 / 3600
+
+
+def test_machines_that_ec2_has_forgotten_cost_no_more_than_they_could_live(home: Home) -> None:
+    left_running(home)
+    home.world.pass_s(9 * 3600)
+    home.world.forget()
+    home.provider.reap(home.world.now)
+    [ended] = home.provider.ended()
+    assert ended.usd is not None and 2 * 1.2 * 1800 / 3600 < ended.usd < 2 * 1.2 * 2200 / 3600
+
+
+def test_what_a_machine_uploads_while_it_goes_down_is_fetched(home: Home) -> None:
+    left_running(home)
+    machine = home.world.alive()[0].instance_id
+
+    def sleep(seconds: float) -> None:
+        home.world.pass_s(seconds)
+        if home.world.instances[machine].ended_at is not None:
+            home.world.s3.upload(home.world.now, "r-1", machine, "records/last.json", {"run_id": "last"})
+
+    home.provider._clock = replace(home.world.clock, sleep=sleep)
+    home.provider.reap(home.world.now)
+    assert home.records() == {"last"}
 
 
 def test_without_credentials_or_leases_there_is_nothing_to_say(home: Home) -> None:

@@ -1,0 +1,139 @@
+"""What must hold after every scenario, whatever went wrong: one sentence for each thing that does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tests.chaos.controller import Campaigns
+from tests.chaos.world import ChaosAws, sound
+
+TAKEN = "Server.SpotInstanceTermination"
+ROUNDING_USD = 0.005  # moments that AWS tells are whole seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What the warehouse holds: rows of runs by run id (all that there are), and dollars by lease."""
+
+    rows: dict[str, list[dict[str, Any]]]
+    usd: dict[str, list[float | None]]
+    outcomes: dict[str, str]
+
+
+def kept(campaigns: Campaigns) -> Kept:
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in campaigns.warehouse.select("raw_records").to_dict("records"):
+        rows.setdefault(str(row["run_id"]), []).append(row)
+    usd: dict[str, list[float | None]] = {}
+    outcomes: dict[str, str] = {}
+    for lease in campaigns.warehouse.select("raw_leases").to_dict("records"):
+        value = lease["usd"]
+        usd.setdefault(lease["lease_id"], []).append(None if value != value else float(value))
+        outcomes[lease["lease_id"]] = lease["outcome"]
+    return Kept(rows=rows, usd=usd, outcomes=outcomes)
+
+
+def complaints(campaigns: Campaigns) -> list[str]:
+    """Empty where all is well."""
+    world, what = campaigns.home.world, kept(campaigns)
+    return [
+        *machines(world),
+        *records(world, what),
+        *money(campaigns, what),
+        *rows(campaigns, what),
+        *false_alarms(world, what),
+        *leftovers(campaigns),
+    ]
+
+
+def machines(world: ChaosAws) -> Iterator[str]:
+    if world.overdue:
+        yield f"alive past the deadline: {', '.join(sorted(world.overdue))}"
+    if world.alive():
+        yield f"alive after the last reaping: {', '.join(one.instance_id for one in world.alive())}"
+
+
+def records(world: ChaosAws, what: Kept) -> Iterator[str]:
+    """Uploaded and whole: in the warehouse, once, as it was. Uploaded and not whole: a failed row."""
+    for (lease_id, run_id), contents in world.uploaded().items():
+        found = what.rows.get(run_id, [])
+        if len(found) != 1:
+            yield f"record {run_id} of {lease_id} was uploaded and is {len(found)} times in the warehouse"
+            continue
+        status, body = found[0]["status"], json.loads(found[0]["body"])
+        whole = [json.loads(content)["ended_unix"] for content in contents if sound(content)]
+        if whole and (status != "measured" or body["ended_unix"] not in whole):
+            yield f"record {run_id} of {lease_id} was uploaded, and the warehouse has {status} {body.get('reason')}"
+        if not whole and status == "measured":
+            yield f"garbage of {run_id} was taken for a measurement"
+    for run_id, found in what.rows.items():
+        if len(found) > 1:
+            yield f"{run_id} is {len(found)} times in the warehouse"
+    for lease_id, usd in what.usd.items():
+        if len(usd) > 1:
+            yield f"lease {lease_id} is {len(usd)} times in the ledger"
+
+
+def money(campaigns: Campaigns, what: Kept) -> Iterator[str]:
+    """By the bill of the world: within the caps, and nothing of it missing in the ledger."""
+    world = campaigns.home.world
+    billed = {
+        lease_id: world.usd(lease_id) for lease_id in {one.tags["srift:lease"] for one in world.instances.values()}
+    }
+    for refresh_id, cap in campaigns.caps.items():
+        spent = sum(usd for lease_id, usd in billed.items() if lease_id.startswith(f"{refresh_id}-"))
+        if spent > cap:
+            yield f"{refresh_id} spent ${spent:.3f} of ${cap:.3f}"
+    if sum(billed.values()) > campaigns.scenario.month_usd:
+        yield f"the month spent ${sum(billed.values()):.3f} of ${campaigns.scenario.month_usd:.3f}"
+    for lease_id, usd in billed.items():
+        told = (what.usd.get(lease_id) or [0.0])[0]
+        if told is None or told < usd - ROUNDING_USD:
+            yield f"lease {lease_id} cost ${usd:.4f}, and the ledger says {told}"
+
+
+def rows(campaigns: Campaigns, what: Kept) -> Iterator[str]:
+    """Whatever was not measured has a row that says why; so has every rung that was refused."""
+    world = campaigns.home.world
+    for lease_id, (launch, outcome) in campaigns.served.items():
+        told = [row for found in what.rows.values() for row in found if row["lease_id"] == lease_id]
+        planned = {f"{lease_id}-{number:03d}" for number in range(len(launch.items))}
+        measured = {row["run_id"].partition("-again-")[0] for row in told if row["status"] == "measured"}
+        explained = any(row["status"] != "measured" for row in told) or outcome.startswith("time")
+        if not planned <= measured and not explained:
+            yield f"{lease_id} ended {outcome!r}: {len(planned - measured)} runs are neither measured nor explained"
+        lost = [one for one in world.instances.values() if one.tags["srift:lease"] == lease_id and one.reason == TAKEN]
+        unexplained = planned - {row["run_id"] for row in told}
+        if lost and unexplained and all(row["status"] != "interrupted" for row in told) and outcome[:4] != "time":
+            yield f"{lease_id} lost {lost[0].instance_id} to the spot market, and no row says that it was interrupted"
+        for row in told:
+            if row["status"] != "measured" and not json.loads(row["body"]).get("reason"):
+                yield f"{row['run_id']} is {row['status']} without a reason"
+    for lease_id in set(world.refused):
+        told = [row for found in what.rows.values() for row in found if row["lease_id"] == lease_id]
+        if not any(row["status"] in ("refused", "failed") for row in told):
+            yield f"{lease_id} was refused a rung, and no row says so"
+    for lease_id in campaigns.started.keys() - campaigns.served.keys():
+        machines = [one for one in world.instances.values() if one.tags["srift:lease"] == lease_id]
+        if machines and lease_id not in what.outcomes:
+            yield f"{lease_id} had machines when its controller was killed, and no row tells of it"
+
+
+def false_alarms(world: ChaosAws, what: Kept) -> Iterator[str]:
+    """Nobody is called silent who could be heard."""
+    dumb = {"hangs", "mute", "uploads fail"} & {one.kind for node in world.nodes.values() for one in node.troubles}
+    for found in what.rows.values():
+        reason = str(json.loads(found[0]["body"]).get("reason", ""))
+        if "fell silent" in reason and not dumb:
+            yield f"{found[0]['run_id']}: {reason}, and every machine had spoken"
+
+
+def leftovers(campaigns: Campaigns) -> Iterator[str]:
+    provider, account = campaigns.home.provider, campaigns.home.world.account
+    if provider.leases() or provider.ended():
+        yield f"leases that nobody has done with: {[one.lease_id for one in (*provider.leases(), *provider.ended())]}"
+    if account.templates or account.groups or account.placements:
+        yield "groups or templates were left in the account"

@@ -1,0 +1,200 @@
+"""The controller as flows/refresh.py and flows/measure.py run it, over and over: killed, back again, until all is done.
+
+Only what is to be bought is scripted (the shop has tests of its own); caps, launches, loading and reaping are real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from models.campaign import Launch, Wanted
+from models.cloud import Cluster, Offer
+from tasks.collect import bring_home
+from tasks.ec2_settings import Ec2
+from tasks.installation import Installation
+from tasks.prices import current_offers, note_definitions, snapshot_offers
+from tasks.providers.base import RunningCluster
+from tasks.providers.ec2 import Ec2Provider
+from tasks.reaping import end_and_collect
+from tasks.serve import serve_launch
+from tasks.settings import load_settings
+from tasks.tally import Tally
+from tests.chaos.scenario import Order, Scenario
+from tests.chaos.world import ChaosAws
+from tests.ec2_home import Home
+from tests.fake_ec2 import FakeAws, Killed
+from tests.installed import write_project
+from tests.warehouse.builders import fresh
+from warehouse.database import Warehouse
+
+CHOICES = Ec2(regions=("us-east-1",), instance_types=("g4dn.*",), bucket="mailbox")
+_BATCHES = {"profile": (4, 8), "probe": ()}
+
+
+class Provider(Ec2Provider):
+    """The real one; a mirror's turns are the world's."""
+
+    world: ChaosAws
+
+    @contextmanager
+    def acquire(self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int) -> Iterator[RunningCluster]:
+        held = super().acquire(cluster, lease_id=lease_id, deadline_s=deadline_s, seed=seed)
+        with held as running, self.world.mirrored(running.mirror):  # type: ignore[attr-defined]
+            yield running
+
+
+class MortalHome(Home):
+    """A home whose provider is made anew after each death."""
+
+    world: ChaosAws
+
+    def controller(self) -> Ec2Provider:
+        made = Provider(
+            self.choices, self.world.clients, home=self.path, node_package=self.package, clock=self.world.clock,
+            threaded=False,
+        )  # fmt: skip
+        made.world = self.world
+        return made
+
+
+@dataclass(slots=True, kw_only=True)
+class Campaigns:
+    """A home and what was refreshed in it. `caps`: refresh id -> dollars; `served`: lease id -> (launch, outcome)."""
+
+    scenario: Scenario
+    home: MortalHome
+    warehouse: Warehouse
+    caps: dict[str, float] = field(default_factory=dict)
+    served: dict[str, tuple[Launch, str]] = field(default_factory=dict)
+    started: dict[str, Launch] = field(default_factory=dict)
+    todo: list[Order] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, scenario: Scenario, world: ChaosAws, folder: Path) -> Campaigns:
+        template, project = _template()
+        state = folder / "state"
+        state.mkdir()
+        (folder / "work.py").write_text((project / "work.py").read_text())
+        (folder / "srift.toml").write_text((project / "srift.toml").read_text())
+        (state / "warehouse.duckdb").write_bytes(template)
+        home = MortalHome(state, world, CHOICES.model_copy(update={"max_usd_per_month": scenario.month_usd}))
+        return cls(
+            scenario=scenario, home=home, warehouse=Warehouse(state / "warehouse.duckdb"), todo=[*scenario.orders]
+        )
+
+    @property
+    def here(self) -> Installation:
+        folder = self.home.path.parent
+        settings = load_settings(folder / "srift.toml")
+        settings = settings.model_copy(update={"home": self.home.path, "ec2": self.home.choices})
+        return Installation(settings=settings, warehouse=self.warehouse, provider=self.home.provider)
+
+    def run(self) -> None:
+        """Refresh after refresh, one more after every death, until the list is through and nobody dies."""
+        while True:
+            try:
+                self.refresh()
+                return
+            except (Killed, KeyboardInterrupt):
+                self.back()
+
+    def back(self) -> None:
+        """The controller is gone for a while; then another one comes."""
+        world = self.home.world
+        world.dead = True
+        world.pass_s(world.away_s)
+        world.note("the controller is back")
+        self.home.die()
+
+    def refresh(self) -> None:
+        """As flows/refresh.py: reap, then a campaign under a cap."""
+        world, here = self.home.world, self.here
+        refresh_id = f"r{len(self.caps)}"
+        cap_usd = self.caps[refresh_id] = self.scenario.cap_usd
+        for sentence in end_and_collect.fn(here, world.now):
+            world.note(f"reaped: {sentence}")
+        tally = Tally(cap_usd=cap_usd, stop_at=world.elapsed_s + self.scenario.minutes * 60.0, refresh_id=refresh_id)
+        for number in range(len(self.todo)):
+            launch = launch_of(self.todo[0])
+            if tally.affords(launch):
+                self._measure(here, launch, f"{refresh_id}-{number:02d}", tally)
+            self.todo.pop(0)
+
+    def _measure(self, here: Installation, launch: Launch, lease_id: str, tally: Tally) -> None:
+        """As flows/measure.py, for one launch."""
+        world = self.home.world
+        self.started[lease_id] = launch
+        served = serve_launch.fn(here, launch, lease_id, tally)
+        world.note(f"{lease_id}: {served.outcome}")
+        self.served[lease_id] = (launch, served.outcome)
+        collected = bring_home.fn(here, served, tally.refresh_id, world.now)
+        tally.add(served, collected, load_s=0.0)
+
+    def mend(self) -> None:
+        """AWS answers again, and the reaper comes twice: what it may not be sure of is settled by then."""
+        world = self.home.world
+        world.faults.clear()
+        world.deaths.clear()
+        world.s3.cut, world.lag_s = 0, 0.0
+        for node in world.nodes.values():
+            node.kinds.discard("uploads fail")
+        for _ in range(2):
+            for sentence in end_and_collect.fn(self.here, world.now):
+                world.note(f"reaped: {sentence}")
+            world.pass_s(150.0)
+        end_and_collect.fn(self.here, world.now)
+
+
+def launch_of(order: Order) -> Launch:
+    """What the shop would hand over, at the prices that it knows."""
+    known = {}
+    for offer in known_offers():
+        if offer.market == order.market and offer.zone in ("us-east-1a", "any"):
+            known[offer.instance_type.name] = offer
+    cluster = Cluster.of(*((count, known[name]) for count, name in order.types))
+    items = tuple(_wanted(kind, nodes) for kind, nodes in order.runs)
+    est_s = 150.0 + 12.0 * len(items)
+    usd = (cluster.usd_per_hour or 0.0) * est_s / 3600
+    return Launch(cluster=cluster, items=items, est_s=est_s, est_usd=usd, reason="chaos")
+
+
+def _wanted(kind: str, nodes: tuple[int, ...]) -> Wanted:
+    batches: Any = _BATCHES.get(kind, (8,) * len(nodes))
+    return Wanted(
+        kind=kind, workload="" if kind == "probe" else "conv", nodes=nodes, batches=batches, accumulation_steps=1,
+        message_bytes=(4096,) if kind == "probe" else (), reason="chaos", est_s=12.0,
+    )  # fmt: skip
+
+
+def known_offers() -> list[Offer]:
+    """Prices as the warehouse has them."""
+    _template()
+    return _KNOWN
+
+
+@cache
+def _template() -> tuple[bytes, Path]:
+    """A warehouse that knows types and prices, and a project; made once a process."""
+    folder = TemporaryDirectory(prefix="srift-chaos-")
+    _KEPT.append(folder)
+    root = Path(folder.name)
+    settings = load_settings(write_project(root, "conv"))
+    state = root / "state"
+    state.mkdir()
+    home = Home(state, FakeAws(), CHOICES)
+    settings = settings.model_copy(update={"home": state, "ec2": CHOICES})
+    here = Installation(settings=settings, warehouse=fresh(state), provider=home.provider)
+    note_definitions.fn(here, home.world.now)
+    snapshot_offers.fn(here, "prices", home.world.now)
+    _KNOWN.extend(current_offers(here))
+    return (state / "warehouse.duckdb").read_bytes(), root
+
+
+_KEPT: list[TemporaryDirectory[str]] = []
+_KNOWN: list[Offer] = []

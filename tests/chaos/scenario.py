@@ -1,0 +1,274 @@
+"""One seeded scenario: what is to be measured, under which caps, and everything that goes wrong meanwhile. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.fake_ec2 import SILENT, Fault
+
+STAGES = ("booted", "ready", "armed", "running", "finished", "done")
+THROTTLED = ("RequestLimitExceeded", "Throttling", "ThrottlingException", "InternalError", SILENT)
+STORE = ("SlowDown", "InternalError", "503", SILENT)
+ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
+STEPS = (
+    "ec2:run_instances", "ec2:create_fleet", "ec2:describe_instances", "ec2:terminate_instances",
+    "ec2:create_security_group", "ec2:create_launch_template", "ec2:create_placement_group",
+    "ec2:describe_subnets", "s3:put_object", "s3:list_objects_v2", "s3:get_object", "disk:lease", "disk:forget",
+    "disk:mailbox", "disk:appear", "warehouse:begin", "warehouse:commit",
+)  # fmt: skip
+
+MANY = (
+    "",
+    "s3:list_objects_v2",
+    "ec2:describe_instances",
+    "s3:get_object",
+    "s3:put_object",
+    "disk:appear",
+    "disk:lease",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """What befalls the n-th machine ever launched, so many seconds after it has reached a stage."""
+
+    machine: int
+    kind: str
+    stage: str = "booted"
+    after_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Death:
+    """The controller is killed at the n-th step of a name ("" any), before or after it is done; back `away_s` later.
+
+    `by_hand`: it is stopped by Ctrl-C instead, and may clear up.
+    """
+
+    name: str
+    nth: int
+    after: bool
+    away_s: float
+    by_hand: bool = False
+
+    def strikes(self, name: str, after: bool) -> bool:
+        if after != self.after or self.name not in ("", name):
+            return False
+        self.nth -= 1
+        return self.nth < 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One launch: instance types with counts, a market, and the nodes of each run."""
+
+    types: tuple[tuple[int, str], ...]
+    market: str
+    runs: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def machines(self) -> int:
+        return sum(count for count, _ in self.types)
+
+
+@dataclass(slots=True, kw_only=True)
+class Scenario:
+    """`kinds` are the names of what was mixed. `skew_s`: the store's clock against the controller's."""
+
+    seed: int
+    kinds: tuple[str, ...] = ()
+    orders: tuple[Order, ...] = ()
+    cap_usd: float = 20.0
+    month_usd: float = 60.0
+    minutes: float = 90.0
+    skew_s: float = 0.0
+    lag_s: float = 0.0
+    cut: int = 0
+    troubles: list[Trouble] = field(default_factory=list)
+    deaths: list[Death] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    capacity: dict[tuple[str, str], int] = field(default_factory=dict)
+    spot: dict[str, float] = field(default_factory=dict)
+    page: int = 1000
+
+
+Mix = Callable[[Scenario, random.Random], None]
+
+
+def _befalls(one: Scenario, rng: random.Random, *kinds: str) -> Trouble:
+    """At any stage of a machine of the first launch, or of the one after."""
+    machine, stage = rng.randrange(one.orders[0].machines + (rng.random() < 0.3)), rng.choice(STAGES)
+    soon = 2.0 if stage in ("finished", "done") else 12.0
+    return Trouble(machine=machine, kind=rng.choice(kinds), stage=stage, after_s=rng.uniform(0.0, soon))
+
+
+def capacity(one: Scenario, rng: random.Random) -> None:
+    for zone in ZONES:
+        for market in ("spot", "on-demand"):
+            if rng.random() < 0.6:
+                one.capacity[zone, market] = rng.choice([0, 0, 1, 2, 3])
+
+
+def second_group(one: Scenario, rng: random.Random) -> None:
+    mixed = ((2, "g4dn.12xlarge"), (1, "g4dn.xlarge"))
+    runs = (("profile", (2,)), ("train", (0, 1)), ("train", (0, 1, 2)))
+    one.orders = (Order(types=mixed, market="spot", runs=runs), *one.orders[1:])
+    for zone in rng.sample(ZONES, rng.randint(1, 3)):
+        one.capacity[zone, "spot"] = 2
+    if rng.random() < 0.4:
+        one.capacity |= {(zone, "on-demand"): 2 for zone in ZONES}
+
+
+def throttling(one: Scenario, rng: random.Random) -> None:
+    for _ in range(rng.randint(1, 4)):
+        after, skip, times = rng.random() < 0.4, rng.randint(0, 40), rng.choice([1, 2, 3, 4, 7])
+        code = rng.choice(THROTTLED)
+        action = rng.choice(["ec2:RunInstances", "ec2:CreateFleet", "ec2:DescribeInstances", "ec2:CreateSecurityGroup",
+                             "ec2:CreateLaunchTemplate", "ec2:DescribeSubnets", "iam:GetInstanceProfile"])  # fmt: skip
+        skip = skip if action == "ec2:DescribeInstances" else skip % 3
+        one.faults.append(Fault(action=action, code=code, times=times, after=after, skip=skip))
+
+
+def quota(one: Scenario, rng: random.Random) -> None:
+    code = rng.choice(["MaxSpotInstanceCountExceeded", "SpotMaxPriceTooLow"])
+    one.faults.append(Fault(action="ec2:CreateFleet", code=code, times=rng.randint(1, 3)))
+    if rng.random() < 0.5:
+        one.faults.append(Fault(action="ec2:RunInstances", code="VcpuLimitExceeded", times=rng.randint(1, 4)))
+
+
+def dearer(one: Scenario, rng: random.Random) -> None:
+    one.spot = {zone: round(rng.uniform(0.8, 3.9), 2) for zone in ZONES}
+
+
+def notice(one: Scenario, rng: random.Random) -> None:
+    one.troubles += [_befalls(one, rng, "notice", "notice", "notice", "rebalance") for _ in range(rng.randint(1, 3))]
+
+
+def taken(one: Scenario, rng: random.Random) -> None:
+    one.troubles += [_befalls(one, rng, "taken", "taken", "retired") for _ in range(rng.randint(1, 3))]
+
+
+def never_boots(one: Scenario, rng: random.Random) -> None:
+    machine = rng.randrange(one.orders[0].machines)
+    one.troubles.append(Trouble(machine=machine, kind=rng.choice(["never boots", "mute"])))
+
+
+def hangs(one: Scenario, rng: random.Random) -> None:
+    one.troubles += [_befalls(one, rng, "hangs") for _ in range(rng.randint(1, 2))]
+
+
+def killed(one: Scenario, rng: random.Random) -> None:
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        name = rng.choice(["", "", *STEPS, *STEPS[:2]])
+        nth = int(2 ** rng.uniform(0, 10)) if name in MANY else rng.randrange(3)
+        one.deaths.append(Death(name=name, nth=nth, after=rng.random() < 0.5, away_s=rng.choice([2.0, 60.0, 400.0])))
+
+
+def by_hand(one: Scenario, rng: random.Random) -> None:
+    killed(one, rng)
+    for death in one.deaths:
+        death.by_hand = True
+
+
+def away(one: Scenario, rng: random.Random) -> None:
+    killed(one, rng)
+    if rng.random() < 0.4:  # bought, and never heard of
+        one.deaths[0] = Death(name=rng.choice(STEPS[:2]), nth=rng.randrange(2), after=True, away_s=0.0)
+    for death in one.deaths:
+        death.away_s = rng.choice([1800.0, 3600.0, 9000.0])
+
+
+def store(one: Scenario, rng: random.Random) -> None:
+    for _ in range(rng.randint(1, 4)):
+        action = rng.choice(["s3:ListBucket", "s3:GetObject", "s3:PutObject"])
+        times, skip = rng.choice([1, 2, 5, 30]), rng.choice([0, 3, 20, 60, 150])
+        one.faults.append(Fault(action=action, code=rng.choice(STORE), times=times, skip=skip))
+    one.cut = rng.choice([0, 1, 5])
+    one.page = rng.choice([2, 7, 1000])
+
+
+def uploads(one: Scenario, rng: random.Random) -> None:
+    for machine in range(4):
+        kinds = [kind for kind in ("uploads fail", "uploads fail", "garbage", "crash") if rng.random() < 0.4]
+        one.troubles += [Trouble(machine=machine, kind=kind) for kind in dict.fromkeys(kinds)]
+
+
+def last_words(one: Scenario, rng: random.Random) -> None:
+    """What is measured goes up late, and its reader dies and is back at once."""
+    one.troubles += [Trouble(machine=machine, kind="uploads fail") for machine in range(4)]
+    for _ in range(rng.randint(1, 3)):
+        nth = rng.randint(5, 60)
+        one.deaths.append(Death(name=rng.choice(["disk:appear", "s3:get_object"]), nth=nth, after=True, away_s=2.0))
+
+
+def skew(one: Scenario, rng: random.Random) -> None:
+    one.skew_s = rng.choice([0.0, 45.0, -45.0, 840.0, -840.0])
+    one.troubles += [Trouble(machine=machine, kind="skew") for machine in range(4)]
+
+
+def terminate(one: Scenario, rng: random.Random) -> None:
+    code = rng.choice(["InternalError", "RequestLimitExceeded", SILENT, "UnauthorizedOperation"])
+    times, after = rng.choice([1, 3, 6, 7, 14]), rng.random() < 0.3
+    one.faults.append(Fault(action="ec2:TerminateInstances", code=code, times=times, after=after))
+
+
+def twice(one: Scenario, rng: random.Random) -> None:
+    one.troubles += [Trouble(machine=machine, kind="twice") for machine in range(4) if rng.random() < 0.7]
+
+
+def tight(one: Scenario, rng: random.Random) -> None:
+    one.cap_usd, one.month_usd = rng.uniform(1.0, 9.0), rng.uniform(4.0, 14.0)
+
+
+def unseen(one: Scenario, rng: random.Random) -> None:
+    one.lag_s = rng.choice([4.0, 20.0, 60.0])
+
+
+KINDS: dict[str, Mix] = {
+    "capacity refused at a rung": capacity,
+    "second group of a mixed cluster refused": second_group,
+    "throttling": throttling,
+    "quota or price": quota,
+    "spot prices moved": dearer,
+    "spot notice before, during, after": notice,
+    "taken without notice": taken,
+    "a machine that never boots or speaks": never_boots,
+    "a machine that hangs": hangs,
+    "controller killed and restarted": killed,
+    "deadline passed while away": away,
+    "controller stopped by Ctrl-C": by_hand,
+    "S3 errors, short answers": store,
+    "partial uploads, garbage, crashes": uploads,
+    "uploads while machines are ended": last_words,
+    "clock skew": skew,
+    "terminate fails": terminate,
+    "records delivered twice": twice,
+    "caps that are tight": tight,
+    "machines shown late": unseen,
+}
+
+
+def order(rng: random.Random) -> Order:
+    """One to three machines, and what to measure on them."""
+    types = rng.choice([((1, "g4dn.xlarge"),), ((2, "g4dn.12xlarge"),), ((3, "g4dn.xlarge"),),
+                        ((1, "g4dn.12xlarge"), (2, "g4dn.xlarge"))])  # fmt: skip
+    whole = tuple(range(sum(count for count, _ in types)))
+    runs: list[tuple[str, tuple[int, ...]]] = [("profile", (rng.choice(whole),)), ("train", whole)]
+    if len(whole) > 1:
+        runs += [("probe", whole), ("train", whole[:-1])]
+    rng.shuffle(runs)
+    return Order(types=types, market=rng.choice(["spot", "spot", "on-demand"]), runs=tuple(runs))
+
+
+def scenario(seed: int, number: int) -> Scenario:
+    """The `number`-th of a seed: its first kind in turn, so that each comes equally often, and up to two others."""
+    rng = random.Random(f"{seed}/{number}")
+    names = list(KINDS)
+    first = names[number % len(names)]
+    others = rng.sample([name for name in names if name != first], rng.randint(0, 2))
+    one = Scenario(seed=number, kinds=(first, *others), orders=tuple(order(rng) for _ in range(rng.randint(1, 3))))
+    for name in one.kinds:
+        KINDS[name](one, rng)
+    return one

@@ -1,0 +1,226 @@
+"""AWS in memory with machines that live: they boot, speak through S3, are taken, hang; one clock for all, and a bill.
+
+`aws.step(name)` counts everything that the controller does to the world or to its disk: there it can be killed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from models.caps import LATE_S
+from tasks.providers.ec2_mirror import Mirror
+from tasks.providers.ec2_request import ADDRESS_USD_PER_HOUR, VOLUME_USD_PER_GIB_HOUR
+from tests.chaos.gang import Gang
+from tests.chaos.node import Node
+from tests.chaos.scenario import Death, Trouble
+from tests.fake_ec2 import FakeAws, Fault, Instance, Killed
+from tests.fake_ec2_account import ON_DEMAND_USD
+
+TURN_S = 1.0  # of a mirror, of a node and of the world
+FORGOTTEN = timedelta(hours=1)  # EC2 shows a terminated machine for about so long
+BESIDE_USD = 100 * VOLUME_USD_PER_GIB_HOUR + ADDRESS_USD_PER_HOUR
+
+
+@dataclass(slots=True, kw_only=True)
+class ChaosAws(FakeAws):
+    """`troubles`: what befalls the n-th machine ever launched. `deaths`: where the controller is killed, in order."""
+
+    rng: random.Random
+    troubles: tuple[Trouble, ...] = ()
+    deaths: list[Death] = field(default_factory=list)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    gangs: dict[tuple[str, int], Gang] = field(default_factory=dict)
+    mirrors: list[Mirror] = field(default_factory=list)
+    usd_per_hour: dict[str, float] = field(default_factory=dict)
+    overdue: set[str] = field(default_factory=set)
+    log: list[str] = field(default_factory=list)
+    struck: Counter[str] = field(default_factory=Counter)  # what came to pass, how often
+    refused: list[str] = field(default_factory=list)  # lease of every request that AWS had no machines for
+    steps: int = 0
+    away_s: float = 60.0
+    began: datetime | None = None
+    _turning: bool = False
+
+    @property
+    def elapsed_s(self) -> float:
+        """As a monotonic clock."""
+        self.began = self.began or self.now
+        return (self.now - self.began).total_seconds() + 1000.0
+
+    def pass_s(self, seconds: float) -> None:
+        """Time goes by for everybody, a second at a time while a machine lives."""
+        left = seconds
+        while left > 1e-9:
+            some = min(left, TURN_S) if self._stirring() else left
+            left -= some
+            self.now += timedelta(seconds=some)
+            for node in list(self.nodes.values()):
+                if node.ends_at is not None and node.ends_at <= self.now:
+                    node.instance.end(node.ends_at, "Client.InstanceInitiatedShutdown")
+                node.step()
+            for gang in list(self.gangs.values()):
+                gang.step(self.now)
+            self._watch_deadlines()
+            self._turn_mirrors()
+
+    def sleep(self, seconds: float) -> None:
+        """The controller's pauses; it is busy, and looks once a second at most."""
+        if not self.dead:
+            self.pass_s(max(TURN_S, seconds))
+        if self.dead:
+            raise Killed("asleep")
+
+    def step(self, name: str, after: bool = False) -> None:
+        """Something that a controller does: it dies here if it is to."""
+        if self.dead:
+            raise Killed(name)
+        self.steps += not after
+        if self.deaths and self.deaths[0].strikes(name, after):
+            death = self.deaths.pop(0)
+            self.away_s = death.away_s
+            if death.by_hand:
+                self.struck["controller stopped by hand"] += 1
+                self.note(f"Ctrl-C at {name}")
+                raise KeyboardInterrupt
+            self.dead = True
+            self.struck["controller killed"] += 1
+            self.note(f"killed {'after' if after else 'before'} {name}")
+            raise Killed(name)
+
+    @contextmanager
+    def mirrored(self, mirror: Mirror) -> Iterator[None]:
+        """The mirror's thread runs."""
+        self.mirrors.append(mirror)
+        try:
+            yield
+        finally:
+            self.mirrors.remove(mirror)
+
+    def serve(self, service: str, region: str, method: str, words: dict[str, Any]) -> Any:
+        name = f"{service}:{method}"
+        self.step(name)
+        heard = len(self.refused)
+        answer = FakeAws.serve(self, service, region, method, words)
+        try:
+            self.step(name, after=True)
+        except Killed:
+            del self.refused[heard:]  # a refusal that nobody heard is none
+            raise
+        return answer
+
+    def note(self, sentence: str) -> None:
+        """For whoever looks at a failing seed."""
+        self.log.append(f"{self.now:%H:%M:%S} {sentence}")
+
+    def usd(self, lease_id: str) -> float:
+        """The bill of a lease, by what the machines really lived."""
+        return sum(self._bill(one) for one in self.instances.values() if one.tags["srift:lease"] == lease_id)
+
+    def _bill(self, one: Instance) -> float:
+        seconds = ((one.ended_at or self.now) - one.launched_at).total_seconds()
+        return self.usd_per_hour[one.instance_id] * max(60.0, seconds) / 3600
+
+    def _strike(self, fault: Fault, name: str) -> None:
+        self.struck["call refused or unanswered"] += 1
+        self.note(f"{name} answered with {fault.code}")
+        FakeAws._strike(self, fault, name)
+
+    def _launch(
+        self, region: str, zone: str, market: str, name: str, count: int, request: Any, tagged: list[dict[str, Any]]
+    ) -> list[str]:
+        ids = FakeAws._launch(self, region, zone, market, name, count, request, tagged)
+        for one in ids:
+            instance, ordinal = self.instances[one], len(self.nodes)
+            mine = [trouble for trouble in self.troubles if trouble.machine == ordinal]
+            instance.boot_s = self.rng.uniform(10.0, 90.0)
+            if any(trouble.kind == "never boots" for trouble in mine):
+                instance.boot_s = float("inf")
+            instance.deaf = any(trouble.kind == "deaf" for trouble in mine)
+            self.nodes[one] = Node(self, instance, mine)
+            self.usd_per_hour[one] = (self.account.spot[zone] if market == "spot" else ON_DEMAND_USD) + BESIDE_USD
+        self.note(f"launched {count} {name} {market} in {zone} for {self.instances[ids[0]].tags['srift:lease']}")
+        return ids
+
+    def _lacks(self, zone: str, market: str, count: int) -> bool:
+        lacking = FakeAws._lacks(self, zone, market, count)
+        if lacking:
+            self.note(f"no {count} {market} in {zone}")
+        return lacking
+
+    def _run_instances(self, *, region: str, now: datetime, **words: Any) -> Any:
+        return self._counted(words, lambda: FakeAws._run_instances(self, region=region, now=now, **words))
+
+    def _create_fleet(self, *, region: str, now: datetime, **words: Any) -> Any:
+        return self._counted(words, lambda: FakeAws._create_fleet(self, region=region, now=now, **words))
+
+    def _counted(self, words: dict[str, Any], ask: Any) -> Any:
+        """`ask()`, and a note of the lease where AWS has nothing to give it."""
+        tags = [tag for one in words["TagSpecifications"] for tag in one["Tags"] if tag["Key"] == "srift:lease"]
+        lease_id = str(tags[0]["Value"])
+        try:
+            answer = ask()
+        except ClientError:
+            self._without(lease_id)
+            raise
+        if answer.get("Errors"):
+            self._without(lease_id)
+        return answer
+
+    def _without(self, lease_id: str) -> None:
+        self.struck["rung refused"] += 1
+        self.refused.append(lease_id)
+
+    def _describe_instances(self, *, region: str, now: datetime, Filters: list[Any], **words: Any) -> Any:
+        answer = FakeAws._describe_instances(self, region=region, now=now, Filters=Filters, **words)
+        [group] = answer["Reservations"]
+        ends = {name: one.ended_at for name, one in self.instances.items()}
+        group["Instances"] = [one for one in group["Instances"] if (ends[one["InstanceId"]] or now) > now - FORGOTTEN]
+        return answer
+
+    def _stirring(self) -> bool:
+        """Whether anything can happen by itself."""
+        lingers = self.now - timedelta(seconds=40)
+        return any(one.ended_at is None or one.ended_at > lingers for one in self.instances.values())
+
+    def _turn_mirrors(self) -> None:
+        if self._turning or self.dead:
+            return
+        self._turning = True
+        try:
+            for mirror in self.mirrors:
+                mirror.sync()
+        finally:
+            self._turning = False
+
+    def _watch_deadlines(self) -> None:
+        """A machine may live to its deadline, rounded up to a minute, and as much longer as the caps reckon with."""
+        for one in self.instances.values():
+            ends = float(one.tags["srift:deadline"]) + 60.0 + LATE_S
+            if one.ended_at is None and not one.deaf and one.boot_s < 1e6 and self.now.timestamp() > ends:
+                self.overdue.add(one.instance_id)
+
+    def uploaded(self) -> dict[tuple[str, str], list[bytes]]:
+        """Every record in the store: (lease, run) -> what machines sent of it."""
+        found: dict[tuple[str, str], list[bytes]] = {}
+        for key, (content, _) in self.s3.objects.items():
+            head, _, name = key.partition("/out/records/")
+            if name:
+                found.setdefault((head.split("/")[2], name.removesuffix(".json")), []).append(content)
+        return found
+
+
+def sound(content: bytes) -> bool:
+    """Whether a record is whole."""
+    try:
+        return bool(json.loads(content)["run_id"])
+    except (ValueError, KeyError):
+        return False
