@@ -2,6 +2,9 @@
 # What a rented machine does first (EC2's user-data, as root). Filled in by tasks/providers/ec2_userdata.py.
 # First its own end, whatever the controller does: the machine terminates when it is off.
 shutdown -h +@minutes@ "srift: the deadline of lease "@lease@ || { (sleep @seconds@; shutdown -h now) & }
+# A machine that boots again has lost that timer and its work: cloud-init runs this at every later boot.
+boots=${SRIFT_BASE:-/var/lib}/cloud/scripts/per-boot
+[ ! -d "$boots" ] || { printf '#!/bin/sh\nshutdown -h now\n' >"$boots/srift" && chmod 755 "$boots/srift"; }
 umask 022
 export PYTHONDONTWRITEBYTECODE=1
 python=@python@

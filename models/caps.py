@@ -73,10 +73,11 @@ def longest_s(usd_per_hour: float, left_usd: float, late: float = LATE_S) -> flo
     return minutes * _MINUTE_S
 
 
-def dearest_usd_per_hour(cluster: Cluster, offers: Iterable[Offer]) -> float | None:
+def dearest_usd_per_hour(cluster: Cluster, offers: Iterable[Offer], spot_margin: float | None = None) -> float | None:
     """What `cluster` could come to an hour: spot rises as far as on-demand, and any zone of the region may be had.
 
-    None where a price that bounds it is not known.
+    Where nothing is bought on demand, spot rises as far as is bid, `spot_margin` times what was seen. None where a
+    price that bounds it is not known.
     """
     known: dict[tuple[str, str, str], list[float | None]] = {}
     for offer in (*offers, *cluster.members):
@@ -86,22 +87,25 @@ def dearest_usd_per_hour(cluster: Cluster, offers: Iterable[Offer]) -> float | N
     for member in cluster.members:
         bound = known.get((member.instance_type.name, member.region, "on-demand"), [])
         prices = [price for price in bound if price is not None]
-        if member.usd_per_hour is None or not prices:
+        if member.usd_per_hour is None:
             return None
         if member.market == "spot":
             spot = known[member.instance_type.name, member.region, "spot"]
-            prices += [price for price in spot if price is not None]
+            bid = 1.0 if prices else spot_margin
+            prices += [] if bid is None else [bid * price for price in spot if price is not None]
+        if not prices:
+            return None
         total += max(prices)
     return total
 
 
-def dearest_by_type(offers: Iterable[Offer]) -> dict[str, float]:
-    """Of each instance type, the highest price known anywhere."""
+def dearest_by_type(offers: Iterable[Offer], spot_margin: float | None = None) -> dict[str, float]:
+    """Of each instance type, the highest price known anywhere; on spot times `spot_margin`, as it may be bid."""
     dearest: dict[str, float] = {}
     for offer in offers:
         if offer.usd_per_hour is not None:
-            name = offer.instance_type.name
-            dearest[name] = max(dearest.get(name, 0.0), offer.usd_per_hour)
+            name, bid = offer.instance_type.name, 1.0 if offer.market != "spot" else spot_margin or 1.0
+            dearest[name] = max(dearest.get(name, 0.0), bid * offer.usd_per_hour)
     return dearest
 
 

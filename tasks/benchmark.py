@@ -62,7 +62,7 @@ class Stopwatch:
     def __init__(self, seconds: dict[str, float], clock: Clock) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._last = clock.monotonic()
+        self.began_s = self._last = clock.monotonic()
 
     def lap(self, phase: str) -> None:
         """The time since the last one went to `phase`."""

@@ -23,6 +23,7 @@ from .installation import Installation
 from .jobs import START_UP_S
 from .prices import current_offers
 from .providers.base import EndedLease, Lease
+from .providers.ec2_ladder import SPOT_MARGIN
 from .providers.ec2_request import ADDRESS_USD_PER_HOUR, VOLUME_USD_PER_GIB_HOUR
 from .tally import Tally
 
@@ -51,7 +52,7 @@ def allowance(
     caps, unknown = caps_of(here, tally, now, known)
     if unknown:
         return Allowance(deadline_s=0.0, worst_usd=0.0, refusal=unknown)
-    price = pure.dearest_usd_per_hour(launch.cluster, known)
+    price = pure.dearest_usd_per_hour(launch.cluster, known, _spot_margin(here))
     return pure.allow(
         None if price is None else price + len(launch.cluster.members) * _beside(here),
         wished_s=2 * launch.est_s + EC2_START_UP_S,
@@ -64,7 +65,7 @@ def allowance(
 def caps_of(here: Installation, tally: Tally, now: datetime, offers: Sequence[Offer]) -> tuple[list[Cap], str]:
     """The campaign's cap and the month's (UTC); and, instead, why nobody can say what is left of them."""
     spent, unknown = spent_this_month(here, now)
-    dearest = pure.dearest_by_type(offers)
+    dearest = pure.dearest_by_type(offers, _spot_margin(here))
     worst = {lease.lease_id: _worst(here, lease, dearest) for lease in here.provider.leases()}
     closed = here.provider.closed() if isinstance(here.provider, Closing) else here.provider.ended()
     worst |= {lease.lease_id: lease.usd for lease in closed}  # over, and not in the ledger yet
@@ -101,6 +102,11 @@ def spent_this_month(here: Installation, now: datetime) -> tuple[float, str]:
         why = f"what refresh {unknown[0]} spent this month is not known, so nothing more is launched until the next one"
         return float("inf"), f"{why} (AWS's bill tells; the ledger does not)"
     return float(recent["usd"].sum()), ""
+
+
+def _spot_margin(here: Installation) -> float | None:
+    """How far above what was seen a spot price is bid for where on-demand, which bounds it, is not considered."""
+    return None if "on-demand" in here.settings.ec2.markets else SPOT_MARGIN
 
 
 def _beside(here: Installation) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +45,28 @@ class MachineLog:
             row["startup_s"] = startup_s if startup_s > 0 else None
         self.write()
 
-    def lost(self, node: int, after_s: float) -> None:
-        """The market took the machine in the place `node`, so many seconds after the launch began."""
-        row = next(row for row in reversed(self._rows) if row["node"] == node)
-        if not row["interrupted"]:
-            row |= {"interrupted": True, "after_s": after_s}
+    def lost(self, node: int, after_s: float, *, interrupted: bool) -> None:
+        """The machine in the place `node` is gone, so many seconds after the launch began; or taken back."""
+        row = self._newest(node)
+        if row["after_s"] is None:
+            row |= {"interrupted": interrupted, "after_s": after_s}
             self.write()
 
-    def replaced(self, node: int, offer: Offer, after_s: float, startup_s: float) -> None:
-        """Another machine is at work in that place; it was asked for so many seconds after the launch began."""
-        number = sum(row["node"] == node for row in self._rows)
-        self._rows.append(_row(node, number, offer) | {"from_s": after_s, "startup_s": startup_s})
+    def ordered(self, node: int, offer: Offer, after_s: float) -> None:
+        """Another machine was asked for in that place, so many seconds after the launch began."""
+        before = self._newest(node)
+        if before["after_s"] is None:  # silent, and let go now
+            before["after_s"] = after_s
+        self._rows.append(_row(node, int(before["number"]) + 1, offer) | {"from_s": after_s})
         self.write()
+
+    def replaced(self, node: int, startup_s: float) -> None:
+        """The machine that was asked for last in that place is at work."""
+        self._newest(node)["startup_s"] = startup_s if startup_s > 0 else None
+        self.write()
+
+    def _newest(self, node: int) -> dict[str, Any]:
+        return next(row for row in reversed(self._rows) if row["node"] == node)
 
 
 def machine_rows(lease: EndedLease, provider: str) -> list[dict[str, Any]]:
@@ -93,6 +103,6 @@ def _ended(
         "interrupted": bool(row["interrupted"]),
         "lease_id": lease_id,
         "provider": provider,
-        "asked_at": started_at,
+        "asked_at": started_at + timedelta(seconds=float(row["from_s"])),
         "hours": max(until_s - float(row["from_s"]), 0.0) / 3600,
     }

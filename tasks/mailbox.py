@@ -70,6 +70,10 @@ class Mailbox:
         files = [self._node(node) / "ready.json" for node in range(self.nodes)]
         return [file.stat().st_mtime for file in itertools.takewhile(Path.is_file, files)]
 
+    def ready_of(self, node: int) -> float:
+        """When the machine in that place reported itself, by the store's clock. Raises OSError before it has."""
+        return (self._node(node) / "ready.json").stat().st_mtime
+
     def reported(self, node: int, address: str) -> bool:
         """Whether the machine at `address` has reported itself as `node`; one before it in its place does not count."""
         body = _read(self._node(node) / "ready.json")

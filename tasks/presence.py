@@ -52,6 +52,15 @@ class Machines:
             return Ended(how="lost", reason=reason, nodes=() if full else tuple(silent))
         return None
 
+    def dead(self, node: int) -> bool:
+        """Whether the provider said so at the last look (`lost`)."""
+        return not self._states[node].alive
+
+    def taken(self, node: int) -> bool:
+        """Whether the market takes that very machine, or has: others may have gone with it for another reason."""
+        state = self._states[node]
+        return state.interrupted or state.notice == "interruption"
+
     def leaving(self) -> Loss | None:
         """Those that a notice says will go, as the last look at them (`lost`) told."""
         going = {

@@ -43,7 +43,7 @@ class Service:
         self.stop_at = _sooner_if_dearer(stop_at, clock.monotonic(), job, running)
         self.mailbox = Mailbox(path=running.mailbox, nodes=len(job.cluster.members))
         self.machines = Machines(running, self.mailbox, stop_at=self.stop_at, clock=clock)
-        self.log, self.began_s = MachineLog(self.mailbox, running.cluster), clock.monotonic()
+        self.log = MachineLog(self.mailbox, running.cluster)
         self.asked_s: dict[int, float] = {}  # since the launch began, for machines that are on their way
         self.items = {item.run_id: item for item in job.items}  # those tried once more are added
         self.envelopes = as_got(job.envelopes, job.items, running.cluster)
@@ -129,9 +129,9 @@ class Service:
         """The next attempt, over the machines that are here."""
         self.attempts += 1
         for node in self.asked_s.keys() & set(self.machines.here):
-            asked_s = self.asked_s.pop(node)
-            startup_s = self._since_began_s() - asked_s
-            self.log.replaced(node, self.running.cluster.members[node], asked_s, startup_s)
+            # it may have waited for the attempt before this one to end
+            waited_s = max(0.0, self.running.now_unix() - self.mailbox.ready_of(node))
+            self.log.replaced(node, self._since_began_s() - self.asked_s.pop(node) - waited_s)
         self.attempt = Attempt(
             self.machines,
             self.job,
@@ -171,8 +171,10 @@ class Service:
         loss = Loss(nodes=frozenset(ended.nodes))
         self.machines.awaited -= loss.nodes
         self.machines.gone |= loss.nodes
-        for node in loss.nodes if ended.interrupted else ():
-            self.log.lost(node, self._since_began_s())
+        for node in loss.nodes:
+            taken = self.machines.taken(node)
+            if taken or self.machines.dead(node):
+                self.log.lost(node, self._since_began_s(), interrupted=taken)
         self.remaining = self._without(self.mailbox.recorded())
         under_way = "" if meanwhile or self.attempt is None else self.attempt.under_way()
         decision = decide(loss, self._left(self.remaining))
@@ -204,6 +206,7 @@ class Service:
             self.machines.gone.discard(node)
             self.machines.awaited.add(node)
             self.asked_s[node] = asked_s
+            self.log.ordered(node, self.running.cluster.members[node], asked_s)
         self.envelopes = as_got(self.envelopes, self.remaining, self.running.cluster)
         self._write_envelopes()
         return True
@@ -241,7 +244,7 @@ class Service:
         write_rows(self.served)
 
     def _since_began_s(self) -> float:
-        return self.clock.monotonic() - self.began_s
+        return self.clock.monotonic() - self.laps.began_s  # before the machines were asked for, as their lease
 
     def _without(self, run_ids: set[str]) -> list[Item]:
         return [item for item in self.remaining if item.run_id not in run_ids]

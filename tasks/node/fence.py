@@ -1,7 +1,7 @@
 """Keeps one user of this machine away from the metadata service, and proves it, before any of that user's code runs.
 
-The service gives the machine's credentials to whoever asks. A routing rule by user id is tried first, a packet filter
-where the kernel or its tools lack that; what counts is that a process of that user cannot connect.
+The service gives the machine's credentials to whoever asks. A routing rule by user id and a packet filter are put in
+force, whatever the kernel and its tools have of the two; what counts is that a process of that user cannot connect.
 """
 
 from __future__ import annotations
@@ -73,14 +73,20 @@ def fence(user: Account, base: str, python: str) -> str:
 
 
 def fenced(put: Callable[[str], str], tries: Callable[[], str]) -> str:
-    """Put rules in force until one holds. `put` says why it could not; `tries` is empty when the user is kept out."""
+    """Put every rule in force; empty when one is, and holds. `put` says why it could not, `tries` that none keeps out.
+
+    All of them, since one may go later: systemd-networkd drops routing rules that are not its own when it starts anew.
+    """
     put(_ALSO)
-    said = []
+    said, in_force = [], False
     for rule in _RULES:
-        problem = put(rule) or tries()
-        if not problem:
-            return ""
-        said.append(f"{rule.split()[0]}: {problem}")
+        problem = put(rule)
+        in_force |= not problem
+        said.append(f"{rule.split()[0]}: {problem or 'in force'}")
+    problem = tries() if in_force else "none could be put in force"
+    if not problem:
+        return ""
+    said.append(problem)
     return f"user code could reach the metadata service, so none was run ({'; '.join(said)})"
 
 

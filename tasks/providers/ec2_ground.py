@@ -22,6 +22,7 @@ from tasks.providers.ec2_api import Answer
 from tasks.providers.ec2_ladder import Rung
 from tasks.providers.ec2_machines_api import MachinesApi
 from tasks.providers.ec2_request import Ground
+from tasks.providers.ec2_scores import scores_or_why
 from tasks.providers.ec2_types import TypeFacts, facts_of, quota_of, quota_sentence, vcpus_by_quota, vcpus_held
 
 
@@ -90,6 +91,7 @@ class Surveyor:
         self._api, self._choices = api, choices
         self._accounts: dict[str, Account] = {}
         self._facts: dict[str, TypeFacts] = {}
+        self._no_scores = False  # they may not be asked for: that was said
 
     def account(self, region: str) -> Account:
         """Raises NotSupported or AwsRefused with the fix."""
@@ -154,6 +156,12 @@ class Surveyor:
         for name in ground.types:
             zones &= self._api.zones_offering(ground.region, name)
         rungs, said = ec2_ladder.ladder(cluster, offers, sorted(zones), self._choices.markets)
+        if ec2_ladder.spot_ties(rungs) and not self._no_scores:
+            names = list(ground.types)
+            scores, why = scores_or_why(lambda: self._api.placement_scores(ground.region, names, len(cluster.members)))
+            self._no_scores = bool(why)
+            rungs, said = ec2_ladder.ladder(cluster, offers, sorted(zones), self._choices.markets, scores)
+            said += [why] if why else []
         refused = {
             market: self._over_quota(ground, market, rungs) for market in dict.fromkeys(r.markets for r in rungs)
         }

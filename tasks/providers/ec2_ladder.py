@@ -62,13 +62,18 @@ class Rung:
 
 
 def ladder(
-    cluster: Cluster, offers: Iterable[Offer], zones: Sequence[str], markets: Sequence[str]
+    cluster: Cluster,
+    offers: Iterable[Offer],
+    zones: Sequence[str],
+    markets: Sequence[str],
+    scores: Mapping[str, int] | None = None,
 ) -> tuple[list[Rung], list[str]]:
     """Rungs for `cluster`, and a sentence for each one that cannot be.
 
     `offers` are the prices known in its region; `zones` those that have a network of ours and every type of it;
-    `markets` those that srift.toml allows.
+    `markets` those that srift.toml allows. Zones of equal spot price come by `scores`, the better one first.
     """
+    score = scores or {}
     prices = _prices(offers, cluster)
     asked = next((one.zone for one in cluster.members if one.zone in zones), None)
     wanted = [[offer.market for offer in cluster.members]]
@@ -92,9 +97,21 @@ def ladder(
                 missing.append(f"{cluster.name} {kinds} in {zone} has no known price")
                 continue
             found.append(_rung(priced, prices))
-        found.sort(key=lambda rung: (rung.zone != asked, rung.cluster.usd_per_hour or 0.0, rung.zone))
+        better = score if "spot" in market else {}
+        found.sort(
+            key=lambda rung: (
+                *(rung.zone != asked, rung.cluster.usd_per_hour or 0.0),
+                *(-better.get(rung.zone, 0), rung.zone),
+            )
+        )
         rungs += found
     return [replace(rung, number=number) for number, rung in enumerate(rungs)], missing
+
+
+def spot_ties(rungs: Sequence[Rung]) -> bool:
+    """Whether zones have the same spot price, so that something else may order them."""
+    prices = [rung.cluster.usd_per_hour for rung in rungs if "spot" in rung.markets]
+    return len(set(prices)) < len(prices)
 
 
 def worst_usd(rungs: Sequence[Rung], seconds: float, usd_per_hour_more: float) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 from tasks.providers import ec2_request
 from tasks.providers.base import NoCapacity, ProviderError
 from tasks.providers.ec2_api import Answer
-from tasks.providers.ec2_ending import Clock, end_machines, lease_tags, patiently, tags_of, until
+from tasks.providers.ec2_ending import SETTLED, Clock, end_machines, end_these, lease_tags, patiently, tags_of, until
 from tasks.providers.ec2_errors import AwsRefused, refused
 from tasks.providers.ec2_ground import same_quotas
 from tasks.providers.ec2_ladder import Group, Rung, priced_anew
@@ -86,15 +86,18 @@ class Launcher:
         return sentence
 
     def another(self, rung: Rung, rank: int) -> bool:
-        """One more machine like that of `rank`, in its place. False where it is refused. The lost one is let go."""
+        """One more machine like that of `rank`, in its place. False where it is refused. The lost one is let go.
+
+        That one is ended before another is asked for: no cap knows of one machine more.
+        """
         [group] = [one for one in rung.groups if one.first <= rank < one.first + one.size]
         lost = next(one for one in self.lease.current if one.rank == rank)
         times = sum(one.group.startswith(f"r{rank}.") for one in self.lease.asked)
         alone, name = replace(group, first=rank, size=1), f"r{rank}.{times}"
         try:
+            if end_these(self._api, self._clock, self.lease.region, [lost.instance_id]):
+                return False
             self._ask(rung, alone, name)
-            with suppress(AwsRefused):  # what stays is ended with the lease
-                self._api.terminate(self.lease.region, [lost.instance_id])
             self._await_running(
                 [one for one in self.lease.machines if one.current and one.rank == rank and one != lost]
             )
@@ -144,6 +147,9 @@ class Launcher:
         usd = (group.offer.usd_per_hour or 0.0) + self._ground.usd_per_hour_more
         fresh = Asked(group=name, rung=rung.number, asked_at=self._clock.now(), usd_per_hour=usd, size=group.size)
         asked = self.lease.asked_for(name) or fresh
+        late = not asked.answered and self._clock.now() >= asked.asked_at + SETTLED
+        if late and not self._by_tag(name):  # served now, its machines would end themselves so much after the deadline
+            raise refused("UnfulfillableCapacity", action="what was asked for before", region=self.lease.region)
         self.keep(self.lease.asking(asked))
         try:
             ids, fleet = self._bought(rung, group, name, asked)
@@ -193,7 +199,7 @@ class Launcher:
         return ids, str(answer.get("FleetId", ""))
 
     def _by_tag(self, name: str) -> list[str]:
-        """A fleet that was asked for again may tell its number and not its machines."""
+        """A fleet that was asked for again may tell its number and not its machines; nor does a dead controller."""
         tags = self.tags | {"srift:node-group": name}
         found = patiently(self._clock, partial(self._api.instances, self.lease.region, tags=tags, states=ALIVE))
         return [str(one["InstanceId"]) for one in found]

@@ -231,7 +231,12 @@ def _machine(ground: Ground, rung: Rung) -> Request:
         "ImageId": ground.image_id,
         "IamInstanceProfile": {"Name": ground.instance_profile},
         "InstanceInitiatedShutdownBehavior": "terminate",
-        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
+        "MetadataOptions": {
+            "HttpTokens": "required",
+            "HttpPutResponseHopLimit": 1,
+            "HttpEndpoint": "enabled",
+            "HttpProtocolIpv6": "disabled",  # whatever account or image say: the fence is proven over IPv4
+        },
         "BlockDeviceMappings": [{"DeviceName": ground.root_device, "Ebs": volume}],
         **({"Placement": {"GroupName": placement["GroupName"]}} if placement is not None else {}),
     }

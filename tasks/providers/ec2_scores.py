@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from models.cloud import Offer
 from tasks.providers.base import ProviderError
 
 Answer = Mapping[str, Any]
@@ -23,14 +22,6 @@ def zone_scores(answers: Iterable[Answer], zones: Iterable[Answer]) -> dict[str,
         for row in answers
         if str(row.get("AvailabilityZoneId")) in names and "Score" in row
     }
-
-
-def likelier_first(offers: Iterable[Offer], scores: Mapping[str, int]) -> list[Offer]:
-    """`offers` by price, unknown ones last; of equal prices the zone with the better score, then by name."""
-    return sorted(
-        offers,
-        key=lambda one: (one.usd_per_hour is None, one.usd_per_hour or 0.0, -scores.get(one.zone, 0), one.zone),
-    )
 
 
 def scores_or_why(ask: Callable[[], dict[str, int]]) -> tuple[dict[str, int], str]:

@@ -92,13 +92,20 @@ def test_the_clocks_are_utc_and_the_flows_do_not_start_together() -> None:
         cron = CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"])
         assert cron.timezone == "UTC"
         minutes.add(cron.cron.split()[0])
-    assert minutes == {"17", "7", "47", "37", "*/10"}
+    assert minutes == {"17", "7", "47", "37", "*/10", "3-59/10"}
 
 
 def test_nothing_asks_aws_before_somebody_resumes_it() -> None:
     for deployment in DEPLOYMENTS:
         ours = deployment.get("parameters", {}).get("provider", "local") == "local"
         assert [schedule.get("active", True) for schedule in deployment["schedules"]] == [ours]
+
+
+def test_every_provider_that_is_measured_by_schedule_is_reaped_by_schedule() -> None:
+    def providers(of: str) -> set[str]:
+        return {one.get("parameters", {}).get("provider", "local") for one in DEPLOYMENTS if one["entrypoint"] == of}
+
+    assert providers("flows.refresh.refresh") == providers("flows.reap.reap") == {"local", "ec2"}
 
 
 TOML = """

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from models.caps import LATE_S, Cap, allow, billed_s, dearest_usd_per_hour, longest_s, month_start, worst_usd
+from models.caps import (
+    LATE_S,
+    Cap,
+    allow,
+    billed_s,
+    dearest_by_type,
+    dearest_usd_per_hour,
+    longest_s,
+    month_start,
+    worst_usd,
+)
 from models.cloud import Cluster, Offer
 from tests.fakes import offer
 
@@ -118,6 +128,15 @@ def test_without_a_price_on_demand_nobody_knows_how_far_spot_may_rise() -> None:
     assert dearest_usd_per_hour(Cluster.of((1, spot)), []) is None
     unpriced = replace(spot, usd_per_hour=None)
     assert dearest_usd_per_hour(Cluster.of((1, unpriced)), [here("on-demand", "*", 3.0)]) is None
+
+
+def test_where_nothing_is_bought_on_demand_spot_rises_as_far_as_is_bid() -> None:
+    spot = here("spot", "a", 1.0)
+    zones = [here("spot", "b", 2.0), here("spot", "z", 9.0, region="west")]
+    assert dearest_usd_per_hour(Cluster.of((2, spot)), zones, 1.25) == 5.0
+    assert dearest_usd_per_hour(Cluster.of((1, spot)), [*zones, here("on-demand", "*", 2.1)], 1.25) == 2.1
+    assert dearest_usd_per_hour(Cluster.of((1, here("on-demand", "*", None))), zones, 1.25) is None
+    assert dearest_by_type([spot, zones[0]], 1.25) == {"small": 2.5} and dearest_by_type([spot]) == {"small": 1.0}
 
 
 def test_a_month_begins_with_its_first_moment() -> None:

@@ -17,6 +17,7 @@ from tasks import caps, serve, shopping
 from tasks.installation import Installation
 from tasks.prices import note_definitions, snapshot_offers
 from tasks.providers.base import EndedLease, Lease
+from tasks.providers.ec2_ladder import SPOT_MARGIN
 from tasks.tally import Tally
 from tests.installed import NOON, DescribedMachines, install
 from warehouse.append import append_leases, append_records
@@ -146,6 +147,19 @@ def test_where_spending_is_not_known_nothing_more_is_spent(here: Installation) -
     assert "refresh a spent this month is not known" in refusal(here)
     machines(here).held = [held(usd_per_hour=None)]
     assert refusal(here) != ""
+
+
+def test_spot_alone_is_bound_by_what_is_bid_and_so_are_machines_that_are_held(here: Installation) -> None:
+    ec2 = here.settings.ec2.model_copy(update={"markets": ("spot",)})
+    here = replace(here, settings=here.settings.model_copy(update={"ec2": ec2}))
+    offers = [one for one in here.provider.offers(NOON) if one.market == "spot"]
+    dearest = max(o.usd_per_hour or 0.0 for o in offers if o.instance_type.name == "s.large")
+    allowed = caps.allowance(here, launch(here), tally(), NOON, offers)
+    assert allowed.refusal == ""
+    assert allowed.worst_usd == pytest.approx(at_worst(SPOT_MARGIN * dearest, allowed.deadline_s, machines=2))
+    machines(here).held = [held(cluster="1xs.large", usd_per_hour=dearest)]
+    (_, month), _ = caps.caps_of(here, tally(), NOON, offers)
+    assert month.committed_usd == pytest.approx(at_worst(SPOT_MARGIN * dearest, 7200.0))
 
 
 def test_a_type_without_a_price_is_not_launched(here: Installation) -> None:

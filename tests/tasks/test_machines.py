@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -18,6 +19,8 @@ from tasks.serve import serve
 from tests.fakes import FakeCluster, FakeProvider, Step, armed, fast, finished, offer, ready, reported
 from tests.tasks.test_benchmark import job
 from tests.tasks.test_collect import installation
+from tests.tasks.test_service import TAKEN, at, becomes, new, only, sells, served
+from tests.tasks.test_service import job as service_job
 from tests.warehouse.builders import NOON
 from warehouse.reads import mart
 
@@ -75,10 +78,11 @@ def test_brought_home_twice_it_is_there_once(tmp_path: Path) -> None:
 def test_a_replacement_is_another_machine_in_the_same_place(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     log = MachineLog(Mailbox(path=tmp_path / "m", nodes=2), Cluster.of((2, offer())))
-    log.lost(1, 20.0)
-    log.replaced(1, offer(), after_s=25.0, startup_s=90.0)
-    log.lost(1, 50.0)
-    log.lost(1, 55.0)
+    log.lost(1, 20.0, interrupted=True)
+    log.ordered(1, offer(), after_s=25.0)
+    log.replaced(1, startup_s=90.0)
+    log.lost(1, 50.0, interrupted=True)
+    log.lost(1, 55.0, interrupted=True)
     provider = FakeProvider(tmp_path)
     provider.end("l", tmp_path / "m", "released")  # after a minute
     rows = machine_rows(provider.over[0], "local")
@@ -88,6 +92,57 @@ def test_a_replacement_is_another_machine_in_the_same_place(tmp_path: Path) -> N
         (1, 1, True, 90.0),
     ]
     assert [row["hours"] * 3600 for row in rows] == pytest.approx([60.0, 20.0, 25.0])
+    assert [(row["asked_at"] - NOON).total_seconds() for row in rows] == [0.0, 0.0, 25.0]
+
+
+def replaced(home: Path, *script: Step) -> list[dict[str, Any]]:
+    """What became of the machines of a launch that serves one run on two hosts."""
+    seen, _ = served(home, service_job("b"), *script)
+    assert seen.mailbox is not None
+    provider = FakeProvider(home)
+    provider.end("l", seen.mailbox, "released")
+    return machine_rows(provider.over[0], "local")
+
+
+def test_a_replacement_that_is_taken_before_it_came_to_work_is_told_of_itself(tmp_path: Path) -> None:
+    script = (sells(2), ready, armed(1), at("b"), *waits(50), becomes(1, TAKEN), *waits(100), becomes(1, TAKEN))
+    rows = replaced(tmp_path, *script, *waits(80), new(1), armed(3), reported("b-again-2"), finished(3))
+    assert [(row["node"], row["number"], row["interrupted"]) for row in rows] == [
+        (0, 0, False), (1, 0, True), (1, 1, True), (1, 2, False),
+    ]  # fmt: skip
+    assert [row["startup_s"] is not None for row in rows] == [True, True, False, True]
+    assert rows[3]["startup_s"] == pytest.approx(8.2, abs=0.5)
+    assert rows[2]["hours"] * 3600 == pytest.approx(10.1, abs=0.5), "from when it was asked for until it was taken"
+
+
+def test_machines_that_go_together_are_interrupted_each_for_itself(tmp_path: Path) -> None:
+    broken = NodeState(alive=False, reason="the hardware below it failed")
+
+    def both(cluster: FakeCluster) -> None:
+        cluster.states = [broken, TAKEN]
+
+    rows = replaced(tmp_path, ready, armed(1), at("b"), *waits(100), both)
+    assert [row["interrupted"] for row in rows] == [False, True]
+    assert [row["hours"] * 3600 < 15.0 for row in rows] == [True, True], "held no longer than it lived"
+
+
+def test_a_replacement_that_waited_for_its_peers_to_finish_did_not_start_so_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moment = 1e9
+
+    def came_early(cluster: FakeCluster) -> None:
+        new(1)(cluster)
+        os.utime(cluster.mailbox / "node-1" / "ready.json", (moment - 30.0, moment - 30.0))
+
+    monkeypatch.setattr(FakeCluster, "now_unix", lambda _: moment)
+    script = (sells(1), ready, armed(1), at("b"), becomes(1, TAKEN), *waits(100))
+    meanwhile = (only(0, "armed-2.json"), came_early, *waits(300), reported("c"), finished(2, node=0), lambda _: None)
+    seen, _ = served(tmp_path, service_job("bc"), *script, *meanwhile, armed(4), reported("b-again-2"), finished(4))
+    assert seen.recorded == {"c", "b-again-2"} and seen.mailbox is not None
+    provider = FakeProvider(tmp_path)
+    provider.end("l", seen.mailbox, "released")
+    assert machine_rows(provider.over[0], "local")[2]["startup_s"] == pytest.approx(10.0, abs=1.0)
 
 
 def test_what_cannot_be_read_is_left_out_and_stops_nothing(tmp_path: Path) -> None:

@@ -25,10 +25,13 @@ class Kernel:
         return "" if set(self.holding) & set(self.rules) else "it is in force and does not hold"
 
 
-def test_the_first_rule_that_holds_is_enough() -> None:
-    kernel = Kernel("ip ip6 iptables", "ip iptables")
+def test_one_rule_that_holds_is_enough_and_the_others_stand_behind_it() -> None:
+    kernel = Kernel("ip ip6 iptables", "ip")
     assert fenced(kernel.put, kernel.tries) == ""
-    assert kernel.rules == ["ip6", "ip"]
+    assert kernel.rules == ["ip6", "ip", "iptables"]
+    kernel.rules.remove("ip")
+    kernel.holding = ["iptables"]
+    assert kernel.tries() == "", "a network service that starts anew has dropped the routing rule"
 
 
 @pytest.mark.parametrize("tools", ["iptables", "ip iptables"])

@@ -207,6 +207,15 @@ def test_a_replacement_takes_the_rank_and_the_lost_ones_records_stay(home: Home)
     assert home.world.alive() == [] and home.world.bought() == 3
 
 
+def test_a_silent_machine_that_does_not_end_is_not_replaced(home: Home) -> None:
+    with home.acquire(home.two()) as running:
+        home.world.immortal = True
+        assert not running.replace(1) and home.world.bought() == 2, "a third would be more than any cap counts"
+        home.world.immortal = False
+        home.world.faults = [Fault(action="ec2:TerminateInstances", code="RequestLimitExceeded", times=3)]
+        assert running.replace(1) and len(home.world.alive()) == 2, "asked again"
+
+
 def test_no_replacement_where_there_is_none(home: Home) -> None:
     with home.acquire(home.two()) as running:
         home.world.interrupt(names(home)[1])

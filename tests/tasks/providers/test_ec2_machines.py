@@ -167,6 +167,19 @@ def test_a_controller_killed_at_any_call_buys_nothing_twice_and_leaves_nothing(
         assert home.world.alive() == [] and home.provider.leases() == [], (number, call)
 
 
+@pytest.mark.parametrize("market", ["on-demand", "spot"])
+def test_what_was_asked_for_and_never_served_is_not_served_late_with_the_time_it_had_then(
+    home: Home, market: str
+) -> None:
+    cluster, asked_at = home.two(market), home.world.now
+    home.world.faults = [Fault(action="ec2:RunInstances" if market == "on-demand" else "ec2:CreateFleet", code=KILLED)]
+    home.killed_in(cluster)
+    home.world.pass_s(600)
+    with home.acquire(cluster):
+        ends = [one.ends_itself_at() for one in home.world.alive()]
+        assert len(ends) == 2 and all(at and at <= asked_at + timedelta(seconds=1800 + 65) for at in ends)
+
+
 def test_a_lease_that_is_held_is_not_taken_twice(home: Home) -> None:
     cluster = home.two()
     with home.acquire(cluster), pytest.raises(ProviderError, match="exists already"), home.acquire(cluster):

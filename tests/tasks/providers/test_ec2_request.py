@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from models.cloud import Cluster, InstanceType, Offer
 from tasks.providers import ec2_request
-from tasks.providers.ec2_ladder import SPOT_MARGIN, Rung, ladder
+from tasks.providers.ec2_ladder import SPOT_MARGIN, Rung, ladder, spot_ties
 from tasks.providers.ec2_request import Ground, printed, requests_of, worst_case_usd
 from tasks.providers.ec2_types import TypeFacts, facts_of, quota_of, quota_sentence, vcpus_by_quota, vcpus_held
 
@@ -67,6 +67,15 @@ def test_the_ladder_is_as_asked_then_other_zones_by_price_then_on_demand() -> No
     assert rungs[2].most_usd[0] == pytest.approx(0.526), "a bid above the price on demand is no bargain"
 
 
+def test_zones_of_equal_spot_price_come_by_score_and_others_by_price_all_the_same() -> None:
+    sold = [one if one.market != "spot" or one.zone == ZONES[0] else replace(one, usd_per_hour=0.3) for one in OFFERS]
+    assert spot_ties(ladder(ASKED, sold, ZONES, BOTH)[0]) and not spot_ties(rungs_of())
+    rungs, _ = ladder(ASKED, sold, ZONES, BOTH, {ZONES[1]: 3, ZONES[2]: 9})
+    assert [one.zone for one in rungs] == [ZONES[0], ZONES[2], ZONES[1], *ZONES], "on demand they come by name"
+    rungs, _ = ladder(ASKED, OFFERS, ZONES, ("spot",), {ZONES[1]: 3, ZONES[2]: 9})
+    assert [one.zone for one in rungs] == ZONES, "a lower price comes first"
+
+
 def test_only_markets_that_are_allowed_and_prices_that_are_known_are_rungs() -> None:
     assert {one.markets for one in ladder(ASKED, OFFERS, ZONES, ("spot",))[0]} == {"spot"}
     unknown = [replace(one, usd_per_hour=None) for one in OFFERS]
@@ -103,6 +112,7 @@ def test_on_demand_is_one_call_with_an_efa_interface_where_the_type_has_one() ->
     assert "SecurityGroupIds" not in request and "KeyName" not in request
     assert request["MetadataOptions"] == {
         "HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled",
+        "HttpProtocolIpv6": "disabled",
     }  # fmt: skip
 
 

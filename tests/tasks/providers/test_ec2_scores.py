@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasks.providers.base import ProviderError
 from tasks.providers.ec2_api import Ec2Api
-from tasks.providers.ec2_scores import likelier_first, scores_or_why, zone_scores
-from tests.models.planning import offer
+from tasks.providers.ec2_scores import scores_or_why, zone_scores
+from tests.ec2_home import Home
 
 ZONES = [{"ZoneId": f"use1-az{n}", "ZoneName": f"us-east-1{name}"} for n, name in enumerate("abc", start=1)]
 
@@ -41,15 +43,6 @@ def test_a_zone_that_is_not_known_by_name_has_no_score() -> None:
     assert zone_scores([{"AvailabilityZoneId": "use1-az9", "Score": 9}, {"Region": "us-east-1"}], ZONES) == {}
 
 
-def test_equal_prices_are_ordered_by_score_and_a_lower_price_comes_first_all_the_same() -> None:
-    sold = [
-        offer("small", "spot", zone=zone, usd_per_hour=usd)
-        for zone, usd in (("a", 1.0), ("b", 1.0), ("c", 0.9), ("d", None), ("e", 1.0))
-    ]
-    assert [one.zone for one in likelier_first(sold, {"b": 9, "c": 1, "d": 10})] == ["c", "b", "a", "e", "d"]
-    assert [one.zone for one in likelier_first(sold, {})] == ["c", "a", "b", "e", "d"]
-
-
 def test_whoever_may_not_ask_is_told_why_and_goes_on_without() -> None:
     def denied() -> dict[str, int]:
         raise ProviderError("this AWS identity may not call ec2:GetSpotPlacementScores")
@@ -68,3 +61,25 @@ def test_a_denied_question_names_the_action() -> None:
 
     with pytest.raises(ProviderError, match="ec2:GetSpotPlacementScores in us-east-1"):
         Ec2Api(lambda service, region: Denied([])).placement_scores("us-east-1", ["g5.xlarge"], 4)
+
+
+def test_zones_of_equal_price_are_tried_by_score_and_who_may_not_ask_is_told_once(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.world.account.spot |= {"us-east-1b": 0.9, "us-east-1c": 0.9}
+    zones = {zone: number for number, zone in enumerate(("us-east-1a", "us-east-1b", "us-east-1c"))}
+    asked: list[str] = []
+
+    def scored(api: Ec2Api, region: str, names: Sequence[str], count: int) -> dict[str, int]:
+        asked.append(f"{count} {names[0]} in {region}")
+        if len(asked) > 1:
+            raise ProviderError("denied: ec2:GetSpotPlacementScores")
+        return zones
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ec2Api, "placement_scores", scored)
+        seen = [home.provider.prospect(home.two(), lease_id=f"r-{n}", deadline_s=600.0) for n in range(4)]
+    assert asked == ["2 g4dn.12xlarge in us-east-1"] * 2
+    assert [[rung.zone[-1] for rung in one.rungs[:3]] for one in seen] == [list("acb"), *[list("abc")] * 3]
+    assert [any("GetSpotPlacementScores" in sentence for sentence in one.said) for one in seen] == [
+        *(False, True, False, False)
+    ]

@@ -32,6 +32,19 @@ def test_the_first_thing_it_does_is_to_set_its_own_end() -> None:
     assert work[0].startswith("shutdown -h +61 ")
 
 
+def test_a_machine_that_boots_again_goes_down_for_its_timer_is_lost(tmp_path: Path) -> None:
+    boots = tmp_path / "cloud" / "scripts" / "per-boot"
+    boots.mkdir(parents=True)
+    (tmp_path / "shutdown").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/told\n')
+    (tmp_path / "shutdown").chmod(0o755)
+    script = user_data(**GOOD | {"python": "/no/such/python"}).partition("cat >")[0]  # as far as its folders
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SRIFT_BASE": str(tmp_path)}
+    subprocess.run(["bash", "-c", script], env=environment, check=True)
+    assert (tmp_path / "told").read_text().startswith("-h +61 ")
+    subprocess.run([str(boots / "srift")], env=environment, check=True)
+    assert (tmp_path / "told").read_text().splitlines()[1:] == ["-h now"]
+
+
 def test_every_value_is_in_it_and_nothing_is_left_to_fill_in() -> None:
     script = user_data(**GOOD | {"endpoint": "http://10.0.0.1:5000"})
     for value in (
