@@ -100,7 +100,8 @@ def test_types_are_wanted_by_name_pattern_or_gpu() -> None:
 
 @pytest.mark.parametrize(("name", "kept"), [
     ("g5g.xlarge", False), ("p6e-gb200.36xlarge", False),
-    ("g5.xlarge", True), ("gr6.4xlarge", True), ("g6e.xlarge", True), ("p5en.48xlarge", True), ("p6-b200.48xlarge", True),
+    ("g5.xlarge", True), ("gr6.4xlarge", True), ("g6e.xlarge", True),
+    ("p5en.48xlarge", True), ("p6-b200.48xlarge", True),
 ])  # fmt: skip
 def test_arm_machines_are_not_among_all_gpus_since_the_image_is_not_for_them(name: str, kept: bool) -> None:
     types, _ = described([answer(InstanceType=name)])
