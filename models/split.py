@@ -66,11 +66,6 @@ def split_groups(
     return samples, possible
 
 
-def finish_s(lines: Sequence[Line], batches: Sequence[int]) -> float:
-    """Seconds until the slowest machine is done with its share: max of a_i + k_i b_i."""
-    return max(a + k * batch for (a, k), batch in zip(lines, batches, strict=True))
-
-
 def global_batches(least: int, most: int) -> tuple[int, ...]:
     """Global batches worth comparing in [least, most]: least, its doublings, and most.
 

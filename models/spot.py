@@ -19,7 +19,6 @@ from scipy.special import gammaincinv
 from scipy.stats import norm
 
 from .checkpoints import BASE_S, S_PER_MB
-from .cloud import Cluster
 from .interrupted import best_interval, pieces
 
 Floats = NDArray[np.float64]
@@ -43,11 +42,6 @@ class JobTime:
     usd: Floats
     usd_p90: Floats
     drawn_hours: Floats
-
-
-def gang_hazard(cluster: Cluster) -> float:
-    """Interruptions an hour of the whole cluster: the sum over its spot machines; on-demand ones are safe."""
-    return sum(offer.interruptions_per_hour for offer in cluster.members if offer.market == "spot")
 
 
 def checkpoint_seconds(state_bytes: float) -> float:

@@ -17,6 +17,7 @@ from warehouse.reads import mart
 from .installation import Installation, offers_of_market, open_installation
 from .pilots import pilots_for
 from .prices import current_offers
+from .providers.base import ProviderError
 from .recommend import plan_one
 from .registry import load_champion, older_champion, older_sentence
 from .settings import IMPORTED, SettingsError, nearest
@@ -42,8 +43,8 @@ def answer(provider: str, question: Question, *, market: str, top: int, pilots: 
     The first one also holds, as `frontier`, every setup that no other beats in both expected hours and dollars,
     whatever the constraint; how many `candidates` there were; and the `pilots` that would tell most (None where none
     was asked for or could be bought).
-    Raises SettingsError on an unknown workload, or one of which too little is known, and WarehouseMissing where no
-    model is in force yet.
+    Raises SettingsError on an unknown workload, or one of which too little is known, WarehouseMissing where no
+    model is in force yet, and ProviderError where nothing is on offer on `market`.
     """
     here = open_installation(provider)
     asked = _asked(here, question)
@@ -56,6 +57,8 @@ def answer(provider: str, question: Question, *, market: str, top: int, pilots: 
         raise WarehouseMissing(f"no model of {provider} machines is in force yet: run `srift refresh{cap}` first")
     everything = current_offers(here)
     offers = offers_of_market(everything, market)
+    if everything and not offers:
+        raise ProviderError(f"no price on the {market} market of {provider} is known: ask with --market any")
     runs = mart(here.warehouse, "runs", provider=provider)
     found = plan_one(here, champion, asked, offers, runs, top=top)
     first, *others = (row for row in found.rows if row["goal"] == asked.goals[0].goal)

@@ -120,12 +120,15 @@ def as_rows(plan: Sequence[Planned]) -> list[dict[str, Any]]:
 def as_text(plan: Sequence[Planned], cap_usd: float) -> str:
     """Every request on a line, and the dollars: together never more than the cap, which each launch asks anew."""
     lines: list[str] = []
+    asked = [one.said for one in plan if one.worst_usd is not None]
+    of_all = [] if len(asked) < 2 else [sentence for sentence in asked[0] if all(sentence in said for said in asked)]
     for one in plan:
         name = f"{one.launch.cluster.name} {one.launch.cluster.members[0].market}"
         cost = "not launched" if one.worst_usd is None else f"at worst ${one.worst_usd:.2f} ({one.deadline_s:.0f} s)"
         lines += [f"{name}: {len(one.launch.items)} runs, about ${one.launch.est_usd:.4f}, {cost}"]
         lines += [f"  {action} {json.dumps(shortened(request))}" for action, request in one.requests]
-        lines += [f"  {sentence}" for sentence in dict.fromkeys(one.said)]
+        lines += [f"  {sentence}" for sentence in dict.fromkeys(one.said) if sentence not in of_all]
+    lines += dict.fromkeys(of_all)
     total = min(cap_usd, sum(one.worst_usd or 0.0 for one in plan))
     made = sum(one.worst_usd is not None for one in plan)
     return "\n".join([*lines, f"{made} launches, at worst ${total:.2f} together; nothing was asked for"])

@@ -37,13 +37,13 @@ def print_recommendations(rows: Sequence[Row]) -> None:
         mine = [row for row in rows if (row["provider"], row["workload"]) == (provider, workload)]
         table = Table(box=None, pad_edge=False)
         for name, justify in _COLUMNS.items():
-            table.add_column(name, justify=justify, no_wrap=name not in ("cluster", "batch"))
+            table.add_column(name, justify=justify, no_wrap=name not in ("cluster", "batch"), overflow="fold")
         for row in mine:
             table.add_row(*_cells(row))
         console.print(f"\n{workload} ({provider})", style="bold")
         console.print(table)
-        for row in mine:
-            console.print(f"  {row['cluster'] or row['status']}: {row['reason']}", style="dim")
+        for said in dict.fromkeys(f"  {row['cluster'] or row['status']}: {row['reason']}" for row in mine):
+            console.print(said, style="dim")  # what keeps every goal from an answer is told once
         for row in mine:
             if row.get("frontier"):
                 _print_frontier(console, row)
@@ -152,8 +152,9 @@ def print_status(found: Mapping[str, Any]) -> None:
         console.print("no machine is held")
     if found["published"]:
         table = found["published"]
-        console.print(f"published: {table['rows']} rows, {table['published_at_h_ago']:.1f} h ago, "
-                      f"model version {table['model_version']}")  # fmt: skip
+        version = table["model_version"]
+        model = "without a model" if version is None else f"model version {version}"
+        console.print(f"published: {table['rows']} rows, {table['published_at_h_ago']:.1f} h ago, {model}")
     for sentence in filter(None, [found["ledger_sentence"], *found["drift"], *found["alarms"]]):
         console.print(sentence)
     for sentence in [*found["stale"], *found["limits"]]:

@@ -272,7 +272,16 @@ def _explain(error: Any) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         return f"  {where}: unknown key; {nearest(str(error['loc'][-1]), _known_keys(error['loc'][:-1]))}"
-    return f"  {where}: {error['msg'].removeprefix('Value error, ')}"
+    return f"  {where}: {_PLAINLY.get(error['type'], '') or error['msg'].removeprefix('Value error, ')}"
+
+
+# pydantic's words speak of Python, which nobody writes in srift.toml
+_PLAINLY = {
+    "tuple_type": 'a list is wanted: ["one", "another"]',
+    "too_short": "at least one that is known is wanted",
+    "dict_type": "a section of keys is wanted",
+    "model_type": "a section of keys is wanted",
+}
 
 
 def _known_keys(location: tuple[Any, ...]) -> list[str]:

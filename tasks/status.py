@@ -18,6 +18,11 @@ from .ledger import ledger_sentence
 from .turn import at_work
 
 STALE_AFTER_H = 48.0
+_AGED = {
+    "published_at": "the published table is {days:.1f} days old: run `srift refresh`",
+    "price_as_of": "the table's prices are {days:.1f} days old",
+    "newest_measurement_at": "the table's newest measurement is {days:.1f} days old",
+}
 
 
 def status_of(provider: str) -> dict[str, Any]:
@@ -65,12 +70,14 @@ def _published(here: Installation, now: datetime) -> tuple[dict[str, Any] | None
     mine = frame[frame["provider"] == here.provider.name]
     if not len(mine):
         return None, [f"nothing has been published for provider {here.provider.name}"]
-    moments = {name: mine[name].max() for name in ("published_at", "price_as_of", "newest_measurement_at")}
+    moments = {name: mine[name].max() for name in _AGED}
     ages = {name: None if pd.isna(at) else _hours_since(at, now) for name, at in moments.items()}
-    stale = [f"{name} is {age:.0f} h old" for name, age in ages.items() if age is not None and age > STALE_AFTER_H]
+    old = {name: age for name, age in ages.items() if age is not None and age > STALE_AFTER_H}
+    stale = [_AGED[name].format(days=age / 24) for name, age in old.items()]
     missing = sorted(set(here.settings.workloads) - set(mine["workload"]))
     stale += [f"workload {name} is not in the published table: run `srift refresh`" for name in missing]
-    facts = {"rows": len(mine), "model_version": mine["model_version"].iloc[0]}
+    version = mine["model_version"].iloc[0]
+    facts = {"rows": len(mine), "model_version": None if pd.isna(version) or not version else version}
     return facts | {f"{name}_h_ago": age for name, age in ages.items()}, stale
 
 

@@ -15,7 +15,7 @@ from models.cloud import Cluster, InstanceType, Offer
 from tasks.providers import ec2_api, ec2_prices, ec2_reaper
 from tasks.providers.base import EndedLease, Lease, NotSupported, ProviderError, RunningCluster
 from tasks.providers.ec2_api import Clients
-from tasks.providers.ec2_catalogue import described, may_be_wanted, wanted
+from tasks.providers.ec2_catalogue import GPU, described, may_be_wanted, wanted
 from tasks.providers.ec2_ending import Clock
 from tasks.providers.ec2_errors import NO_CREDENTIALS
 from tasks.providers.ec2_ground import Ec2Choices, Surveyor
@@ -93,6 +93,7 @@ class Ec2Provider:
         if why:
             found.append(f"{why}. Until then prices are those last known, at first of {self._age_of_package()}")
         found += [f"[ec2] regions: {one}" for one in map(self._unknown, self._choices.regions) if one]
+        found += [f"[ec2] instance_types: {one}" for one in map(self._matchless, self._choices.instance_types) if one]
         return found
 
     def fits(self, cluster: Cluster) -> str:
@@ -241,3 +242,11 @@ class Ec2Provider:
         near = difflib.get_close_matches(region, known, n=2)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(known)}"
         return f"{region!r} is no region that the packaged prices know; {hint}"
+
+    def _matchless(self, pattern: str) -> str:
+        types = packaged().instance_types
+        if wanted(types, [pattern]):
+            return ""
+        near = difflib.get_close_matches(pattern, [GPU, *(one.name for one in types)], n=2)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        return f"{pattern!r} matches no type that the package knows{hint}"

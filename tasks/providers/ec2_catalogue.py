@@ -15,8 +15,9 @@ _STATED = re.compile(r"(?:Up to )?(?:(\d+)x )?([\d.]+) Gigabit")
 _ROUNDED = 1.01  # 133.333 is stated as 133.33
 
 _GPU_FAMILIES = "gp"
+_ARM = re.compile(r"[a-z]+\d+[a-z]*(g|-gb\d+)\.")  # Graviton (g5g) and Grace (p6e-gb200) beside NVIDIA's GPUs
 
-GPU = "gpu"  # in [ec2] instance_types: every type with NVIDIA GPUs
+GPU = "gpu"  # in [ec2] instance_types: every type with NVIDIA GPUs on whose processor the machines' image runs
 
 # Peak dense fp32 rate of one whole device in TFLOP/s, tensor cores not counted, as NVIDIA's data sheets of each product
 # stated it in November 2026 (A10G: the A10's). What is not here is unknown.
@@ -109,7 +110,7 @@ def described(answers: Iterable[Answer]) -> tuple[list[InstanceType], list[str]]
 
 
 def wanted(types: Iterable[InstanceType], patterns: Sequence[str]) -> list[InstanceType]:
-    """Types that one of `patterns` names: `g5.*`, `p4d.24xlarge`, or `gpu` for all with NVIDIA GPUs."""
+    """Types that one of `patterns` names: `g5.*`, `p4d.24xlarge`, or `gpu` for all that `is_gpu`."""
     return [
         one
         for one in types
@@ -127,5 +128,10 @@ def may_be_wanted(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
 
 
 def is_gpu(one: InstanceType) -> bool:
-    """NVIDIA's alone: PyTorch's stock builds know them. EC2 names those families g and p, but for AMD's g4ad."""
-    return one.device != "cpu" and one.name[0] in _GPU_FAMILIES and not one.name.startswith("g4ad.")
+    """NVIDIA's alone, on x86: PyTorch's stock builds know them, and the image runs there.
+
+    EC2 names NVIDIA's families g and p, but for AMD's g4ad. ARM types can be named one by one, for advice from imports.
+    """
+    if one.device == "cpu" or one.name[0] not in _GPU_FAMILIES or one.name.startswith("g4ad."):
+        return False
+    return _ARM.match(one.name) is None

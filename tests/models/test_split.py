@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import permutations, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.split import finish_s, finish_together, global_batches
+from models.split import finish_together, global_batches
+
+
+def finish_s(lines: Sequence[tuple[float, float]], batches: Sequence[int]) -> float:
+    """Seconds until the slowest machine is done with its share."""
+    return max(a + k * batch for (a, k), batch in zip(lines, batches, strict=True))
+
 
 LINE = st.tuples(st.floats(0.0, 0.2), st.floats(1e-4, 0.5))
 LINES = st.lists(LINE, min_size=1, max_size=6)

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.cloud import Cluster
 from models.interrupted import best_interval, hours_given
-from models.spot import checkpoint_seconds, drawn_hours, expected_hours, gang_hazard, job_time
-from tests.models.planning import offer
+from models.spot import checkpoint_seconds, drawn_hours, expected_hours, job_time
 
 HOURS = st.floats(0.01, 200.0)
 HAZARD = st.floats(0.0, 3.0)
@@ -57,11 +55,6 @@ def test_rare_interruptions_leave_most_jobs_alone() -> None:
     job = job_time([1.0], [0.04], [1.0], draws=1000, replacement_s=3600.0)
     quiet = np.median(job.drawn_hours)
     assert np.mean(job.drawn_hours > quiet + 0.5) == pytest.approx(0.04, abs=0.01)
-
-
-def test_every_spot_machine_of_a_gang_adds_its_hazard() -> None:
-    cluster = Cluster.of((2, offer("small", "spot")), (1, offer("large", interruptions_per_hour=9.0)))
-    assert gang_hazard(cluster) == pytest.approx(0.6)
 
 
 def test_an_unknown_price_stays_unknown() -> None:

@@ -15,6 +15,7 @@ from models.workload import Workload
 from tasks import prices
 from tasks.answer import Question, answer, published_rows
 from tasks.imports import import_measurements
+from tasks.providers.base import ProviderError
 from tasks.settings import IMPORTED, SettingsError
 from tests.installed import NOON, DescribedMachines, champion, install
 from tests.warehouse.builders import fresh, recommendation, stamp
@@ -69,6 +70,16 @@ class Asked:
         question = Question(workload=workload, hours=12.0, usd=None, **words)
         assert len(answer("ec2", question, market="any", top=1)) == 1
         return self.workloads[-1]
+
+
+def test_a_market_without_prices_is_named_and_not_taken_for_too_few_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked(tmp_path, monkeypatch)
+    offers = asked.here.provider.offers(NOON)
+    monkeypatch.setattr("tasks.answer.current_offers", lambda here: [o for o in offers if o.market == "on-demand"])
+    with pytest.raises(ProviderError, match="no price on the spot market of ec2 is known: ask with --market any"):
+        answer("ec2", Question(workload="conv", hours=12.0, usd=None), market="spot", top=1)
 
 
 def test_an_imported_workload_is_answered_for_without_a_line_in_srift_toml(

@@ -118,6 +118,13 @@ def test_what_the_cap_does_not_pay_for_is_named_and_has_no_requests(here: Instal
     assert "1 launches, at worst $" in dry_run.as_text(plan, 1.0)
 
 
+def test_what_holds_for_every_launch_is_said_once_and_below_them(here: Installation) -> None:
+    plan = dry_run.planned(here, [launch("g4dn.xlarge", 1), launch("g4dn.xlarge", 2)], offers(), 5.0, NOW)
+    lines = dry_run.as_text(plan, 5.0).splitlines()
+    assert len([line for line in lines if "no AWS credentials; not checked" in line]) == 1
+    assert lines[-2].startswith("no AWS credentials")
+
+
 @pytest.mark.parametrize("machines", [1, 2, 4])
 @pytest.mark.parametrize("market", ["spot", "on-demand"])
 @pytest.mark.parametrize("name", ["g4dn.xlarge", "p4d.24xlarge"])

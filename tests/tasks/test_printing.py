@@ -45,6 +45,17 @@ def test_each_goal_is_named_once_and_its_rivals_stand_below_it(
     assert "illustrative" not in shown and "prices as of 2026-11-20 12:00 UTC" in shown
 
 
+def test_a_long_cluster_is_folded_and_a_reason_of_every_goal_told_once(
+    rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    conv = [row for row in rows if row["workload"] == "conv" and row["cluster"]]
+    printing.print_recommendations([row | {"cluster": "1xg4dn.12xlarge+" * 9 + "2xlast.one"} for row in conv])
+    assert "\u2026" not in capsys.readouterr().out
+    nothing = [row | {"cluster": None, "status": "infeasible", "reason": "nothing is known of it"} for row in conv]
+    printing.print_recommendations(nothing)
+    assert capsys.readouterr().out.count("nothing is known of it") == 1
+
+
 def test_a_dry_run_in_plain_text_adds_up_and_says_that_nothing_started(capsys: pytest.CaptureFixture[str]) -> None:
     offer = DescribedMachines().offers(NOON)[0]
     launches = [Launch(cluster=Cluster.of((2, offer)), items=(), est_s=10.0, est_usd=0.25, reason="two [profiles]")] * 2

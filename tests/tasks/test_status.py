@@ -108,10 +108,10 @@ def test_an_old_table_and_a_missing_workload_are_stale(
     publish(here, datetime.now(UTC) - 72 * HOUR)
     told, _ = found(capsys)
     assert told["published"]["published_at_h_ago"] == pytest.approx(72, abs=0.1)
-    assert "published_at is 72 h old" in told["stale"]
+    assert "the published table is 3.0 days old: run `srift refresh`" in told["stale"]
     publish(here, datetime.now(UTC) - HOUR)
     told, shown = found(capsys)
-    assert not [sentence for sentence in told["stale"] if sentence.startswith("published_at")]
+    assert not [sentence for sentence in told["stale"] if sentence.startswith("the published table")]
     assert "published: 8 rows, 1.0 h ago" in shown
     more = here.settings.model_copy(update={"workloads": {**here.settings.workloads, "added": None}})
     added = Installation(settings=more, warehouse=here.warehouse, provider=here.provider)

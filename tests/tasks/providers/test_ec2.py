@@ -138,6 +138,13 @@ def test_a_misspelt_region_is_named_with_the_nearest() -> None:
     assert Ec2Provider(Ec2(regions=("us-esat-1",))).packaged_offers() == []
 
 
+def test_a_pattern_that_matches_no_type_is_named_with_the_nearest_right_one() -> None:
+    said = Ec2Provider(Ec2(instance_types=("gpus", "p4d.24xlarg", "g5.*", "gpu"))).limits()
+    [first, second] = [one for one in said if "instance_types" in one]
+    assert "'gpus' matches no type" in first and "did you mean 'gpu'" in first
+    assert "did you mean 'p4d.24xlarge'" in second
+
+
 def test_it_is_a_provider_that_launches_nothing_without_a_mailbox() -> None:
     provider: Provider = Ec2Provider(Ec2(regions=("us-east-1", "us-west-2"), instance_types=("g4dn.xlarge",)))
     assert isinstance(provider, Ec2Provider)

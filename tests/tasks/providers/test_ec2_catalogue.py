@@ -98,6 +98,17 @@ def test_types_are_wanted_by_name_pattern_or_gpu() -> None:
         assert kept <= may_be_wanted((one.name for one in types), patterns), "what is wanted was asked for"
 
 
+@pytest.mark.parametrize(("name", "kept"), [
+    ("g5g.xlarge", False), ("p6e-gb200.36xlarge", False),
+    ("g5.xlarge", True), ("gr6.4xlarge", True), ("g6e.xlarge", True),
+    ("p5en.48xlarge", True), ("p6-b200.48xlarge", True),
+])  # fmt: skip
+def test_arm_machines_are_not_among_all_gpus_since_the_image_is_not_for_them(name: str, kept: bool) -> None:
+    types, _ = described([answer(InstanceType=name)])
+    assert bool(wanted(types, ["gpu"])) is kept
+    assert wanted(types, [name]) == types, "by its name anything may be advised about"
+
+
 @pytest.mark.skipif(not CATALOGUE.exists(), reason="the catalogue of measured data is not here")
 def test_the_packaged_types_agree_with_another_source() -> None:
     known = {one.name: one for one in packaged().instance_types}
