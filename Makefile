@@ -31,6 +31,9 @@ refresh: setup ## the main job, once: ARGS="--max-usd 0" is passed on to `srift 
 refresh-emulated: setup ## EC2 without AWS: real hosts behind an emulated API, from launch to table (root; about 6 minutes)
 	@$(BIN)/python -m tests.world $(ARGS)
 
+chaos: setup ## what may go wrong on EC2, seeded: ARGS="--scenarios 200 --seed 2026" (two minutes)
+	@$(BIN)/python -m tests.chaos $(ARGS)
+
 test: check ## the checks and the tests: PYTEST_ARGS="tests/models -x" is passed on to pytest
 	$(BIN)/pytest $(PYTEST_ARGS)
 
