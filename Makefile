@@ -18,7 +18,7 @@ ROWS      ?= ../shared/data/training_runs.csv
 FACTS     ?= ../shared/data/workloads.csv
 CATALOGUE ?= ../shared/data/ec2_catalogue.csv
 
-.PHONY: help setup tools refresh refresh-emulated test check up bench bench-models bench-campaign bench-planner bench-spot clean
+.PHONY: help setup tools refresh refresh-emulated chaos test check up bench bench-models bench-campaign bench-planner bench-spot clean
 
 help: ## the targets below
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
