@@ -28,7 +28,7 @@ setup: tools $(READY) ## virtual environment, pinned dependencies, the command `
 refresh: setup ## the main job, once: ARGS="--max-usd 0" is passed on to `srift refresh`
 	@$(BIN)/srift refresh $(ARGS)
 
-refresh-emulated: setup ## EC2 without AWS: real hosts behind an emulated API, from launch to table (root; about 6 minutes)
+refresh-emulated: setup ## EC2 without AWS: real hosts behind an emulated API, from launch to table (root; about 10 minutes)
 	@$(BIN)/python -m tests.world $(ARGS)
 
 chaos: setup ## what may go wrong on EC2, seeded: ARGS="--scenarios 200 --seed 2026" (two minutes)
