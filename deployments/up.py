@@ -26,7 +26,8 @@ import tenacity
 import yaml
 
 from processes import HOST, Child, UpError, answers, taken
-from tasks.settings import SettingsError, load_settings, nearest
+from tasks.nearest import nearest
+from tasks.settings import SettingsError, load_settings
 
 POOL = "srift"
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")

@@ -17,10 +17,10 @@ from models.cloud import Cluster
 from models.holdout import Unseen, split_by_cores
 from models.noise import between, spreads
 from tasks.installation import new_refresh_id, offers_of_market, open_installation
+from tasks.nearest import nearest
 from tasks.prices import current_offers
 from tasks.printing import live_reporter, print_frame
 from tasks.report import reporting_to
-from tasks.settings import nearest
 from tasks.trial import launch_of, measure_all
 from warehouse.database import Warehouse
 from warehouse.reads import mart

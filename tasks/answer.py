@@ -15,12 +15,13 @@ from warehouse.export import read_published
 from warehouse.reads import mart
 
 from .installation import Installation, offers_of_market, open_installation
+from .nearest import nearest
 from .pilots import pilots_for
 from .prices import current_offers
 from .providers.base import ProviderError
 from .recommend import plan_one
 from .registry import load_champion, older_champion, older_sentence
-from .settings import IMPORTED, SettingsError, nearest
+from .settings import IMPORTED, SettingsError
 
 _NULLABLE_WHOLE = ("global_batch", "accumulation_steps", "measured_runs")
 _MOMENTS = ("published_at", "price_as_of", "newest_measurement_at")

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from .installation import PROVIDERS, provider_of
+from .nearest import nearest
 from .providers.base import Provider, ProviderError
-from .settings import Settings, SettingsError, nearest
+from .settings import Settings, SettingsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,11 @@ from models.cloud import Cluster, Offer
 from models.workload import Workload
 from warehouse.database import Warehouse
 
+from .nearest import nearest
 from .providers.base import Provider
 from .providers.ec2 import Ec2Provider
 from .providers.local import LocalProvider
-from .settings import IMPORTED, Settings, SettingsError, load_settings, nearest
+from .settings import IMPORTED, Settings, SettingsError, load_settings
 
 PROVIDERS = ("local", "ec2")
 

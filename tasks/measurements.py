@@ -24,7 +24,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from models.cloud import parse_cluster, parse_numbers
 
 from .installation import PROVIDERS
-from .settings import nearest
+from .nearest import nearest
 
 _SHOWN = 20
 _Row = TypeVar("_Row", bound=BaseModel)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
@@ -19,6 +18,8 @@ from pydantic_settings import SettingsError as MalformedVariable
 from models.workload import GOALS, Goal, Workload
 
 from .ec2_settings import Ec2
+from .nearest import nearest
+from .wrong_settings import PREFIX, malformed, refusal, variables
 
 FILE = "srift.toml"
 IMPORTED = "imported"  # digest of a workload that no file defines; the mart `workloads` calls it the same
@@ -124,7 +125,7 @@ class Settings(BaseSettings):
     """Everything that an installation decides. `root` is the folder of its srift.toml, `home` where state lives."""
 
     model_config = SettingsConfigDict(
-        env_prefix="SRIFT_", env_nested_delimiter="__", extra="forbid", frozen=True, env_ignore_empty=True
+        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, env_ignore_empty=True
     )
 
     root: Path = Path()
@@ -199,15 +200,6 @@ def digest_of(content: bytes, function: str, arguments: Mapping[str, Any]) -> st
     return hashlib.sha256(content + b"\0" + rest).hexdigest()[:12]
 
 
-def nearest(name: str, known: Any) -> str:
-    """The end of an error about a name: the nearest right ones, or all of them."""
-    names = sorted(str(one) for one in known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    if close:
-        return "did you mean " + " or ".join(repr(one) for one in close) + "?"
-    return "known: " + (", ".join(names) if names else "none")
-
-
 def find_file(start: Path | None = None) -> Path:
     """The nearest srift.toml from `start` (the working directory) upwards. Raises SettingsError if there is none."""
     here = (start or Path.cwd()).resolve()
@@ -235,9 +227,9 @@ def load_settings(file: Path | None = None) -> Settings:
     try:
         settings = Settings(**body, home=home, root=path.parent)
     except ValidationError as error:
-        raise SettingsError(f"{path}:\n" + "\n".join(_explain(one) for one in error.errors())) from None
+        raise SettingsError(refusal(error, path, Settings)) from None
     except MalformedVariable as error:
-        raise SettingsError(f"a SRIFT_ variable of a whole section must be JSON: {error}") from None
+        raise SettingsError(malformed(error)) from None
     settings = settings.model_copy(update={"root": path.parent})  # SRIFT_ROOT says where to look for the file only
     for name, workload in settings.workloads.items():
         if workload.entrypoint is not None:
@@ -247,12 +239,9 @@ def load_settings(file: Path | None = None) -> Settings:
 
 def _refuse_unknown_variables(body: Mapping[str, Any]) -> None:
     """A variable overrides what `body` names. Keys inside a section are judged with those of the file."""
-    for variable in os.environ:
-        if not variable.startswith("SRIFT_") or not os.environ[variable]:
-            continue
-        section, *rest = variable.removeprefix("SRIFT_").lower().split("__")
+    for variable, (section, *rest), _ in variables():
         if section not in Settings.model_fields:
-            known = [f"SRIFT_{name.upper()}" for name in Settings.model_fields]
+            known = [f"{PREFIX}{name.upper()}" for name in Settings.model_fields]
             raise SettingsError(f"unknown variable {variable}; {nearest(variable, known)}")
         named, what = body.get(section), "workload" if section == "workloads" else ""
         if section == "local" and rest[:1] == ["instance_types"] and isinstance(named, dict):
@@ -266,33 +255,3 @@ def _plainly_named(named: dict[str, Any]) -> dict[str, Any]:
         if _NAME.fullmatch(name) is None:
             raise ValueError(f"the name {name!r} must be of letters, digits, '.', '_' and '-', a letter or digit first")
     return named
-
-
-def _explain(error: Any) -> str:
-    where = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        return f"  {where}: unknown key; {nearest(str(error['loc'][-1]), _known_keys(error['loc'][:-1]))}"
-    return f"  {where}: {_PLAINLY.get(error['type'], '') or error['msg'].removeprefix('Value error, ')}"
-
-
-# pydantic's words speak of Python, which nobody writes in srift.toml
-_PLAINLY = {
-    "tuple_type": 'a list is wanted: ["one", "another"]',
-    "too_short": "at least one that is known is wanted",
-    "dict_type": "a section of keys is wanted",
-    "model_type": "a section of keys is wanted",
-}
-
-
-def _known_keys(location: tuple[Any, ...]) -> list[str]:
-    """Keys that the section at `location` understands."""
-    sections: dict[int, dict[str, type[BaseModel]]] = {
-        0: {"": Settings},
-        1: {"campaign": Campaign, "local": Local, "ec2": Ec2},
-        2: {"workloads": WorkloadSettings},
-        3: {"local": LocalInstanceType},
-        4: {"workloads": GoalSettings},
-    }
-    choices = sections.get(len(location), {})
-    model = choices.get(str(location[0]) if location else "")
-    return [] if model is None else [name for name in model.model_fields if name != "root"]

@@ -103,6 +103,10 @@ WRONG_VARIABLES = [
     ("SRIFT_CAMPAIGN__MAX_USDD", "1", "campaign.max_usdd: unknown key; did you mean 'max_usd'"),
     ("SRIFT_CAMPAIGN__MAX_USD", "cheap", "campaign.max_usd: "),
     ("SRIFT_CAMPAIGN", "cheap", "must be JSON"),
+    ("SRIFT_EC2__VOLUME_GIB", "4", "ec2.volume_gib: "),
+    ("SRIFT_EC2__REGIONS", "us-east-1", "must be JSON"),
+    ("SRIFT_EC2", '{"bukket": "a"}', "ec2.bukket: unknown key; did you mean 'bucket'"),
+    ("SRIFT_WORKLOADS__TINY__GOALS", '[{"goal": "cheepest"}]', "workloads.tiny.goals.0.goal: unknown goal 'cheepest'"),
     (
         "SRIFT_LOCAL__INSTANCE_TYPES__LC.SMALLL__CORES",
         "1",
@@ -121,6 +125,25 @@ def test_a_wrong_variable_is_refused_with_the_nearest_right_name(
     with pytest.raises(SettingsError) as refused:
         load_settings()
     assert sentence in str(refused.value)
+    assert name in str(refused.value) and "srift.toml" not in str(refused.value), "the variable is to be mended"
+
+
+def test_what_is_wrong_is_told_of_the_file_and_of_each_variable_by_itself(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewritten(project, "[campaign]", "[ec2]\nvolume_gib = 4\n[campaign]\nmax_hosts = 0")
+    monkeypatch.setenv("SRIFT_EC2", '{"max_hosts": 65}')  # leaves volume_gib to the file
+    monkeypatch.setenv("SRIFT_EC2__MAX_MINUTES", "0")
+    monkeypatch.setenv("SRIFT_CAMPAIGN__MAX_HOSTS", "2")  # wins over the file's, so that nothing is wrong with it
+    with pytest.raises(SettingsError) as refused:
+        load_settings()
+    told = [line.split(": ")[:2] for line in str(refused.value).splitlines()]
+    assert told == [
+        [f"{project / 'srift.toml'}:"],
+        ["  ec2.volume_gib", "Input should be greater than or equal to 8"],
+        ["SRIFT_EC2", "ec2.max_hosts"],
+        ["SRIFT_EC2__MAX_MINUTES", "ec2.max_minutes"],
+    ]
 
 
 @pytest.mark.parametrize(
