@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from uuid import uuid4
 
-from .doctor import Finding, Wrong, judged
+from .doctor import Finding, Wrong, judged, well
 from .doctor_places import examine_region
 from .ec2_settings import Ec2
 from .providers import ec2_api
 from .providers.base import ProviderError
+from .providers.ec2 import Ec2Provider
 from .providers.ec2_account import SERVICE_ROLES, Ec2Account
 from .providers.ec2_api import Clients, Ec2Api
 from .providers.ec2_errors import NO_CREDENTIALS
@@ -27,15 +28,16 @@ _REGIONS_AT_ONCE = 8
 def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Finding]:
     """Findings about the account of the ordinary credentials, or of `clients`."""
     ec2 = settings.ec2
-    found = [_bucket_named(ec2)]
+    found = [_bucket_named(ec2), *_types_named(ec2)]
     credentials = judged("credentials", lambda: _credentials(clients))
     found.append(credentials)
     if credentials.status == "wrong":
         return found
     account = Ec2Account(Ec2Api(clients or ec2_api.boto_clients()))
     home = ec2.regions[0]
-    found += _identity(account, home)
-    if any(one.status == "wrong" for one in found[2:]):
+    identity = list(_identity(account, home))
+    found += identity
+    if not well(identity):
         return found
     enabled = judged("regions", lambda: _regions(account, ec2))
     found.append(enabled)
@@ -65,6 +67,15 @@ def _bucket_named(ec2: Ec2) -> Finding:
         says = "bucket is not set under [ec2]: name a bucket of S3 that is yours, or nothing can be launched"
         return Finding(check="settings", status="wrong", says=says)
     return Finding(check="settings", status="ok", says=f"machines report to s3://{ec2.bucket}/{ec2.prefix}")
+
+
+def _types_named(ec2: Ec2) -> list[Finding]:
+    """Notes alone: AWS may have a type that is younger than the package."""
+    provider = Ec2Provider(ec2)
+    if misspelt := provider.misspelt():
+        return [Finding(check="instance types", status="note", says=one) for one in misspelt]
+    says = f"{len(provider.packaged_types())} that the package knows match {', '.join(ec2.instance_types)}"
+    return [Finding(check="instance types", status="ok", says=says)]
 
 
 def _credentials(clients: Clients | None) -> str:

@@ -93,8 +93,11 @@ class Ec2Provider:
         if why:
             found.append(f"{why}. Until then prices are those last known, at first of {self._age_of_package()}")
         found += [f"[ec2] regions: {one}" for one in map(self._unknown, self._choices.regions) if one]
-        found += [f"[ec2] instance_types: {one}" for one in map(self._matchless, self._choices.instance_types) if one]
-        return found
+        return found + self.misspelt()
+
+    def misspelt(self) -> list[str]:
+        """A sentence for each of [ec2] instance_types that matches none of the package's. Asks nothing of AWS."""
+        return [f"[ec2] instance_types: {one}" for one in map(self._matchless, self._choices.instance_types) if one]
 
     def fits(self, cluster: Cluster) -> str:
         """Empty where all machines are of one region; whether there is capacity shows only when they are asked for."""

@@ -102,6 +102,16 @@ def test_no_credentials_is_the_first_thing_to_put_right(
     assert aws.asked == []
 
 
+def test_a_misspelt_type_is_noted_and_stops_nothing_for_aws_may_know_it(aws: Account, tmp_path: Path) -> None:
+    named = settings(tmp_path)
+    assert [one.status for one in examine(named, "ec2") if one.check == "instance types"] == ["ok"]
+    misspelt = named.ec2.model_copy(update={"instance_types": ("p4d.24xlarg", "g4dn.*")})
+    found = examine(named.model_copy(update={"ec2": misspelt}), "ec2")
+    (note,) = [one for one in found if one.check == "instance types"]
+    assert note.status == "note" and "did you mean 'p4d.24xlarge'" in note.says
+    assert wrong(found) == {}
+
+
 @pytest.mark.parametrize(("region", "says"), [("us-esat-1", "no region us-esat-1"), ("ap-east-1", "is not enabled")])
 def test_a_wrong_region_is_named(aws: Account, tmp_path: Path, region: str, says: str) -> None:
     off = {"RegionName": "ap-east-1", "OptInStatus": "not-opted-in"}
