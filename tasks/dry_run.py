@@ -52,6 +52,9 @@ class Planned:
 def dry_run(max_usd: float | None) -> tuple[list[Planned], float]:
     """What `srift refresh --provider ec2` would ask for now, and its cap. Says what it had to take for granted."""
     here, now = open_installation("ec2"), datetime.now(UTC)
+    if max_usd is None:
+        assumed = f"${here.settings.campaign.max_usd:g} of [campaign] max_usd"
+        reporter().say(f"no --max-usd: this dry run assumes the {assumed}; a refresh on ec2 does not start without it")
     offers, said = with_spot(offers_now(here, now), here.settings.campaign.market)
     if said:
         reporter().say(said)

@@ -75,6 +75,14 @@ def test_without_an_account_every_request_is_shown_and_what_could_not_be_checked
     plain = CliRunner().invoke(app, ["refresh", "--provider", "ec2", "--dry-run", "--max-usd", "2"])
     assert "ec2:CreateFleet {" in plain.output and "nothing was asked for" in plain.output
     assert "no spot price is known" in plain.output
+    assert "no --max-usd" not in plain.output
+
+
+def test_the_cap_that_nobody_named_is_said(here: Installation) -> None:
+    told = CliRunner().invoke(app, ["refresh", "--provider", "ec2", "--dry-run", "--json"])
+    assert told.exit_code == 0, told.output
+    assert "no --max-usd: this dry run assumes the $1 of [campaign] max_usd" in told.stderr
+    assert all(row["worst_usd"] is None or row["worst_usd"] <= 1.0 for row in json.loads(told.stdout))
 
 
 def test_the_network_of_the_machines_is_closed_to_all_but_themselves(here: Installation) -> None:
