@@ -9,6 +9,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="spends money; ask for it with -m cloud"))
         if cloud or item.get_closest_marker("local"):
             item.add_marker(pytest.mark.enable_socket)
+
+
+@pytest.fixture
+def own_environment() -> Iterator[None]:
+    """What a command sets for itself, as for Prefect, does not outlive the test."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def no_credentials(own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither variables nor files nor a machine's metadata tell of an account of AWS."""
+    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", f"{tmp_path}/none")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", f"{tmp_path}/none")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

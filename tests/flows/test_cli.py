@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,13 +22,9 @@ ROWS = "workload,cluster,batch_per_device,step_s\nconv,2xs.small,16,0.5\nconv,1x
 
 
 @pytest.fixture(autouse=True)
-def a_shell_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def a_shell_of_its_own(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines are described, not started; what the command sets for Prefect does not outlive it."""
-    before = dict(os.environ)
     monkeypatch.setattr("tasks.installation.LocalProvider", lambda **_: DescribedMachines())
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,17 +16,13 @@ refresh = importlib.import_module("flows.refresh")
 
 
 @pytest.fixture
-def nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    before = dict(os.environ)
+def nothing_runs(own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ec2_api, "has_credentials", lambda: False)
     for step in ("taking_turn", "reap", "market", "measure", "retrain", "publish"):
         monkeypatch.setattr(refresh, step, lambda *_, step=step, **__: pytest.fail(f"{step} was reached"))
-    yield tmp_path
-    monkeypatch.undo()
-    os.environ.clear()
-    os.environ.update(before)
+    return tmp_path
 
 
 def test_an_account_that_is_not_well_is_said_before_anything_is_done(nothing_runs: Path) -> None:

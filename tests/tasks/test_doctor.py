@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,13 +24,7 @@ LAUNCHES = ("run_instances", "create_fleet", "request_spot_instances")
 
 
 @pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Account]:
-    before = dict(os.environ)
-    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_CONFIG_FILE", f"{tmp_path}/none")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", f"{tmp_path}/none")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+def aws(no_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Account]:
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     with account() as made:
@@ -42,9 +35,6 @@ def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Account]:
         assert launched == [], "a machine was asked for"
         assert made.plain("ec2").describe_instances()["Reservations"] == []
         assert made.keys() == [], "something was left in the bucket"
-    monkeypatch.undo()
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def settings(tmp_path: Path, *lines: str) -> Settings:

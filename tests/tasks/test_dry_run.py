@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,21 +25,12 @@ MAKES = {"ec2:CreateSecurityGroup", "ec2:CreateLaunchTemplate", "ec2:CreateFleet
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installation]:
-    before = dict(os.environ)
-    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_CONFIG_FILE", f"{tmp_path}/none")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", f"{tmp_path}/none")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+def here(no_credentials: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installation:
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     file = project(tmp_path)
     file.write_text(file.read_text().replace('["g4dn.*"]', '["g4dn.xlarge", "p4d.24xlarge"]'))
-    yield open_installation("ec2")
-    monkeypatch.undo()
-    os.environ.clear()
-    os.environ.update(before)
+    return open_installation("ec2")
 
 
 def offers() -> list[Offer]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import logging
-import os
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -30,13 +28,8 @@ SECRETS = {
 
 
 @pytest.fixture
-def secretive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+def secretive(no_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A project, and the ordinary credentials in the environment, as an operator has them."""
-    before = dict(os.environ)
-    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_CONFIG_FILE", f"{tmp_path}/none")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", f"{tmp_path}/none")
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(ec2_api.Ec2Api, "price_list", lambda self, region: iter(()))
     monkeypatch.setattr(ec2_api, "spot_advisor", dict)
@@ -45,10 +38,7 @@ def secretive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]
     monkeypatch.setattr(MachinesApi, "leftovers", lambda *_: nothing)
     monkeypatch.chdir(tmp_path)
     project(tmp_path)
-    yield tmp_path
-    monkeypatch.undo()
-    os.environ.clear()
-    os.environ.update(before)
+    return tmp_path
 
 
 def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(

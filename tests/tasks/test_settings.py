@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,18 +29,14 @@ goals = [{ goal = "cheapest" }]
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def project(own_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project of one workload; no variable of the session reaches it, and none that a command sets outlives it."""
-    before = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("SRIFT_")]:
         monkeypatch.delenv(name)
     (tmp_path / "srift.toml").write_text(FILE)
     (tmp_path / "tiny.py").write_text("def build(): ...\n")
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    monkeypatch.undo()
-    os.environ.clear()
-    os.environ.update(before)
+    return tmp_path
 
 
 def rewritten(project: Path, old: str, new: str) -> None:

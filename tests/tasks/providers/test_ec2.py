@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import urllib.request
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -33,15 +32,9 @@ NARROW = Ec2(regions=("us-east-1", "eu-west-1"), instance_types=("g4dn.*", "g5.x
 
 
 @pytest.fixture(autouse=True)
-def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> Iterator[None]:
+def aws(no_credentials: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No credentials but those of the test, nothing beyond this process."""
-    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", f"{tmp_path}/none")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", f"{tmp_path}/none")
     monkeypatch.setattr(ec2_api, "spot_advisor", dict)
-    yield
 
 
 @pytest.mark.parametrize("offered", [OFFERED, None], ids=["few types", "all that moto knows"])
