@@ -26,7 +26,7 @@ from tasks.providers.ec2_mirror import Mirror, lease_prefix
 from tasks.providers.ec2_request import Ground, worst_case_usd
 from tasks.providers.ec2_store_api import Store
 from tasks.providers.ec2_userdata import user_data
-from tasks.providers.local_processes import boot_id, identify
+from tasks.providers.local_processes import boot_id, myself
 
 LEAVE_S = 20.0  # for agents that were told to leave, so that their last words are uploaded before they are ended
 NO_BUCKET = (
@@ -131,24 +131,13 @@ class Ec2Machines:
     def _lease(self, cluster: Cluster, lease_id: str, deadline_s: float) -> Ec2Lease:
         """A new one, or the one that a dead controller left before it had its machines. Raises ProviderError."""
         known = self.leases.read(lease_id)
-        controller, now = identify(os.getpid()), self.clock.now()
-        assert controller is not None
         if known is not None:
             free = known.ended_at is None and not known.handed_over and not known.releasing
             if not free or known.controller_alive or known.cluster != cluster.name:
                 raise ProviderError(f"lease {lease_id} exists already")
-            return replace(known, controller=controller, boot_id=boot_id())
-        return Ec2Lease(
-            lease_id=lease_id,
-            cluster=cluster.name,
-            market="+".join(sorted({offer.market for offer in cluster.members})),
-            usd_per_hour=cluster.usd_per_hour,
-            started_at=now,
-            deadline_at=now + timedelta(seconds=deadline_s),
-            boot_id=boot_id(),
-            controller=controller,
-            region=cluster.members[0].region,
-        )
+            return replace(known, controller=myself(), boot_id=boot_id())
+        now, region = self.clock.now(), cluster.members[0].region
+        return Ec2Lease.new(cluster, lease_id=lease_id, deadline_s=deadline_s, now=now, region=region)
 
     def _begin(self, lease: Ec2Lease) -> None:
         """On disk before the first request that may cost money."""

@@ -45,11 +45,7 @@ def _why_end(lease: Ec2Lease, now: datetime, all_of_them: bool) -> str:
         return ""
     if lease.releasing:
         return "its machines were to be ended before"
-    if not lease.controller_alive:
-        return f"its controller (process {lease.controller.pid}) is gone"
-    if now >= lease.deadline_at:
-        return f"its deadline was {lease.deadline_at:%Y-%m-%d %H:%M:%S} UTC"
-    return "everything was to be ended" if all_of_them else ""
+    return lease.why_end(now, all_of_them=all_of_them)
 
 
 def _end(machines: Ec2Machines, lease: Ec2Lease, now: datetime, why: str) -> str:

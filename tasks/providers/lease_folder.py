@@ -12,16 +12,18 @@ import json
 import os
 import re
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
+from models.cloud import Cluster
 from tasks.providers.base import EndedLease, Lease, ProviderError
-from tasks.providers.local_processes import Process, boot_id, is_running
+from tasks.providers.local_processes import Process, boot_id, is_running, myself
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 
@@ -42,10 +44,33 @@ class HeldLease:
     usd: float | None = None
     outcome: str = ""
 
+    @classmethod
+    def new(cls, cluster: Cluster, *, lease_id: str, deadline_s: float, now: datetime, **more: Any) -> Self:
+        """The lease of `cluster` from `now` on, held by this process; `more` is what its kind tells besides."""
+        return cls(
+            lease_id=lease_id,
+            cluster=cluster.name,
+            market="+".join(sorted({offer.market for offer in cluster.members})),
+            usd_per_hour=cluster.usd_per_hour,
+            started_at=now,
+            deadline_at=now + timedelta(seconds=deadline_s),
+            boot_id=boot_id(),
+            controller=myself(),
+            **more,
+        )
+
     @property
     def controller_alive(self) -> bool:
         """Whether the very process that acquired it still runs."""
         return self.boot_id == boot_id() and is_running(self.controller)
+
+    def why_end(self, now: datetime, *, all_of_them: bool) -> str:
+        """Why it is to be ended while it is held; empty where it is not."""
+        if not self.controller_alive:
+            return f"its controller (process {self.controller.pid}) is gone"
+        if now >= self.deadline_at:
+            return f"its deadline was {self.deadline_at:%Y-%m-%d %H:%M:%S} UTC"
+        return "everything was to be ended" if all_of_them else ""
 
     def held(self, provider: str) -> Lease:
         """As every provider states what is held."""
@@ -78,15 +103,15 @@ class HeldLease:
 L = TypeVar("L", bound=HeldLease)
 
 
-class LeaseFolder(Generic[L]):
+class LeaseFolder(ABC, Generic[L]):
     """The leases below `root`. Each provider's knows how to read its own kind."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    @abstractmethod
     def parsed(self, body: dict[str, Any]) -> L:
         """The lease in lease.json. Raises ValueError, TypeError or KeyError."""
-        raise NotImplementedError
 
     def directory(self, lease_id: str) -> Path:
         """Raises ProviderError where the id is no plain name."""

@@ -8,16 +8,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from models.cloud import Cluster, InstanceType, Offer
 from tasks.providers import local_catalogue
 from tasks.providers.base import EndedLease, Lease, NoCapacity, NotSupported, ProviderError
 from tasks.providers.local_catalogue import LocalCatalogue, LocalInstance, cores_of
-from tasks.providers.local_cluster import LocalCluster, Surroundings, new_lease
+from tasks.providers.local_cluster import LocalCluster, Surroundings
 from tasks.providers.local_leases import LeaseStore, LocalLease
-from tasks.providers.local_processes import boot_id, identify
 
 _CARRIED = ("HOME", "LANG")  # no credentials and no settings of ours reach a host
 
@@ -60,9 +59,7 @@ class LocalProvider:
         """
         if why := self.fits(cluster):
             raise NoCapacity(why) if cores_of(cluster) > local_catalogue.most_cores() else NotSupported(why)
-        controller = identify(os.getpid())
-        assert controller is not None
-        lease = new_lease(cluster, lease_id=lease_id, deadline_s=deadline_s, boot=boot_id(), controller=controller)
+        lease = LocalLease.new(cluster, lease_id=lease_id, deadline_s=deadline_s, now=datetime.now(UTC))
         running = LocalCluster(self._around(), cluster, lease, seed)
         with self._store.locked():
             self._catalogue.refuse_if_taken(cores_of(cluster))
@@ -83,7 +80,7 @@ class LocalProvider:
         finally:
             running.release()
             if yielded:
-                self._store.close(lease_id, datetime.now(lease.started_at.tzinfo), "released")
+                self._store.close(lease_id, datetime.now(UTC), "released")
             else:
                 self._store.forget(lease_id)
 
@@ -145,8 +142,4 @@ def _why_end(lease: LocalLease | None, now: datetime, all_of_them: bool) -> str:
         return "nothing tells who holds it"
     if lease.ended_at is not None:
         return "it was over"
-    if not lease.controller_alive:
-        return f"its controller (process {lease.controller.pid}) is gone"
-    if now >= lease.deadline_at:
-        return f"its deadline was {lease.deadline_at:%Y-%m-%d %H:%M:%S} UTC"
-    return "everything was to be ended" if all_of_them else ""
+    return lease.why_end(now, all_of_them=all_of_them)

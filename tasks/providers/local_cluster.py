@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from subprocess import Popen
 
@@ -20,7 +19,7 @@ from tasks.providers.base import NodeState, ProviderError
 from tasks.providers.local_cpu import CpuShares, members
 from tasks.providers.local_hosts import Host, HostPlan, Isolation
 from tasks.providers.local_leases import LeaseStore, LocalLease
-from tasks.providers.local_processes import HostMark, Process, end, identify
+from tasks.providers.local_processes import HostMark, end, identify
 
 _LOG_TAIL = 300  # characters
 
@@ -230,18 +229,3 @@ def draw_revocations(cluster: Cluster, seed: int) -> dict[int, float]:
         for index, offer in enumerate(cluster.members)
         if offer.market == "spot" and offer.interruptions_per_hour > 0
     }
-
-
-def new_lease(cluster: Cluster, *, lease_id: str, deadline_s: float, boot: str, controller: Process) -> LocalLease:
-    """The lease of `cluster` from now on."""
-    now = datetime.now(UTC)
-    return LocalLease(
-        lease_id=lease_id,
-        cluster=cluster.name,
-        market="+".join(sorted({offer.market for offer in cluster.members})),
-        usd_per_hour=cluster.usd_per_hour,
-        started_at=now,
-        deadline_at=now + timedelta(seconds=deadline_s),
-        boot_id=boot,
-        controller=controller,
-    )

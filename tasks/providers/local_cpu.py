@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
@@ -47,7 +48,7 @@ class CpuShares(Protocol):
         """Full speed again. Raises OSError."""
 
 
-class Cgroups:
+class Cgroups(ABC):
     """Quotas below one directory of a cgroup hierarchy that may be written."""
 
     why_not = ""
@@ -83,15 +84,19 @@ class Cgroups:
         """No quota."""
         self._write(self.group(name), None, _PERIOD_US)
 
+    @abstractmethod
     def prepare(self) -> None:
         """Make children of the base controllable. Raises OSError."""
 
-    def _write(self, group: Path, quota_us: int | None, period_us: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _write(self, group: Path, quota_us: int | None, period_us: int) -> None: ...
 
 
 class CgroupsV1(Cgroups):
     """The `cpu` hierarchy of version 1: cpu.cfs_quota_us over cpu.cfs_period_us."""
+
+    def prepare(self) -> None:
+        """They are: every group of this version has the controllers of its hierarchy."""
 
     def _write(self, group: Path, quota_us: int | None, period_us: int) -> None:
         # Lifted first: no pair of an old quota and a new period is ever in force.

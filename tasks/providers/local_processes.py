@@ -63,6 +63,13 @@ def identify(pid: int) -> Process | None:
     return None if fields is None or fields[0] in "ZX" else Process(pid=pid, start_ticks=int(fields[19]))
 
 
+def myself() -> Process:
+    """The process that asks."""
+    found = identify(os.getpid())
+    assert found is not None
+    return found
+
+
 def is_running(process: Process) -> bool:
     """Whether this very process, not a later one of the same number, still runs."""
     return identify(process.pid) == process
