@@ -123,7 +123,7 @@ def shopping_list(
     priced = [offer for offer in offers if offer.market == market and offer.usd_per_hour is not None]
     if max_usd <= 0 or max_seconds <= 0 or not priced or not workloads:
         return []
-    prices = costs or Costs()
+    prices, drifting = costs or Costs(), drifting or {}
     clusters = list(clusters_of(priced, max_hosts=max_hosts, fits=fits, most=MOST_CLUSTERS))
     parts = _parts(clusters)
     wants = train_wants(
@@ -131,20 +131,13 @@ def shopping_list(
     )
     devices = {offer.instance_type.name: offer.instance_type.devices for offer in priced}
     known = Knowledge.of(
-        workloads,
-        runs,
-        profiles,
-        probes,
-        devices=devices,
-        stale_before=stale_before,
-        seed=seed,
-        drifting=drifting or {},
+        workloads, runs, profiles, probes, devices=devices, stale_before=stale_before, seed=seed, drifting=drifting
     )
     if failures is not None:
         known.give_up(failures, devices)
     wants = {key: want for key, want in wants.items() if key not in known.settled}
     if model is not None:
-        types = model.types - (drifting or {}).keys() - gone_stale(runs, stale_before)
+        types = model.types - drifting.keys() - gone_stale(runs, stale_before)
         known.appraisal = Appraisal.of(
             model.contenders, wants.values(), model.joint, types=types, layouts=devices, fresh=model.fresh
         )

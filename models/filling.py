@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -216,16 +216,8 @@ def fill(
     left = most_s - costs.launch_s
     trial = known.copy()
     parts = sub_clusters(cluster)
-    sized = {workload.name: workload for workload in workloads}
-    kinds = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
-    must: list[Want] = []
-    for workload, name in trial.unprofiled({members[0] for members in parts if len(members) == 1}):
-        must.append(profile_want(sized[workload], kinds[name], costs))
-    names = tuple(offer.instance_type.name for offer in cluster.members)
-    probed = sorted({names[:2], names} - {names[:1]}, key=len)  # sizes between follow from the two ends
-    must += [probe_want(one, costs) for one in probed if one not in trial.probed and trial.explores(one)]
     chosen: list[Want] = []
-    for want in must:
+    for want in _before_training(cluster, parts, workloads, trial, costs):
         if schedule.seconds + schedule.extra_s(want) <= left:
             chosen.append(want)
             schedule.add(want)
@@ -257,6 +249,24 @@ def fill(
         return Filled(wants=(), worth=0.0)
     spent = costs.billed_s(schedule.seconds - must_s)
     return Filled(wants=(*chosen, *_alternating(trains, trial.workloads)), worth=worth / spent)
+
+
+def _before_training(
+    cluster: Cluster,
+    parts: Iterable[tuple[str, ...]],
+    workloads: Sequence[Workload],
+    known: Knowledge,
+    costs: Costs,
+) -> list[Want]:
+    """Profiles and sweeps of collectives that nobody has of `cluster`, in order."""
+    sized = {workload.name: workload for workload in workloads}
+    kinds = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
+    unprofiled = known.unprofiled({members[0] for members in parts if len(members) == 1})
+    profiles = [profile_want(sized[workload], kinds[name], costs) for workload, name in unprofiled]
+    names = tuple(offer.instance_type.name for offer in cluster.members)
+    probed = sorted({names[:2], names} - {names[:1]}, key=len)  # sizes between follow from the two ends
+    sweeps = [probe_want(one, costs) for one in probed if one not in known.probed and known.explores(one)]
+    return [*profiles, *sweeps]
 
 
 def _alternating(trains: Sequence[Want], workloads: Sequence[str]) -> list[Want]:

@@ -20,9 +20,10 @@ from .offered import offered
 from .prospects import Job, Prospects, StepModel
 from .ranking import Row, contenders, goals_of, recommend, summary
 from .search import deciding, frontier
+from .setups import IntArray
 from .shapes import ACCUMULATION_STEPS
 from .split import Line, global_batches
-from .workload import Setup, Workload
+from .workload import Goal, Setup, Workload
 
 __all__ = ["Plan", "StepModel", "candidates", "plan", "recommend"]
 
@@ -69,9 +70,7 @@ def plan(
     candidates. Raises ValueError where a batch lies outside the workload's range, `draws` is odd, or a goal cannot be
     judged.
     """
-    if draws % 2:
-        raise ValueError(f"{draws} draws: they come in pairs")
-    goals, circumstances = goals_of(workload), met or Stated()
+    job, goals, circumstances = Job(draws=draws, seed=seed), goals_of(workload), met or Stated()
     sold = offered(
         workload,
         offers,
@@ -83,11 +82,8 @@ def plan(
         met=circumstances,
         most=most,
     )
-    known = Prospects(workload, sold, fits=fits, model=model, job=Job(draws=draws, seed=seed))
-    kept = np.zeros(0, dtype=np.intp)
-    for goal in goals:
-        kept = np.union1d(kept, deciding(known, goal, count=contenders(top)))
-    front = frontier(known)
+    known = Prospects(workload, sold, fits=fits, model=model, job=job)
+    kept, front = _deciding(known, goals, top), _frontier(known)
     setups = [sold.setup(row) for row in kept.tolist()]
     rows = recommend(
         workload,
@@ -100,13 +96,12 @@ def plan(
         seed=seed,
         considered=sold.clusters,
     )
-    hours, usd = known.expected("hours"), known.expected("usd")
     return Plan(
         rows=rows,
-        frontier=[summary(sold.setup(row), float(hours[row]), float(usd[row])) for row in front.tolist()],
+        frontier=front,
         candidates=len(sold),
         clusters=sold.clusters,
-        looked_at=int((~np.isnan(hours)).sum()),
+        looked_at=int((~np.isnan(known.expected("hours"))).sum()),
         drawn_for=known.drawn_for,
         ranked=setups,
     )
@@ -150,6 +145,21 @@ def candidates(
     )
     setups = [sold.setup(row) for row in range(len(sold))]
     return setups if sold.all_fit else [one for one in setups if not fits(one.cluster)]
+
+
+def _deciding(known: Prospects, goals: Sequence[Goal], top: int) -> IntArray:
+    """What could be shown for any goal."""
+    kept = np.zeros(0, dtype=np.intp)
+    for goal in goals:
+        kept = np.union1d(kept, deciding(known, goal, count=contenders(top)))
+    return kept
+
+
+def _frontier(known: Prospects) -> list[Row]:
+    """What no other beats in both expected hours and dollars."""
+    rows = frontier(known).tolist()
+    hours, usd = known.expected("hours"), known.expected("usd")
+    return [summary(known.sold.setup(row), float(hours[row]), float(usd[row])) for row in rows]
 
 
 def _totals(workload: Workload, batches: Sequence[int] | None) -> tuple[int, ...]:

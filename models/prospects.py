@@ -41,10 +41,14 @@ class StepModel(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """How many draws to take of step seconds and of luck, and from which seed."""
+    """How many draws to take of step seconds and of luck, and from which seed. Raises ValueError for an odd number."""
 
     draws: int
     seed: int
+
+    def __post_init__(self) -> None:
+        if self.draws % 2:
+            raise ValueError(f"{self.draws} draws: they come in pairs")
 
 
 class Prospects:

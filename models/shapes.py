@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .cloud import Cluster, InstanceType, Offer
-from .setups import BoolArray, IntArray, SetupArrays
+from .setups import BoolArray, FloatArray, IntArray, SetupArrays
 from .split import Line, Wholes, split_groups
 from .workload import Setup, Workload
 
@@ -104,48 +104,67 @@ def shapes_of(
     width = max(1, int((counts > 0).sum(axis=1).max(initial=0)))
     order = np.argsort(counts == 0, axis=1, kind="stable")[:, :width]
     count = np.take_along_axis(counts, order, axis=1)
-    kind = np.where(count > 0, order, -1)
-    lines = np.array([line(one.name) for one in types] + [(0.0, 1.0)], dtype=float)
-    limit = _largest_batches(types, max(totals, default=1), peak_bytes)
+    clusters = _Clusters(
+        workload=workload.name,
+        types=tuple(types),
+        kind=np.where(count > 0, order, -1),
+        count=count,
+        lines=np.array([line(one.name) for one in types] + [(0.0, 1.0)], dtype=float),
+        devices=np.array([one.devices for one in types] + [0], dtype=np.int64),
+        limit=_largest_batches(types, max(totals, default=1), peak_bytes),
+    )
     everyone = np.arange(len(counts))
     parts: list[Shapes] = []
-
-    def divided(places: IntArray, total: int, steps: int) -> tuple[BoolArray, BoolArray]:
-        """Append those of `places` that can be divided so. Comes back: which these are, and which lacked but memory."""
-        a, k = lines[kind[places], 0], lines[kind[places], 1]
-        devices = np.array([one.devices for one in types] + [0], dtype=np.int64)[kind[places]]
-        micro = np.full(len(places), total // steps, dtype=np.int64)
-        samples, possible = split_groups(a, k, count=count[places], devices=devices, total=micro)
-        most = -(-samples // np.maximum(count[places], 1))
-        held = ((count[places] == 0) | (most <= limit[kind[places]])).all(axis=1)
-        picked = np.flatnonzero(possible & held)
-        parts.append(
-            Shapes(
-                workload=workload.name,
-                types=tuple(types),
-                place=places[picked],
-                kind=kind[places[picked]],
-                count=count[places[picked]],
-                samples=samples[picked],
-                total=np.full(len(picked), total, dtype=np.int64),
-                steps=np.full(len(picked), steps, dtype=np.int64),
-            )
-        )
-        return possible & held, possible & ~held
-
     for total in totals:
         first = [steps for steps in accumulation if total % steps == 0]
         lacking, able = np.zeros(len(counts), dtype=bool), np.zeros(len(counts), dtype=bool)
         for steps in first:
-            done, short = divided(everyone, total, steps)
+            part, done, short = clusters.divided(everyone, total, steps)
+            parts.append(part)
             able, lacking = able | done, lacking | short
         pending = np.flatnonzero(lacking & ~able)
         for steps in _divisors(total, above=max(first, default=1)):
             if len(pending):
-                pending = pending[~divided(pending, total, steps)[0]]
+                part, done, _ = clusters.divided(pending, total, steps)
+                parts.append(part)
+                pending = pending[~done]
     whole = {name: np.concatenate([getattr(one, name) for one in parts]) for name in _ARRAYS} if parts else {}
     found = Shapes(workload=workload.name, types=tuple(types), **whole) if parts else _none(workload, types)
     return found.take(np.lexsort((found.steps, found.total, found.place)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Clusters:
+    """Clusters by the types that they have, as in Shapes, and what is known of each type (the last entry: padding)."""
+
+    workload: str
+    types: tuple[InstanceType, ...]
+    kind: IntArray
+    count: Wholes
+    lines: FloatArray
+    devices: Wholes
+    limit: Wholes
+
+    def divided(self, places: IntArray, total: int, steps: int) -> tuple[Shapes, BoolArray, BoolArray]:
+        """Shapes of those of `places` that can be divided so, which these are, and which lacked but memory."""
+        kind, count = self.kind[places], self.count[places]
+        micro = np.full(len(places), total // steps, dtype=np.int64)
+        a, k = self.lines[kind, 0], self.lines[kind, 1]
+        samples, possible = split_groups(a, k, count=count, devices=self.devices[kind], total=micro)
+        most = -(-samples // np.maximum(count, 1))
+        held = ((count == 0) | (most <= self.limit[kind])).all(axis=1)
+        picked = np.flatnonzero(possible & held)
+        shapes = Shapes(
+            workload=self.workload,
+            types=self.types,
+            place=places[picked],
+            kind=kind[picked],
+            count=count[picked],
+            samples=samples[picked],
+            total=np.full(len(picked), total, dtype=np.int64),
+            steps=np.full(len(picked), steps, dtype=np.int64),
+        )
+        return shapes, possible & held, possible & ~held
 
 
 def _none(workload: Workload, types: Sequence[InstanceType]) -> Shapes:

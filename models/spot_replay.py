@@ -7,16 +7,16 @@ bids anew. Interruptions so bunch as prices do: a zone in demand is lost again a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from .checkpoints import CheckpointModel
-from .hazard import HazardModel, Pool, fit_hazard
+from .hazard import Hazard, HazardModel, Pool, fit_hazard
 from .interrupted import best_interval, hours_given
-from .spot import job_time
+from .spot import JobTime, job_time
 from .startup import StartupModel
 
 Floats = NDArray[np.float64]
@@ -157,27 +157,11 @@ def replay(
     rows = []
     for job in simulated:
         gang = hazard.gang(job.machines, hours=job.work_hours, start_hour=(job.start + day_offset) % 24)
-        launch = startup.gang((kind, "spot") for kind, _ in job.machines)
-        again = startup.gang([(job.machines[0][0], "spot")])
         checkpoint = checkpoints[job.network]
+        stated, memoryless = (
+            _stated(job, met, startup, checkpoint, seed=seed) for met in (gang, replace(gang, doubt=0.0, bunching=0.0))
+        )
         write_s = float(checkpoint.seconds(job.checkpoint_mb))
-        stated = [
-            job_time(
-                [job.work_hours],
-                [gang.per_hour],
-                [np.nan],
-                draws=_DRAWS,
-                seed=seed,
-                startup_s=launch.mean_s,
-                startup_log_sd=launch.log_sd,
-                checkpoint_s=write_s,
-                checkpoint_log_sd=float(checkpoint.log_sd(job.checkpoint_mb)),
-                replacement_s=again.mean_s + write_s,
-                doubt=gang.doubt * known,
-                bunching=gang.bunching * known,
-            )
-            for known in (1.0, 0.0)
-        ]
         zones = dict.fromkeys(job.machines)
         moments = [
             moment - job.start
@@ -197,10 +181,31 @@ def replay(
                 "work_hours": job.work_hours,
                 "zones": len(zones),
                 "interruptions": sum(moment < actual for moment in moments),
-                "expected": float(stated[0].hours[0]),
-                "p90": float(stated[0].hours_p90[0]),
-                "p90_memoryless": float(stated[1].hours_p90[0]),
+                "expected": float(stated.hours[0]),
+                "p90": float(stated.hours_p90[0]),
+                "p90_memoryless": float(memoryless.hours_p90[0]),
                 "actual": actual,
             }
         )
     return pd.DataFrame(rows)
+
+
+def _stated(job: Job, gang: Hazard, startup: StartupModel, checkpoint: CheckpointModel, *, seed: int) -> JobTime:
+    """What is said of `job` beforehand, by its machines, work and bytes."""
+    launch = startup.gang((kind, "spot") for kind, _ in job.machines)
+    again = startup.gang([(job.machines[0][0], "spot")])
+    write_s = float(checkpoint.seconds(job.checkpoint_mb))
+    return job_time(
+        [job.work_hours],
+        [gang.per_hour],
+        [np.nan],
+        draws=_DRAWS,
+        seed=seed,
+        startup_s=launch.mean_s,
+        startup_log_sd=launch.log_sd,
+        checkpoint_s=write_s,
+        checkpoint_log_sd=float(checkpoint.log_sd(job.checkpoint_mb)),
+        replacement_s=again.mean_s + write_s,
+        doubt=gang.doubt,
+        bunching=gang.bunching,
+    )

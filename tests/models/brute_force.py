@@ -49,33 +49,8 @@ def world_of(
     """Machines, prices, interruptions, lines and memory by `seed`; a job with its goals; `asked` is for `plan`."""
     random = np.random.default_rng(seed)
     names = [f"t{at}" for at in range(types)]
-    known = [
-        InstanceType(
-            name=name,
-            provider="ec2",
-            devices=int(random.choice([1, 1, 2, 4])),
-            device="gpu",
-            cores=float(random.integers(1, 5)),
-            memory_gib=8.0,
-            device_memory_gib=1.0,
-            bandwidth_gbps=1.0,
-        )
-        for name in names
-    ]
-    sold = [
-        Offer(
-            instance_type=one,
-            market=market,
-            zone="z",
-            region="r",
-            usd_per_hour=None if random.random() < 0.1 else float(random.uniform(0.5, 4) * one.devices),
-            interruptions_per_hour=float(random.uniform(0, 2)) if market == "spot" else 0.0,
-            price_as_of=AS_OF,
-        )
-        for one in known
-        for market in ("on-demand", "spot")
-        if random.random() < 0.9
-    ]
+    known = [_machine(name, random) for name in names]
+    sold = [_offer(one, market, random) for one in known for market in ("on-demand", "spot") if random.random() < 0.9]
     memory = [float(random.choice([np.nan, 2**30 / 100, 2**30 / 20, 2**30 / 7])) for _ in names]
     model = JointModel(
         lines={name: (float(random.uniform(0, 0.02)), float(random.uniform(0.001, 0.02))) for name in names},
@@ -98,6 +73,31 @@ def world_of(
             "offers": sold,
             "model": model,
         }
+    )
+
+
+def _machine(name: str, random: np.random.Generator) -> InstanceType:
+    return InstanceType(
+        name=name,
+        provider="ec2",
+        devices=int(random.choice([1, 1, 2, 4])),
+        device="gpu",
+        cores=float(random.integers(1, 5)),
+        memory_gib=8.0,
+        device_memory_gib=1.0,
+        bandwidth_gbps=1.0,
+    )
+
+
+def _offer(sold: InstanceType, market: str, random: np.random.Generator) -> Offer:
+    return Offer(
+        instance_type=sold,
+        market=market,
+        zone="z",
+        region="r",
+        usd_per_hour=None if random.random() < 0.1 else float(random.uniform(0.5, 4) * sold.devices),
+        interruptions_per_hour=float(random.uniform(0, 2)) if market == "spot" else 0.0,
+        price_as_of=AS_OF,
     )
 
 

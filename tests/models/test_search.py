@@ -192,3 +192,8 @@ def test_what_is_given_up_unlooked_would_not_have_met_the_limit() -> None:
         assert (known.chance(rows[before], "hours", limit) < p_required).all()
         given_up += int(before.sum())
     assert given_up > 0
+
+
+def test_draws_come_in_pairs() -> None:
+    with pytest.raises(ValueError, match="3 draws: they come in pairs"):
+        Job(draws=3, seed=SEED)

@@ -22,6 +22,55 @@ from warehouse.database import Warehouse
 from warehouse.reads import mart, offers, training_digest, training_frames
 
 PROBE = {"rows": [{"bytes": 1024, "seconds": 0.01, "spread": 0.0, "repeats": 9}]}
+COLUMNS = {  # of each frame, as the contract has them
+    "runs": [
+        "run_id",
+        "provider",
+        "workload",
+        "cluster",
+        "layout",
+        "batch_per_device",
+        "accumulation_steps",
+        "strategy",
+        "precision",
+        "step_s",
+        "sync_s",
+        "step_spread",
+        "parameters",
+        "gradient_bytes",
+        "flops_per_sample",
+        "market",
+        "zone",
+        "measured_at",
+        "source",
+    ],
+    "profiles": [
+        "provider",
+        "workload",
+        "instance_type",
+        "batch",
+        "forward_s",
+        "backward_s",
+        "optimizer_s",
+        "input_s",
+        "peak_bytes",
+    ],
+    "buckets": ["provider", "workload", "bucket", "bytes", "ready_fraction"],
+    "probes": ["run_id", "provider", "cluster", "bytes", "seconds"],
+    "workloads": ["provider", "workload", "digest", "parameters", "gradient_bytes", "flops_per_sample", "samples"],
+    "instance_types": [
+        "provider",
+        "name",
+        "devices",
+        "device",
+        "cores",
+        "memory_gib",
+        "device_memory_gib",
+        "bandwidth_gbps",
+        "device_tflops",
+        "digest",
+    ],
+}
 
 
 def define(warehouse: Warehouse, digest: str = "w1", type_digest: str = "s1") -> tuple[int, int]:
@@ -52,55 +101,7 @@ def test_a_measured_run_has_the_columns_of_the_contract(warehouse: Warehouse) ->
     define(warehouse)
     load(warehouse, *everything())
     frames = training_frames(warehouse, "local")
-    assert {name: list(frame.columns) for name, frame in frames.items()} == {
-        "runs": [
-            "run_id",
-            "provider",
-            "workload",
-            "cluster",
-            "layout",
-            "batch_per_device",
-            "accumulation_steps",
-            "strategy",
-            "precision",
-            "step_s",
-            "sync_s",
-            "step_spread",
-            "parameters",
-            "gradient_bytes",
-            "flops_per_sample",
-            "market",
-            "zone",
-            "measured_at",
-            "source",
-        ],
-        "profiles": [
-            "provider",
-            "workload",
-            "instance_type",
-            "batch",
-            "forward_s",
-            "backward_s",
-            "optimizer_s",
-            "input_s",
-            "peak_bytes",
-        ],
-        "buckets": ["provider", "workload", "bucket", "bytes", "ready_fraction"],
-        "probes": ["run_id", "provider", "cluster", "bytes", "seconds"],
-        "workloads": ["provider", "workload", "digest", "parameters", "gradient_bytes", "flops_per_sample", "samples"],
-        "instance_types": [
-            "provider",
-            "name",
-            "devices",
-            "device",
-            "cores",
-            "memory_gib",
-            "device_memory_gib",
-            "bandwidth_gbps",
-            "device_tflops",
-            "digest",
-        ],
-    }
+    assert {name: list(frame.columns) for name, frame in frames.items()} == COLUMNS
     run = frames["runs"].iloc[0]
     assert (run.cluster, run.batch_per_device, run.step_s, run.parameters) == ("2xsmall", "8", 0.5, 10)
     assert run.measured_at == NOON.replace(tzinfo=None, second=10)
