@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from models.cloud import Cluster, InstanceType, Offer
-from tasks.benchmark import Clock
-from tasks.node.record import write_json
+from tasks.benchmark import Clock, Job
+from tasks.node.record import Item, write_json
 from tasks.providers.base import EndedLease, Lease, NoCapacity, NodeState, ProviderError
-from tests.warehouse.builders import NOON, record
+from tests.warehouse.builders import NOON, record, setup
 
 SMALL = InstanceType(
     name="small",
@@ -37,6 +37,20 @@ def offer(usd_per_hour: float | None = 3.6) -> Offer:
         interruptions_per_hour=0.1,
         price_as_of=NOON,
     )
+
+
+def job_of(items: Sequence[Item], count: int = 2, **changes: Any) -> Job:
+    """What one launch of `count` machines is to run."""
+    whole: dict[str, Any] = {
+        "lease_id": "r-00",
+        "cluster": Cluster.of((count, offer())),
+        "items": tuple(items),
+        "envelopes": {one.run_id: setup() for one in items},
+        "files": (),
+        "seed": 1,
+        "deadline_s": 60.0,
+    }
+    return Job(**whole | changes)
 
 
 class FakeCluster:

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from models.cloud import Cluster
 from tasks import benchmark, mailbox, serve
 from tasks.benchmark import Job, Served
 from tasks.node.record import Item, WorkloadFile, write_json
 from tasks.providers.base import NodeState
 from tasks.serve import serve as serve_job
 from tasks.settings import digest_of
-from tests.fakes import FakeCluster, FakeProvider, Step, armed, fails, fast, finished, offer, ready, reported
-from tests.warehouse.builders import setup
+from tests.fakes import FakeCluster, FakeProvider, Step, armed, fails, fast, finished, job_of, ready, reported
 
 KILLED = {"exit_code": 1, "worker_exit_code": -9, "reason": "the worker ended with exit code -9"}
 BEREFT = {"exit_code": 1, "worker_exit_code": 4, "reason": "its peer is gone"}
@@ -24,16 +22,7 @@ BEREFT = {"exit_code": 1, "worker_exit_code": 4, "reason": "its peer is gone"}
 
 def job(runs: str = "abc", **changes: Any) -> Job:
     items = tuple(Item(run_id=run_id, kind="train", nodes=[0, 1], workload="tiny", batches=[8, 8]) for run_id in runs)
-    whole: dict[str, Any] = {
-        "lease_id": "r-00",
-        "cluster": Cluster.of((2, offer())),
-        "items": items,
-        "envelopes": {run_id: setup() for run_id in runs},
-        "files": (),
-        "seed": 1,
-        "deadline_s": 60.0,
-    }
-    return Job(**whole | changes)
+    return job_of(items, **changes)
 
 
 def served(home: Path, *script: Step, of: Job | None = None, stop_at: float = 100.0) -> tuple[Served, FakeProvider]:

@@ -13,9 +13,8 @@ from tasks.benchmark import Job, Served
 from tasks.node.record import Item
 from tasks.providers.base import NodeState
 from tasks.serve import serve
-from tests.fakes import FakeCluster, FakeProvider, Step, armed, fast, finished, offer, ready, reported
+from tests.fakes import FakeCluster, FakeProvider, Step, armed, fast, finished, job_of, offer, ready, reported
 from tests.tasks.test_benchmark import BEREFT, rows
-from tests.warehouse.builders import setup
 
 TAKEN = NodeState(alive=False, interrupted=True, reason="taken by the market")
 NODES = {"a": [0], "b": [0, 1], "c": [0], "d": [0, 1]}
@@ -26,16 +25,7 @@ def job(runs: str, count: int = 2, **changes: Any) -> Job:
         Item(run_id=run_id, kind="train", nodes=NODES[run_id], workload="tiny", batches=[8] * len(NODES[run_id]))
         for run_id in runs
     )
-    whole: dict[str, Any] = {
-        "lease_id": "r-00",
-        "cluster": Cluster.of((count, offer())),
-        "items": items,
-        "envelopes": {run_id: setup() for run_id in runs},
-        "files": (),
-        "seed": 1,
-        "deadline_s": 60.0,
-    }
-    return Job(**whole | changes)
+    return job_of(items, count, **changes)
 
 
 def served(home: Path, of: Job, *script: Step, stop_at: float = 1000.0) -> tuple[Served, FakeCluster]:
@@ -133,7 +123,7 @@ def test_a_loss_that_nobody_minds_leaves_the_attempt_alone(tmp_path: Path) -> No
 
 def test_the_loss_of_the_machine_where_all_meet_is_not_waited_out(tmp_path: Path) -> None:
     items = (Item(run_id="s", kind="train", nodes=[1], batches=[8]), Item(run_id="t", kind="train", nodes=[1]))
-    of = job("ab", items=items, envelopes={"s": setup(), "t": setup()})
+    of = job_of(items)
     script = (ready, armed(1), at("s"), becomes(0, TAKEN), only(1, "armed-2.json"), reported("s-again-2", "t"))
     seen, _ = served(tmp_path, of, *script, finished(2, node=1))
     assert seen.recorded == {"s-again-2", "t"} and plan(seen)["ranks"] == [1]
