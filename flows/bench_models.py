@@ -1,4 +1,4 @@
-"""How good are the models on real rows that they have not seen: every split of `models.splits`, beside three rivals.
+"""How good are the models on real rows that they have not seen: `models.judging.splits`, beside three rivals.
 
 `python -m flows.bench_models FILE --workloads FACTS --catalogue CATALOGUE` prints the noise floor of the rows, errors
 by split and model, the coverage of the intervals by held-out group, and how good choices by the model are.
@@ -13,12 +13,12 @@ import pandas as pd
 import typer
 
 from flows.cli import explained
-from models.benchmark import ask, coverage, errors
-from models.choice import judge, summary
-from models.contests import contests
-from models.noise import neighbours, placements
-from models.splits import splits
-from models.textbook import predict_textbook
+from models.judging.benchmark import ask, coverage, errors
+from models.judging.choice import judge, summary
+from models.judging.contests import contests
+from models.judging.noise import neighbours, placements
+from models.judging.splits import splits
+from models.judging.textbook import predict_textbook
 from tasks.adaptdl_fit import predict_adaptdl
 from tasks.backtest import read_training
 from tasks.catalogue import read_prices

@@ -13,9 +13,9 @@ import pandas as pd
 import typer
 
 from flows.cli import explained
-from models.hazard import bucket_hazard
-from models.spot_replay import read_prices
-from models.spot_scores import MARGINS, checkpoint_scores, exceeded, guess_scores, replay_scores
+from models.circumstances.hazard import bucket_hazard
+from models.judging.spot_replay import read_prices
+from models.judging.spot_scores import MARGINS, checkpoint_scores, exceeded, guess_scores, replay_scores
 from tasks.printing import print_frame
 from tasks.spot_records import read_buckets, read_checkpoints, read_launches, read_spot_prices, read_step_times
 

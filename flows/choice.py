@@ -13,9 +13,9 @@ import pandas as pd
 import typer
 
 from flows.cli import explained
-from models.choice import judge, summary
-from models.contests import contests
-from models.holdout import at_one_batch
+from models.judging.choice import judge, summary
+from models.judging.contests import contests
+from models.judging.holdout import at_one_batch
 from models.learning import TrainingData
 from tasks.installation import new_refresh_id, offers_of_market, open_installation
 from tasks.prices import current_offers

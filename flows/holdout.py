@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from flows.cli import explained
-from models.holdout import draw
+from models.judging.holdout import draw
 from models.learning import TrainingData
 from tasks.installation import new_refresh_id, offers_of_market, open_installation
 from tasks.prices import current_offers

@@ -14,8 +14,8 @@ import typer
 
 from flows.cli import explained
 from models.cloud import Cluster
-from models.holdout import Unseen, split_by_cores
-from models.noise import between, spreads
+from models.judging.holdout import Unseen, split_by_cores
+from models.judging.noise import between, spreads
 from tasks.installation import new_refresh_id, offers_of_market, open_installation
 from tasks.nearest import nearest
 from tasks.prices import current_offers

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from .conditions import Circumstances, Stated
+from .circumstances.conditions import Circumstances, Stated
 from .identity import Key, setup_key
 from .outlook import Outlook, outlook
 from .ranking import LIMITED_BY, goals_of, limit_of

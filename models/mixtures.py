@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .circumstances.conditions import Pool
 from .cloud import ANY_ZONE, Offer
-from .conditions import Pool
 from .setups import FloatArray
 from .split import Wholes
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .circumstances.conditions import Circumstances, Gangs, Stated, joined_gangs
 from .cloud import Offer
 from .clusters import MOST_CLUSTERS, Refusal, sold_together
 from .compositions import compositions
-from .conditions import Circumstances, Gangs, Stated, joined_gangs
 from .mixtures import Place, mixed_places
 from .outlook import state_bytes
 from .setups import BoolArray, FloatArray, IntArray

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from . import spot
-from .conditions import Circumstances, Gangs, pools_of
+from .circumstances import spot
+from .circumstances.conditions import Circumstances, Gangs, pools_of
 from .workload import Setup, Workload
 
 Floats = NDArray[np.float64]

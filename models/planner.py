@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from . import identity
+from .circumstances.conditions import Circumstances, Stated
 from .cloud import Offer
 from .clusters import MOST_CLUSTERS, Refusal
-from .conditions import Circumstances, Stated
 from .offered import offered
 from .prospects import Job, Prospects, StepModel
 from .ranking import Row, contenders, goals_of, recommend, summary

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
-from . import spot
+from .circumstances import spot
 from .clusters import Refusal
 from .offered import Offered
 from .outlook import drawn_hours_at, hours_at

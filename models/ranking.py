@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from . import explain
-from .conditions import Circumstances, Stated
+from .circumstances.conditions import Circumstances, Stated
 from .outlook import Floats, Outlook, outlook
 from .workload import GOALS, Goal, Setup, Workload, joined
 

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from models.campaign import Launch
+from models.circumstances.conditions import Circumstances, pools_of
 from models.cloud import Cluster, Offer, parse_numbers
-from models.conditions import Circumstances, pools_of
-from models.holdout import Unseen, key, split_by_cores
+from models.judging.holdout import Unseen, key, split_by_cores
 from models.outlook import cost_at, state_bytes
 from models.workload import Goal, Setup, Workload
 from warehouse.reads import mart

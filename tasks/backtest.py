@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import pandas as pd
 import pyarrow.parquet as pq
 
-from models import backtest as pure
+from models.judging import backtest as pure
 from models.learning import TrainingData
 
 from .catalogue import COLUMNS, read_catalogue
@@ -25,7 +25,7 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Rows of the test file and how many were predicted; `summary` as models.backtest has it; what is worth saying."""
+    """Rows of the test file and how many were predicted; `summary` as the pure one has it; what is worth saying."""
 
     provider: str
     rows: int

@@ -15,9 +15,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-from models.buying import BestSeen
 from models.identity import rows_of
-from models.replay import Ground
+from models.judging.buying import BestSeen
+from models.judging.replay import Ground
 from models.setups import FloatArray, read_setups
 from models.wants import Costs
 from models.worth import Question

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from models import exposure, spot
-from models.availability import fit_availability
-from models.checkpoints import prior_checkpoints
-from models.conditions import Circumstances, Learned, Stated
-from models.hazard import fit_hazard
-from models.startup import PRIOR_S, fit_startup
+from models.circumstances import exposure, spot
+from models.circumstances.availability import fit_availability
+from models.circumstances.checkpoints import prior_checkpoints
+from models.circumstances.conditions import Circumstances, Learned, Stated
+from models.circumstances.hazard import fit_hazard
+from models.circumstances.startup import PRIOR_S, fit_startup
 from warehouse import reads
 
 from .installation import Installation
 
 # Before there are launches of our own: GCP's machines with a GPU took 69 s on demand and 87 s preemptible from request
-# to running (models/startup.py); loading the agent and torchrun there is a guess, twice what local hosts take.
+# to running (models/circumstances/startup.py); loading the agent and torchrun there is a guess, twice what local hosts
+# take.
 _TO_WORK_S = 21.0
 EC2_STARTUP_S = {market: seconds + _TO_WORK_S for market, seconds in PRIOR_S.items()}
 LOCAL_STARTUP_S = dict.fromkeys(PRIOR_S, spot.STARTUP_S)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from models.interrupted import hours_given
+from models.circumstances.interrupted import hours_given
 
 PIECES, STEPS_A_PIECE, WIDTH = 10, 50, 256
 _LEAST_STEP_S, _LEAST_READY_S = 0.001, 3.0  # about what they take by themselves, on a machine of 2026

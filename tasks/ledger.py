@@ -1,4 +1,4 @@
-"""Keeps the regret ledger: hands promises and what was measured since to `models.ledger`, and stores its judgement."""
+"""Keeps the regret ledger: hands promises and what was measured since to `models.judging`, and stores its judgement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from models import ledger
+from models.judging import ledger
 from warehouse import append, reads
 
 from .circumstances import circumstances

@@ -263,7 +263,10 @@ def _write(folder: Path, texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def _copy_of_models(folder: Path) -> Path:
-    """The `models` room under a name that no puller's own package has (it uses relative imports only)."""
+    """The `models` room under a name that no puller's own package has (it uses relative imports only).
+
+    What judges models stays at home.
+    """
     target = folder / "srift_models"
-    shutil.copytree(Path(models.__file__).parent, target, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(models.__file__).parent, target, ignore=shutil.ignore_patterns("__pycache__", "judging"))
     return target

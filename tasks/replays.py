@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from models.backtest import described
-from models.buying import AnyOrder, Believing, BestSeen, ByWorth, cheapest_first
 from models.cloud import parse_cluster
+from models.judging.backtest import described
+from models.judging.buying import AnyOrder, Believing, BestSeen, ByWorth, cheapest_first
+from models.judging.replay import Ground, Policy, at_dollars, ground_of, replay, usd_until
+from models.judging.starts import Start, start
 from models.learning import TrainingData, valid_runs
-from models.replay import Ground, Policy, at_dollars, ground_of, replay, usd_until
-from models.starts import Start, start
 from models.wants import EC2_COSTS, Costs
 from warehouse.database import Warehouse
 from warehouse.reads import offers, training_frames
@@ -72,9 +72,9 @@ def _scene(data: TrainingData, devices: dict[str, int], usd: dict[str, float], c
 def compare(
     scene: Scene, *, batches: int, least: int, given: bool, seeds: int, seed: int, say: Callable[[str], None]
 ) -> pd.DataFrame:
-    """Curves of every policy on every workload: workload, policy, seed, and the columns of `models.replay.replay`.
+    """Curves of every policy on every workload: workload, policy, seed, and the columns of `judging.replay.replay`.
 
-    `batches` global batches a workload with at least `least` setups each; `given` as in `models.starts.start`; the
+    `batches` global batches a workload with at least `least` setups each; `given` as in `judging.starts.start`; the
     random policies are repeated with `seeds` seeds.
     """
     parts = []

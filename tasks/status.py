@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from models.ledger import summary
+from models.judging.ledger import summary
 from warehouse.database import WarehouseMissing
 from warehouse.export import read_published
 

@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 import numpy as np
 import pandas as pd
 
-from models.baselines import predict_compute_only
 from models.campaign import Launch, Wanted
 from models.cloud import Cluster, parse_cluster, parse_numbers
-from models.holdout import Key, Unseen, key
+from models.judging.baselines import predict_compute_only
+from models.judging.holdout import Key, Unseen, key
 from models.learning import TrainingData
 from models.step_time import StepTimeModel
 from warehouse.reads import mart
@@ -70,7 +70,7 @@ def measure_all(here: Installation, launches: Sequence[Launch], trial_id: str) -
 
 
 def keys_of(runs: pd.DataFrame) -> set[Key]:
-    """What has been measured, as the seeded rule of `models.holdout` knows setups."""
+    """What has been measured, as the seeded rule of `models.judging.holdout` knows setups."""
     found = set()
     for row in runs.itertuples():
         types = parse_cluster(str(row.cluster))

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import strategies as st
 
 from models import planner, ranking
-from models.availability import fit_availability
-from models.checkpoints import prior_checkpoints
+from models.circumstances.availability import fit_availability
+from models.circumstances.checkpoints import prior_checkpoints
+from models.circumstances.conditions import Circumstances, Learned, Stated
+from models.circumstances.hazard import fit_hazard
+from models.circumstances.startup import fit_startup
 from models.cloud import Cluster, InstanceType, Offer
-from models.conditions import Circumstances, Learned, Stated
-from models.hazard import fit_hazard
 from models.planner import Plan, candidates, plan
-from models.startup import fit_startup
 from models.workload import Goal, Setup
 from tests.models.planning import AS_OF, JointModel, frame, workload
 

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models import spot
+from models.circumstances import spot
+from models.circumstances.conditions import Stated
 from models.cloud import Cluster
-from models.conditions import Stated
 from models.contenders import contenders_of
 from models.workload import Goal, Setup
 from models.worth import Question

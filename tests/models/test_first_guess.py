@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.first_guess import fit_first_guess
-from models.spot_scores import guess_scores
+from models.judging.spot_scores import guess_scores
 from tasks.spot_records import read_step_times
 
 FILE = Path(__file__).parents[3] / "shared" / "data" / "single_gpu_step_times.csv"

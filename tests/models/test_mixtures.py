@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.circumstances.conditions import Stated
 from models.clusters import sold_together
-from models.conditions import Stated
 from models.mixtures import mixed_places
 from models.planner import plan
 from models.workload import Goal

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 
 from models import ranking, search
-from models.checkpoints import prior_checkpoints
+from models.circumstances.checkpoints import prior_checkpoints
+from models.circumstances.conditions import Learned
+from models.circumstances.startup import fit_startup
 from models.cloud import InstanceType, Offer
-from models.conditions import Learned
 from models.offered import offered
 from models.planner import plan
 from models.prospects import Job, Prospects
-from models.startup import fit_startup
 from models.workload import Goal
 from tests.models.brute_force import (
     DRAWS,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models import identity
-from models.baselines import predict_compute_only
+from models.judging.baselines import predict_compute_only
 from models.learning import training_rows
 from models.step_time import StepTimeModel, TrainingData, fit
 from tests.models.synthetic import TYPES, WORKLOADS, World

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.replay import Ground, ground_of, replay
+from models.judging.replay import Ground, ground_of, replay
 from models.wants import Costs
 from tasks.bayes import Bayesian, numbers
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from models import spot
-from models.conditions import Learned, Stated
+from models.circumstances import spot
+from models.circumstances.conditions import Learned, Stated
 from tasks.circumstances import EC2_STARTUP_S, circumstances, seconds_to_work
 from tasks.installation import Installation
 from tasks.prices import snapshot_offers

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.replay import ground_of
-from models.starts import start
+from models.judging.replay import ground_of
+from models.judging.starts import start
 from models.wants import Costs
 from tasks import replays
 from tasks.replays import OURS, Scene, compare, dollars, ends, grid, of_file, plot, regrets

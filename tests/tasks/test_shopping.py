@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from models.campaign import STOPS, Launch, Wanted
-from models.holdout import key
+from models.judging.holdout import key
 from models.workload import Workload
 from tasks import shopping
 from tasks.facts import with_facts

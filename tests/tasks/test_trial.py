@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from models.circumstances.conditions import Stated
 from models.cloud import Cluster
-from models.conditions import Stated
 from models.workload import Goal, Setup
 from tasks import advice
 from tasks.trial import compare, keys_of, launch_of, summary
