@@ -21,6 +21,8 @@ from .setups import FloatArray, SetupArrays
 
 # What a measurement and the physics may differ by, in logs, while parameters are sought; beyond it a row counts less.
 _TIMELINE_SD, _CLOSED_SD = 0.06, 0.08
+# Rows of one workload count for no more than so many [physics.md].
+_MOST_OF_ONE = 150
 _STEP = 1e-4
 _PRIOR = np.log(np.array(astuple(StepParameters())))
 
@@ -160,8 +162,8 @@ def fit_physics(physics: Physics, setups: SetupArrays, step_s: FloatArray) -> Ph
     told = np.array([name in physics.profiled for name in setups.workloads], dtype=bool)
     found = physics
     if told.any():
-        line = physics.timeline(setups.take(np.flatnonzero(told)))
-        found = replace(found, parameters=_fit_timeline(line, step_s[told]))
+        part = setups.take(np.flatnonzero(told))
+        found = replace(found, parameters=_fit_timeline(physics.timeline(part), part.workloads, step_s[told]))
     if (~told).any():
         part = setups.take(np.flatnonzero(~told))
         shared, own = _fit_closed(physics.closed_line(part), part.workloads, np.log(step_s[~told]))
@@ -169,10 +171,18 @@ def fit_physics(physics: Physics, setups: SetupArrays, step_s: FloatArray) -> Ph
     return found
 
 
-def _fit_timeline(line: Timeline, step_s: FloatArray) -> StepParameters:
+def _share(workloads: tuple[str, ...]) -> FloatArray:
+    """(rows,) what a row's residual is worth, so that none of the workloads outweighs the others by its rows."""
+    _, owner, rows = np.unique(np.array(workloads), return_inverse=True, return_counts=True)
+    return np.asarray(np.sqrt(np.minimum(1.0, _MOST_OF_ONE / rows))[owner], dtype=float)
+
+
+def _fit_timeline(line: Timeline, workloads: tuple[str, ...], step_s: FloatArray) -> StepParameters:
+    share = _share(workloads)
+
     def residuals(shift: FloatArray) -> FloatArray:
         error = np.log(step_times(line, _step_parameters(_PRIOR + shift)).step_s / step_s) / _TIMELINE_SD
-        return np.concatenate([_softened(error), shift / PARAMETER_SD])
+        return np.concatenate([share * _softened(error), shift / PARAMETER_SD])
 
     bound = 3 * PARAMETER_SD
     found = least_squares(residuals, np.zeros(len(_PRIOR)), bounds=(-bound, bound), x_scale=PARAMETER_SD, max_nfev=25)
@@ -199,16 +209,18 @@ def _fit_closed(
         whole[:, deviating] += OWN_SD[deviating] * z[parts:].reshape(len(names), -1)[owner]
         return whole
 
+    share = _share(workloads)
+
     def residuals(z: FloatArray) -> FloatArray:
         error = (np.log(closed_times(line, values(z)).step_s) - log_step) / _CLOSED_SD
-        return np.concatenate([_softened(error), z])
+        return np.concatenate([share * _softened(error), z])
 
     def slopes(z: FloatArray) -> FloatArray:
         at = values(z)
         error = (np.log(closed_times(line, at).step_s) - log_step) / _CLOSED_SD
         root = np.sqrt(1 + error**2)
         soft = np.abs(error) / (root * np.maximum(np.abs(_softened(error)), 1e-12))
-        soft = np.where(np.abs(error) < 1e-6, 1.0, soft)[:, None]
+        soft = (share * np.where(np.abs(error) < 1e-6, 1.0, soft))[:, None]
         each = soft * _closed_slopes(line, at) / _CLOSED_SD
         own = np.zeros((rows, len(names), len(deviating)))
         own[np.arange(rows), owner] = each[:, deviating] * OWN_SD[deviating]

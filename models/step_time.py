@@ -45,8 +45,9 @@ _CHUNK, _MANY = 2500, 20_000
 MOST_JOINT = 4000
 # Relative: what two orders of the same floating-point sums differ by at most, and then some.
 _ROUNDING = 1e-9
-# Rows of one workload that the physics is sought on [physics.md]: no workload counts for more.
-_MOST_OF_ONE = 150
+# Rows of one workload that the physics is sought on: with fewer, which ones chance picks moves what a new workload
+# is predicted by several per cent.
+_MOST_OF_ONE = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +267,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
 
 
 def _few_of_each(rows: TrainingRows, *, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.intp]]:
-    """At most 150 rows of each workload, by chance."""
+    """At most 600 rows of each workload, by chance."""
     order = np.random.default_rng(seed).permutation(len(rows.step_s))
     count: dict[str, int] = {}
     picked = []

@@ -180,6 +180,15 @@ def test_parameters_that_nobody_was_told_are_found_well_enough_for_a_larger_clus
     assert np.median(moved) < 0.02 and np.quantile(moved, 0.9) < 0.05
 
 
+def test_a_workload_with_many_rows_counts_for_no_more_than_150_of_them() -> None:
+    seen = random_runs(450, 4)  # 150 of each workload
+    measured = np.exp(log_step(elsewhere(4), setups(seen)))
+    again = np.flatnonzero((seen["workload"] == seen["workload"].iloc[0]).to_numpy())
+    often = np.concatenate([np.arange(450), again, again])
+    once, thrice = (fit_physics(closed(), setups(seen.iloc[at]), measured[at]) for at in (np.arange(450), often))
+    assert np.abs(log_step(thrice, setups(seen)) - log_step(once, setups(seen))).max() < 1e-4
+
+
 def from_rows(runs: pd.DataFrame) -> StepTimeModel:
     none = pd.DataFrame()
     data = TrainingData(
