@@ -7,6 +7,7 @@ import math
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -204,21 +205,30 @@ def explained(interrupted: str = "nothing was changed") -> Iterator[None]:
         _fail(str(error), 2)
     except OSError as error:
         _fail(f"SRIFT_HOME cannot be used: {error}. Nothing was started", 1)
-    from prefect.exceptions import TerminationSignal
+    try:
+        yield
+    except SettingsError as error:
+        _fail(str(error), 2)
+    except _interruptions():
+        _fail(f"interrupted: {interrupted}", 1)
+    except _foreseen() as error:
+        _fail(str(error), 1)
 
+
+def _interruptions() -> tuple[type[BaseException], ...]:
+    """Ctrl-C, and what Prefect makes of a signal to end."""
+    ended = getattr(sys.modules.get("prefect.exceptions"), "TerminationSignal", KeyboardInterrupt)
+    return KeyboardInterrupt, ended
+
+
+def _foreseen() -> tuple[type[Exception], ...]:
+    """Errors whose text says all; sought when there is one, since what raises them takes long to import."""
     from tasks.measurements import ImportRefused
     from tasks.providers.base import ProviderError
     from tasks.turn import Busy
     from warehouse.database import WarehouseError
 
-    try:
-        yield
-    except SettingsError as error:
-        _fail(str(error), 2)
-    except (ProviderError, WarehouseError, Busy, ImportRefused, OSError) as error:
-        _fail(str(error), 1)
-    except (KeyboardInterrupt, TerminationSignal):
-        _fail(f"interrupted: {interrupted}", 1)
+    return ProviderError, WarehouseError, Busy, ImportRefused, OSError
 
 
 def _fail(message: str, code: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from .effects import GIVEN, LINEAR, SMOOTH, Term, correlation, terms
+from .effects import GIVEN, LINEAR, SMOOTH, Term, correlation, each_with_all, terms
 from .features import Features, Keys
 from .setups import FloatArray, IntArray
 
@@ -71,8 +71,8 @@ class Basis:
                 weight = np.sqrt(self._variances[name]) * term.weight[picked]
                 yield name, picked, tuple(term.keys[at] for at in rows), weight
 
-    def _smooth(self, left: Features, right: Features, theirs: dict[str, Term] | None = None) -> FloatArray:
-        ours, theirs = terms(left), theirs or terms(right)
+    def _smooth(self, left: Features, right: Features) -> FloatArray:
+        ours, theirs = terms(left), terms(right)
         total = np.zeros((len(left.exposed), len(right.exposed)))
         for name in SMOOTH:
             total += self._variances[name] * correlation(name, left, right, ours[name], theirs[name])
@@ -84,16 +84,14 @@ class Basis:
 
     def _pivot(self, features: Features) -> tuple[Features | None, FloatArray]:
         """Training setups that span the smooth families best, by pivoted Cholesky, and their factor."""
-        told = terms(features)
-        left = self._smooth_diagonal(told)
+        left, across = self._smooth_diagonal(terms(features)), each_with_all(SMOOTH, self._variances, features)
         most = min(_MOST_SMOOTH, len(left))
         rows, chosen = np.zeros((most, len(left))), []
         for at in range(most):
             best = int(np.argmax(left))
             if left[best] < _LEFT_OUT:
                 break
-            across = self._smooth(features.take(np.array([best])), features, told)[0]
-            rows[at] = (across - rows[:at, best] @ rows[:at]) / np.sqrt(left[best])
+            rows[at] = (across(best) - rows[:at, best] @ rows[:at]) / np.sqrt(left[best])
             left = np.maximum(left - rows[at] ** 2, 0)
             chosen.append(best)
         if not chosen:

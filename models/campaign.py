@@ -24,7 +24,7 @@ from .appraisal import Appraisal, Joint
 from .cloud import Cluster, Offer
 from .clusters import Refusal, clusters_of
 from .contenders import Contenders
-from .filling import Filled, Knowledge, fill
+from .filling import Filled, Knowledge, fill, rated
 from .identity import Key
 from .moments import gone_stale
 from .schedule import in_order
@@ -174,12 +174,12 @@ def _buy(
         first = covering[:1] or clusters
         share = seconds / len(covering) if covering else seconds
         best: tuple[Cluster, Filled] | None = None
-        most = 0.0
+        most, runs = 0.0, rated(by_members, known)
         for cluster in first:
             price = _usd_per_second(cluster)
             if costs.minimum_s * price > usd:
                 continue
-            filled = fill(cluster, workloads, by_members, known, most_s=min(share, usd / price), costs=costs)
+            filled = fill(cluster, workloads, runs, known, most_s=min(share, usd / price), costs=costs)
             worth = filled.worth / max(1 / seconds, price / usd)
             if filled.wants and (best is None or worth > most):
                 best, most = (cluster, filled), worth

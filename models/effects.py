@@ -10,14 +10,14 @@ arrangement of machines. Far from everything measured all of them are zero with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from .closed_form import NAMES, OWN_SD
 from .features import Features, Keys
-from .setups import FloatArray
+from .setups import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +109,8 @@ def noise_variance(features: Features, variances: Mapping[str, float]) -> FloatA
 
 def same(left: Keys, right: Keys) -> FloatArray:
     """(left, right) 1 where the keys are equal."""
-    if len(left) == 1:  # the pivots are sought one by one
-        return np.array([[float(one == left[0]) for one in right]])
-    codes = {name: at for at, name in enumerate(dict.fromkeys((*left, *right)))}
-    a, b = (np.array([codes[name] for name in side], dtype=int) for side in (left, right))
-    return np.asarray(a[:, None] == b[None, :], dtype=float)
+    codes = _numbered((*left, *right))
+    return np.asarray(codes[: len(left), None] == codes[None, len(left) :], dtype=float)
 
 
 def correlation(name: str, left: Features, right: Features, ours: Term, theirs: Term) -> FloatArray:
@@ -124,6 +121,31 @@ def correlation(name: str, left: Features, right: Features, ours: Term, theirs: 
     if ours.batch:
         found = found * _bell(left.batch[:, None], right.batch[:, None])
     return found
+
+
+def each_with_all(
+    names: Iterable[str], variances: Mapping[str, float], features: Features
+) -> Callable[[int], FloatArray]:
+    """(rows,) covariance by some families of the setup at a position with every one; their keys are compared once."""
+    told = terms(features)
+    families = [(variances[name], told[name], _numbered(told[name].keys)) for name in names]
+
+    def across(at: int) -> FloatArray:
+        shape = _bell(features.near[[at]], features.near)[0]
+        batch = _bell(features.batch[[at], None], features.batch[:, None])[0]
+        total = np.zeros(len(batch))
+        for variance, term, keys in families:
+            found = (keys == keys[at]) * term.weight[at] * term.weight
+            found = found * shape if term.shape else found
+            total += variance * (found * batch if term.batch else found)
+        return total
+
+    return across
+
+
+def _numbered(keys: Keys) -> IntArray:
+    codes = {name: at for at, name in enumerate(dict.fromkeys(keys))}
+    return np.array([codes[name] for name in keys], dtype=np.intp)
 
 
 def _bell(left: FloatArray, right: FloatArray) -> FloatArray:

@@ -6,8 +6,9 @@ workload on a cluster. Errors are |predicted - measured| / measured; coverage is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -37,7 +38,12 @@ class Decision:
     reason: str
 
 
-def held_out(data: TrainingData, *, seed: int) -> Iterator[tuple[str, str, TrainingData, pd.DataFrame]]:
+HeldOut = tuple[str, str, TrainingData, pd.DataFrame]
+# A `map`: it may do its work wherever it likes, if its results come in order.
+Each = Callable[[Callable[[HeldOut], pd.DataFrame | None], Iterable[HeldOut]], Iterable[pd.DataFrame | None]]
+
+
+def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
     """(split, group, training data without the group, the group's rows)."""
     runs = valid_runs(data.runs).reset_index(drop=True)
     if not len(runs):
@@ -64,20 +70,24 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[tuple[str, str, Train
         yield "setup", f"fold {at}", replace(data, runs=runs[fold != at]), runs[fold == at]
 
 
-def predictions(data: TrainingData, *, seed: int) -> pd.DataFrame:
+def predictions(data: TrainingData, *, seed: int, each: Each = map) -> pd.DataFrame:
     """Each held-out row with its split, group, measured step_s and what a model that never saw it predicts.
 
     Columns: split, group, row (place among the valid runs: the same in every split), run_id, setup (workload on
-    sorted cluster), measured_s, step_s, step_low_s, step_high_s.
+    sorted cluster), measured_s, step_s, step_low_s, step_high_s. `each` fits without each group in turn.
     """
-    found: list[pd.DataFrame] = []
-    for split, group, training, rows in held_out(data, seed=seed):
-        try:
-            predicted = fit(training, seed=seed).predict(_unanswered(rows))
-        except ValueError:  # a group whose workload nothing else tells about cannot be held out
-            continue
-        found.append(_scored(split, group, rows, predicted))
+    found = [one for one in each(partial(_predicted, seed=seed), held_out(data, seed=seed)) if one is not None]
     return pd.concat(found, ignore_index=True) if found else _nothing()
+
+
+def _predicted(out: HeldOut, *, seed: int) -> pd.DataFrame | None:
+    """None for a group whose workload nothing else tells about: it cannot be held out."""
+    split, group, training, rows = out
+    try:
+        predicted = fit(training, seed=seed).predict(_unanswered(rows))
+    except ValueError:
+        return None
+    return _scored(split, group, rows, predicted)
 
 
 def _unanswered(rows: pd.DataFrame) -> pd.DataFrame:

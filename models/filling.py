@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import pandas as pd
 
@@ -196,10 +196,24 @@ class Filled:
     worth: float  # of a billed second
 
 
+Rated = Callable[[tuple[str, ...]], Sequence[tuple[float, Want]]]
+
+
+def rated(by_members: Mapping[tuple[str, ...], Sequence[Want]], known: Knowledge) -> Rated:
+    """The runs of each sub-cluster that are worth anything now, and how much. Many clusters ask about the same one."""
+
+    @cache
+    def of(members: tuple[str, ...]) -> list[tuple[float, Want]]:
+        valued = [(known.value(want), want) for want in by_members.get(members, ())]
+        return [one for one in valued if one[0] > 0]
+
+    return of
+
+
 def fill(
     cluster: Cluster,
     workloads: Sequence[Workload],
-    by_members: Mapping[tuple[str, ...], Sequence[Want]],
+    runs: Rated,
     known: Knowledge,
     *,
     most_s: float,
@@ -210,7 +224,7 @@ def fill(
     Profiles that are missing come first, then a sweep of collectives over two machines and over all (unless known),
     then training runs by value per second (lazily re-valued: values only fall as runs are added) until one more is
     worth less per second than the launch so far. Runs of no worth are left out; seconds that the minimum bills anyway
-    cost nothing.
+    cost nothing. `runs` are rated by what is `known`.
     """
     schedule = Schedule.of(cluster)
     left = most_s - costs.launch_s
@@ -225,13 +239,12 @@ def fill(
     probing = [want for want in chosen if want.kind == "probe"]
     worth, must_s = _PROBE_WORTH * len(probing), max(schedule.alone_s)  # profiles must be: no run is weighed by them
     trains: list[Want] = []
-    wants = [want for members in parts for want in by_members.get(members, ())]
-    values = [trial.value(want) for want in wants]
-    heap = [(-values[place] / want.est_s, place) for place, want in enumerate(wants) if values[place] > 0]
+    wants = [one for members in parts for one in runs(members)]
+    heap = [(-value / want.est_s, place) for place, (value, want) in enumerate(wants)]
     heapq.heapify(heap)
     while heap:
         _, place = heapq.heappop(heap)
-        want = wants[place]
+        want = wants[place][1]
         if schedule.seconds + schedule.extra_s(want) > left:
             continue
         value = trial.value(want)

@@ -27,19 +27,17 @@ _MOST_GROUPS, _OUTLYING, _LEAST_SPREAD = 30, 4.0, 0.05
 _GROUP_COLUMNS = 24_000
 
 
-def calibrated(
-    features: Features, target: FloatArray, repeats: FloatArray, spread: FloatArray
-) -> tuple[dict[str, float], FloatArray, float]:
-    """Variances, the noise share of each row with outliers weighed down, and the scale of every spread.
+def calibrated(features: Features, target: FloatArray, repeats: FloatArray, spread: FloatArray) -> Posterior:
+    """The regression with variances, the noise share of each row (outliers weighed down) and a scale of every spread.
 
     `repeats` is the number of runs behind each row, `spread` the standard deviation of their logs (0 for one).
     """
     apart = spread**2 / np.maximum(repeats, 1) / NOISE["noise"] ** 2
     share = (0.5 + 0.5 / np.maximum(repeats, 1)) * _outlying(features, target) + apart
     variances = learn_variances(features, target, share)
-    if len(target) < 10:
-        return variances, share, _PRIOR_SCALE
     plain = Posterior(features, target, share, variances)
+    if len(target) < 10:
+        return plain.scaled(_PRIOR_SCALE)
     workload = tuple(f"{name} {many:g}" for name, many in zip(features.workload, features.several, strict=True))
     most = int(np.clip(_GROUP_COLUMNS / plain.columns, 4, _MOST_GROUPS))
     groupings = (workload, features.arrangement, blocks(features))
@@ -50,7 +48,7 @@ def calibrated(
     seen = float(np.quantile(np.abs(np.concatenate(standardised)), 0.9)) / Z_90
     rows = len(target)
     scale = (rows * seen + _PRIOR_ROWS * _PRIOR_SCALE) / (rows + _PRIOR_ROWS)
-    return variances, share, float(np.clip(scale, _LEAST_SCALE, _MOST_SCALE))
+    return plain.scaled(float(np.clip(scale, _LEAST_SCALE, _MOST_SCALE)))
 
 
 def _some(groups: Keys, most: int) -> Keys:

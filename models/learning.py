@@ -131,8 +131,9 @@ def one_device_rows(rows: TrainingRows, profiles: pd.DataFrame) -> pd.DataFrame:
     setups = rows.setups
     profiled = {str(one) for one in profiles["workload"]} if "workload" in profiles else set()
     found: list[tuple[str, str, float, float, float]] = []
+    ranks = setups.ranks
     for at, (workload, types) in enumerate(zip(setups.workloads, setups.types, strict=True)):
-        step, alone = rows.step_s[at], setups.ranks[at] == 1
+        step, alone = rows.step_s[at], ranks[at] == 1
         if not alone and (workload in profiled or len(set(types)) > 1 or len(set(setups.batch[at, : len(types)])) > 1):
             continue
         known = bool(np.isfinite(rows.sync_s[at]))

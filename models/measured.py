@@ -25,13 +25,16 @@ class Measured:
     scale: float
 
     @classmethod
-    def of(cls, physics: Physics, rows: TrainingRows) -> Measured:
-        """The rows, with variances and scale learned around `physics`."""
+    def of(cls, physics: Physics, rows: TrainingRows) -> tuple[Measured, Posterior]:
+        """The rows, with variances and scale learned around `physics`; and the regression on them, as `posterior`."""
         step = physics.at(rows.setups)
         features = features_of(rows.setups, step, physics)
         target = np.log(rows.step_s / step.times.step_s) + step.offset
-        variances, share, scale = calibrated(features, target, rows.repeats, rows.spread)
-        return cls(setups=rows.setups, step_s=rows.step_s, share=share, variances=variances, scale=scale)
+        found = calibrated(features, target, rows.repeats, rows.spread)
+        measured = cls(
+            setups=rows.setups, step_s=rows.step_s, share=found.share, variances=found.variances, scale=found.scale
+        )
+        return measured, found
 
     def posterior(self, physics: Physics) -> Posterior:
         """The regression on them around `physics`."""
@@ -50,9 +53,8 @@ class Learned:
     most: float
 
     @classmethod
-    def of(cls, measured: Measured, physics: Physics) -> Learned:
-        """The regression on `measured` around `physics`."""
-        posterior = measured.posterior(physics)
+    def of(cls, posterior: Posterior) -> Learned:
+        """The range is that of `posterior` on what it was given."""
         seen = posterior.fitted
         return cls(posterior=posterior, least=float(seen.min(initial=0.0)), most=float(seen.max(initial=0.0)))
 

@@ -9,6 +9,7 @@ setups.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,7 +61,7 @@ class Posterior:
         ahead: Features | None = None,
     ) -> None:
         """`ahead` are setups that will be asked about: what they share among each other is told apart too."""
-        self.variances, self.scale = variances, scale
+        self.variances, self.share, self.scale = variances, share, scale
         self._given = (features, target, share)
         self._basis = Basis(features if ahead is None else features.joined(ahead), variances)
         phi, alone = self._basis.at(features)
@@ -129,8 +130,19 @@ class Posterior:
 
     @property
     def fitted(self) -> FloatArray:
-        """Mean of log(step / physics) of what was measured."""
-        return self.moments(self._given[0])[0]
+        """Mean of log(step / physics) of what was measured: that, less what each setup's own noise explains."""
+        features, target, _ = self._given
+        found = target - features.offset
+        for key, picked in _grouped(blocks(features)).items():
+            one = self._blocks[key]
+            found[picked] -= one.noise * (one.whitener.T @ (one.target - one.phi @ self._beta))
+        return found
+
+    def scaled(self, scale: float) -> Posterior:
+        """The same with every spread times `scale`, instead of the scale that it has."""
+        other = copy(self)
+        other.scale = scale
+        return other
 
     def draws(self, at: Features, *, count: int, seed: int) -> tuple[FloatArray, FloatArray]:
         """(setups,) mean of log(step / physics), and (setups, count) of what it may be off by, drawn jointly.
@@ -217,15 +229,28 @@ class Posterior:
         for keys in members.values():
             own = [self._blocks[key] for key in sorted(keys)]
             phi, target = np.concatenate([one.phi for one in own]), np.concatenate([one.target for one in own])
-            factor = np.linalg.cholesky(self._precision - phi.T @ phi + 1e-9 * np.eye(len(self._right)))
-            beta = cho_solve((factor, True), self._right - phi.T @ target)
+            residual, half, noise = self._without(phi, target)
+            first = 0
             for one in own:
+                at, first = slice(first, first + len(one.target)), first + len(one.target)
                 # back from whitened to the setups' own scale
-                residual = one.factor @ (one.target - one.phi @ beta)
-                half = solve_triangular(factor, (one.factor @ one.phi).T, lower=True)
-                spread = (half**2).sum(axis=0) + (one.factor**2).sum(axis=1)
-                found.append(residual / np.sqrt(spread))
+                spread = ((half[:, at] @ one.factor.T) ** 2).sum(axis=0) + noise * (one.factor**2).sum(axis=1)
+                found.append(one.factor @ residual[at] / np.sqrt(spread))
         return np.concatenate(found) if found else np.zeros(0)
+
+    def _without(self, phi: FloatArray, target: FloatArray) -> tuple[FloatArray, FloatArray, float]:
+        """Residuals of the given whitened training rows had they been left out, (rows,); their covariance is
+        half^T half + noise I, half (any, rows).
+        """
+        rows, columns = phi.shape
+        if rows < columns:  # cheaper by rows: what they tell of beta is taken back by Woodbury's identity
+            half = phi @ self._whitener
+            factor = cholesky(np.eye(rows) - half @ half.T)
+            left = cho_solve((factor, True), target - phi @ self._beta)
+            return left, solve_triangular(factor, np.eye(rows), lower=True), 0.0
+        factor = cholesky(self._precision - phi.T @ phi + 1e-9 * np.eye(columns))
+        left = target - phi @ cho_solve((factor, True), self._right - phi.T @ target)
+        return left, solve_triangular(factor, phi.T, lower=True), 1.0
 
 
 def _grouped(keys: Keys) -> dict[str, IntArray]:

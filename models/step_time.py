@@ -209,7 +209,8 @@ class StepTimeModel:
     def _learned(self) -> Learned:
         """What was measured, brought to bear; the same measurements give the same one."""
         if "learned" not in self._made:
-            self._made["learned"] = Learned.of(self.measured, self.physics)
+            posterior = self._made.pop("posterior", None) or self.measured.posterior(self.physics)
+            self._made["learned"] = Learned.of(posterior)
         made: Learned = self._made["learned"]
         return made
 
@@ -249,10 +250,11 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     if len(kept):
         picked = _few_of_each(rows, seed=seed)
         physics = fit_physics(physics, rows.setups.take(picked), rows.step_s[picked])
+    measured, posterior = Measured.of(physics, rows)
     return StepTimeModel(
         provider=rows.provider,
         physics=physics,
-        measured=Measured.of(physics, rows),
+        measured=measured,
         memory=fit_memory(
             data.profiles,
             rows.setups,
@@ -263,6 +265,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
         trained_on=rows.run_ids,
         workload_digests=definition_digests(data.workloads, "workload"),
         type_digests=definition_digests(data.instance_types, "name"),
+        _made={"posterior": posterior},
     )
 
 

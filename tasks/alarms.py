@@ -8,8 +8,6 @@ from datetime import datetime
 from typing import Any
 
 import pandas as pd
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from models import alarm
 from models.cloud import parse_cluster
@@ -19,13 +17,14 @@ from warehouse.database import WarehouseMissing
 
 from .installation import Installation
 from .registry import Champion
+from .step import Step
 
 MOST_SAID = 5
 
 Row = dict[str, Any]
 
 
-@task(cache_policy=NO_CACHE)
+@Step
 def note_alarms(
     here: Installation, frames: Mapping[str, pd.DataFrame], champion: Champion | None, refresh_id: str, now: datetime
 ) -> list[str]:

@@ -14,9 +14,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from warehouse import append
 
 from .benchmark import Served
@@ -26,6 +23,7 @@ from .machines import machine_rows
 from .node.record import Item
 from .outcomes import Ended, item_row, launch_row
 from .providers.base import EndedLease
+from .step import Step
 from .turn import alone, at_work_elsewhere
 
 
@@ -39,7 +37,7 @@ class Collected:
     notes: list[str] = field(default_factory=list)
 
 
-@task(cache_policy=NO_CACHE)
+@Step
 def collect(here: Installation, refresh_id: str, now: datetime) -> Collected:
     """Load every lease that is over, then forget it; one still held is left alone. Loading twice adds nothing.
 
@@ -57,7 +55,7 @@ def collect(here: Installation, refresh_id: str, now: datetime) -> Collected:
     return collected
 
 
-@task(cache_policy=NO_CACHE)
+@Step
 def bring_home(here: Installation, served: Served, refresh_id: str, now: datetime) -> Collected:
     """What one launch measured; where it got no machines it left no mailbox, and its rows go straight in."""
     if served.mailbox is None:

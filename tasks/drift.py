@@ -7,8 +7,6 @@ from dataclasses import asdict
 from datetime import datetime
 
 import pandas as pd
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from models import drift
 from models.identity import rows_of
@@ -18,9 +16,10 @@ from warehouse import append, reads
 from .installation import Installation
 from .providers.base import ProviderError
 from .registry import Champion
+from .step import Step
 
 
-@task(cache_policy=NO_CACHE)
+@Step
 def note_drift(
     here: Installation, frames: Mapping[str, pd.DataFrame], champion: Champion | None, refresh_id: str, now: datetime
 ) -> list[str]:

@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from datetime import datetime
 
 import pandas as pd
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from models.judging import ledger
 from warehouse import append, reads
 
 from .circumstances import circumstances
 from .installation import Installation
+from .step import Step
 
 
-@task(cache_policy=NO_CACHE)
+@Step
 def judge_promises(here: Installation, frames: Mapping[str, pd.DataFrame], refresh_id: str, now: datetime) -> int:
     """Judge every promise by the runs measured since; returns how many judgements are new. Again adds nothing."""
     promises = reads.mart(here.warehouse, "promises", provider=here.provider.name)

@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from models.cloud import InstanceType, Offer
 from models.identity import rows_of
@@ -17,9 +15,10 @@ from warehouse import append, reads
 
 from .installation import Installation
 from .providers.base import PackagedPrices, ProviderError
+from .step import Step
 
 
-@task(cache_policy=NO_CACHE)
+@Step
 def note_definitions(here: Installation, now: datetime) -> None:
     """Write down today's definitions of workloads and instance types: what measured others is history.
 
@@ -41,7 +40,7 @@ def note_definitions(here: Installation, now: datetime) -> None:
         append.note_instance_types(connection, [asdict(t) | {"digest": t.digest} for t in types], noted_at=now)
 
 
-@task(cache_policy=NO_CACHE)
+@Step
 def snapshot_offers(here: Installation, refresh_id: str, now: datetime) -> str:
     """Store the offers of this moment; says what was done. Without an answer the last snapshot stays in use.
 

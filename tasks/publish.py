@@ -6,20 +6,18 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from warehouse import publication
 from warehouse.export import export, read_published
 
 from .installation import Installation
 from .registry import Champion
+from .step import Step
 from .turn import alone
 
 Row = dict[str, Any]
 
 
-@task(cache_policy=NO_CACHE)
+@Step
 def store_publication(
     here: Installation, rows: Sequence[Row], champion: Champion | None, refresh_id: str, now: datetime
 ) -> int:
@@ -35,7 +33,7 @@ def store_publication(
     )
 
 
-@task(cache_policy=NO_CACHE)
+@Step
 def export_copies(here: Installation) -> list[Row]:
     """Replace the published files; returns what changed against the last publication."""
     with alone(here.home, "export"):  # or an older state, read before, could be renamed into place after

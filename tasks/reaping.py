@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from .collect import collect
 from .installation import Installation, new_refresh_id, open_installation
+from .step import Step
 
 
 def reap_now(provider: str) -> list[str]:
@@ -16,7 +14,7 @@ def reap_now(provider: str) -> list[str]:
     return end_and_collect.fn(open_installation(provider), datetime.now(UTC))
 
 
-@task(cache_policy=NO_CACHE)
+@Step
 def end_and_collect(here: Installation, now: datetime) -> list[str]:
     """End leases past their deadline or without a controller, and load what ended ones hold. Says what it did."""
     ended = here.provider.reap(now)

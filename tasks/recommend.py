@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from models import planner
 from models.cloud import Offer
@@ -26,6 +24,7 @@ from .facts import told
 from .installation import Installation
 from .registry import Champion
 from .settings import IMPORTED
+from .step import Step
 from .threads import one_thread
 
 SEED = 7
@@ -48,7 +47,7 @@ GUESSED = "a first guess from its FLOPs, since nothing of it was ever measured o
 Row = dict[str, Any]
 
 
-@task(cache_policy=NO_CACHE)
+@Step
 def recommend_all(
     here: Installation, champion: Champion | None, offers: Sequence[Offer], runs: pd.DataFrame
 ) -> list[Row]:

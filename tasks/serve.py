@@ -6,9 +6,6 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from models.campaign import Launch, Wanted
 
 from .benchmark import Clock, Job, Served, Stopwatch, Watch, write_rows
@@ -22,10 +19,11 @@ from .providers.base import NoCapacity, Provider, ProviderError
 from .report import reporter
 from .service import Service
 from .shopping import launch_seed
+from .step import Step
 from .tally import Tally
 
 
-@task(cache_policy=NO_CACHE)
+@Step
 def serve_launch(here: Installation, launch: Launch, lease_id: str, tally: Tally) -> Served:
     """Acquire, measure and release one cluster within every cap; its mailbox waits to be loaded.
 

@@ -9,8 +9,6 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pandas as pd
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from models import campaign as pure
 from models.campaign import STOPS, Launch, shopping_list
@@ -32,6 +30,7 @@ from .prices import current_offers, nothing_to_buy, offers_now
 from .recommend import contending
 from .registry import Champion, load_champion
 from .report import reporter
+from .step import Step
 from .tally import Tally
 
 MOST_LISTS = 4  # of one campaign, with a champion those without a run: always refused, asking on is no use
@@ -44,7 +43,7 @@ def costs_of(here: Installation) -> Costs:
     return stated if launch_s is None else replace(stated, launch_s=launch_s)
 
 
-@task(cache_policy=NO_CACHE)
+@Step
 def shop(
     here: Installation,
     offers: Sequence[Offer],

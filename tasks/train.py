@@ -9,8 +9,6 @@ from datetime import datetime
 from pathlib import Path
 
 import pandas as pd
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from models import evaluate
 from models.evaluate import Decision
@@ -22,6 +20,8 @@ from . import plots, registry
 from .installation import Installation
 from .jobs import code_commit
 from .registry import Champion, Provenance
+from .side_by_side import side_by_side
+from .step import Step
 from .threads import one_thread
 
 SEED = 11
@@ -37,20 +37,20 @@ class Challenger:
     decision: Decision
 
 
-@task(cache_policy=NO_CACHE)
+@Step
 def challenge(frames: Mapping[str, pd.DataFrame], champion: Champion | None) -> Challenger | None:
     """Fit on all rows, score on held-out groups, compare with the champion on the same runs. None: nothing to fit."""
     data = TrainingData(**frames)
     if not len(data.runs):
         return None
-    with one_thread():
+    with one_thread(), side_by_side([evaluate.__name__]) as each:
         model = fit(data, seed=SEED)
-        held_out = evaluate.predictions(data, seed=SEED)
+        held_out = evaluate.predictions(data, seed=SEED, each=each)
         decision = evaluate.verdict(data, held_out, model, None if champion is None else champion.model)
     return Challenger(model=model, held_out=held_out, scoreboard=evaluate.summarise(held_out), decision=decision)
 
 
-@task(cache_policy=NO_CACHE)
+@Step
 def register(
     here: Installation, challenger: Challenger, frames: Mapping[str, pd.DataFrame], refresh_id: str, now: datetime
 ) -> int:

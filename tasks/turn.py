@@ -12,14 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-from prefect.runtime import deployment
-
 from warehouse import append
 
 from .installation import Installation
 from .report import reporter
+from .step import Step
 
 _PATIENCE_S = 6 * 3600.0  # of a run that a schedule started: longer than any refresh takes
 _ASK_AGAIN_S = 2.0
@@ -67,6 +64,8 @@ def taking_turn(
 
 def patience_s() -> float:
     """How long this run waits for its turn: a person is told at once, a run that a schedule started has time."""
+    from prefect.runtime import deployment
+
     return _PATIENCE_S if deployment.id else 0.0
 
 
@@ -99,7 +98,7 @@ def alone(home: Path, what: str) -> Iterator[None]:
         yield
 
 
-@task(cache_policy=NO_CACHE)
+@Step
 def store_timings(here: Installation, refresh_id: str, seconds: Mapping[str, float]) -> None:
     """Keep the seconds by phase, so that `BENCHMARKS.md` and a slow night can be read from the warehouse."""
     with here.warehouse.transact() as connection:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +15,7 @@ from scipy.stats import norm
 from models.evaluate import (
     COLUMNS,
     SPLITS,
+    HeldOut,
     calibration,
     contest,
     decide,
@@ -91,6 +94,23 @@ def test_the_rows_that_are_scored_are_not_in_the_data_that_is_fitted() -> None:
         if split == "setup":
             pairs = [set(zip(part["workload"], part["cluster"], strict=True)) for part in (training.runs, rows)]
             assert not pairs[0] & pairs[1]
+
+
+def test_a_group_without_which_nothing_is_left_to_learn_from_is_skipped() -> None:
+    runs = data().runs
+    alone = runs[(runs["workload"] == "lm") & runs["cluster"].str.fullmatch("2x[^+]*")]
+    assert alone["cluster"].nunique() > 1
+    scored = predictions(replace(data(), runs=alone, profiles=data().profiles.iloc[:0]), seed=0)
+    assert set(scored["split"]) == {"setup"} and sorted(scored["row"]) == list(range(len(alone)))
+
+
+def test_groups_may_be_fitted_without_in_any_order_elsewhere() -> None:
+    few = replace(data(), runs=data().runs.iloc[::3])
+
+    def backwards(fitted: Callable[[HeldOut], pd.DataFrame | None], groups: Iterable[HeldOut]) -> list[Any]:
+        return [fitted(group) for group in reversed(list(groups))][::-1]
+
+    pd.testing.assert_frame_equal(predictions(few, seed=0, each=backwards), predictions(few, seed=0), check_exact=True)
 
 
 def test_no_rows_give_an_empty_scoreboard() -> None:

@@ -10,7 +10,19 @@ import pytest
 
 from models import intervals
 from models.closed_form import NAMES, OWN_SD
-from models.effects import FAMILIES, GIVEN, LINEAR, LOCAL, NOISE, SMOOTH, blocks, correlation, noise_variance, terms
+from models.effects import (
+    FAMILIES,
+    GIVEN,
+    LINEAR,
+    LOCAL,
+    NOISE,
+    SMOOTH,
+    blocks,
+    correlation,
+    each_with_all,
+    noise_variance,
+    terms,
+)
 from models.features import Features
 from models.intervals import Z_90, calibrated
 from models.overlap import PARAMETER_NAMES
@@ -192,6 +204,33 @@ def test_a_group_held_out_is_what_a_fit_without_it_says(by: str) -> None:
     assert np.abs(found).max() > 1
 
 
+@pytest.mark.parametrize("many", [40, 260])
+def test_rows_are_left_out_alike_whether_they_are_fewer_than_the_columns_or_not(many: int) -> None:
+    seen, variances = features(260, 3, workloads=2, arrangements=3), starting_variances()
+    posterior = Posterior(seen, drawn_target(seen, variances, 4), np.ones(260), variances)
+    assert 40 < posterior.columns < 260
+    own = list(posterior._blocks.values())
+    phi, target = np.concatenate([one.phi for one in own])[:many], np.concatenate([one.target for one in own])[:many]
+    inverse = np.linalg.inv(posterior._precision - phi.T @ phi)
+    residual, half, noise = posterior._without(phi, target)
+    assert residual == pytest.approx(target - phi @ inverse @ (posterior._right - phi.T @ target), abs=1e-5)
+    assert half.T @ half + noise * np.eye(many) == pytest.approx(np.eye(many) + phi @ inverse @ phi.T, rel=1e-5)
+
+
+def test_what_was_measured_is_fitted_as_it_is_predicted() -> None:
+    seen, *_, posterior = known()
+    assert posterior.fitted == pytest.approx(posterior.moments(seen)[0], abs=1e-9)
+    mean, spread = posterior.scaled(2.0).moments(seen)
+    assert mean == pytest.approx(posterior.moments(seen)[0]) and spread == pytest.approx(2 * posterior.moments(seen)[1])
+
+
+def test_the_covariance_of_one_setup_with_all_is_that_of_all() -> None:
+    seen, variances = features(30, 5), starting_variances()
+    told, across = terms(seen), each_with_all(SMOOTH, variances, seen)
+    whole = sum(variances[name] * correlation(name, seen, seen, told[name], told[name]) for name in SMOOTH)
+    assert np.array([across(at) for at in range(30)]) == pytest.approx(whole, abs=1e-15)
+
+
 def test_variances_are_larger_where_a_workload_had_a_large_effect() -> None:
     seen, share, nothing = features(90, 4, workloads=12, slopes=0.0), np.ones(90), dict.fromkeys(EVERY, 1e-8)
     quiet = nothing | {"noise": 4e-4, "noise_exposed": 1e-6}
@@ -223,9 +262,9 @@ def test_intervals_of_data_as_the_model_has_it_hold_as_much_as_they_say() -> Non
         seen = features(120, seed, workloads=6, arrangements=8, slopes=0.2)
         target = drawn_target(seen, starting_variances(), seed + 10)
         picked, fresh = np.arange(80), np.arange(80, 120)
-        variances, share, scale = calibrated(seen.take(picked), target[picked], np.ones(80), np.zeros(80))
-        assert intervals._LEAST_SCALE <= scale < 1.4
-        asked, posterior = seen.take(fresh), Posterior(seen.take(picked), target[picked], share, variances, scale)
+        posterior = calibrated(seen.take(picked), target[picked], np.ones(80), np.zeros(80))
+        assert intervals._LEAST_SCALE <= posterior.scale < 1.4
+        asked = seen.take(fresh)
         mean, spread = posterior.moments(asked)
         inside.append(np.abs(target[fresh] - asked.offset - mean) < Z_90 * spread)
     assert 0.82 < np.mean(inside) < 0.98
@@ -234,10 +273,12 @@ def test_intervals_of_data_as_the_model_has_it_hold_as_much_as_they_say() -> Non
 def test_the_scale_stays_within_its_bounds_and_few_rows_are_believed_less() -> None:
     seen, random = features(40, 8, slopes=0.2), np.random.default_rng(0)
     share = np.ones(40)
-    quiet, loud = (calibrated(seen, size * random.standard_t(1, 40), share, np.zeros(40))[2] for size in (1e-6, 50.0))
+    quiet, loud = (
+        calibrated(seen, size * random.standard_t(1, 40), share, np.zeros(40)).scale for size in (1e-6, 50.0)
+    )
     assert quiet == intervals._LEAST_SCALE < loud <= intervals._MOST_SCALE
-    few, _, scale = calibrated(seen.take(np.arange(4)), np.zeros(4), share[:4], np.zeros(4))
-    assert few == starting_variances() and scale > 1
+    few = calibrated(seen.take(np.arange(4)), np.zeros(4), share[:4], np.zeros(4))
+    assert few.variances == starting_variances() and few.scale > 1
 
 
 def test_outliers_are_weighed_down_and_move_the_others_little() -> None:
@@ -247,8 +288,9 @@ def test_outliers_are_weighed_down_and_move_the_others_little() -> None:
     wrong[odd] += np.log(10)
     moved = []
     for one in (target, wrong):
-        variances, share, scale = calibrated(seen, one, np.ones(80), np.zeros(80))
-        moved.append(Posterior(seen, one, share, variances, scale).moments(seen)[0])
+        posterior = calibrated(seen, one, np.ones(80), np.zeros(80))
+        share = posterior.share
+        moved.append(posterior.moments(seen)[0])
     assert (share[odd] > 10).all() and np.median(share) == 1
     assert np.quantile(np.abs(moved[1] - moved[0]), 0.9) < 0.05
 
