@@ -269,8 +269,8 @@ def _hours(text: str | None) -> float | None:
 
 
 def _print_table(as_json: bool, top: int) -> None:
-    from tasks.answer import published_rows
     from tasks.printing import print_recommendations
+    from tasks.published import published_rows
 
     rows = published_rows(load_settings().home / "published")
     _print_json(rows) if as_json else print_recommendations([row for row in rows if row["rank"] <= top])

@@ -24,8 +24,9 @@ from .appraisal import Appraisal, Joint
 from .cloud import Cluster, Offer
 from .clusters import Refusal, clusters_of
 from .contenders import Contenders
-from .filling import Filled, Knowledge, fill, rated
+from .filling import Filled, fill, rated
 from .identity import Key
+from .knowledge import Knowledge
 from .moments import gone_stale
 from .schedule import in_order
 from .wants import Costs, Expected, Want, sub_clusters, train_wants

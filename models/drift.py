@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binom
+from scipy.special import bdtrc
 
 from .cloud import parse_cluster
 from .evaluate import predictions_of
@@ -28,12 +27,6 @@ _MISSES = 0.1  # of right 90 % intervals
 _CHANCE = 0.05  # of naming any group although nothing drifts
 _LEAST_RUNS = 5  # that can name a group
 _MOST_RUNS, _MOST_OF_ALL = 30, 60  # newest runs of a group, and of all, that count as recent
-_HOW = {
-    "slower": "runs slower than predicted",
-    "faster": "runs faster than predicted",
-    "either way": "runs unlike what was predicted, some slower and some faster,",
-    "none": "runs as predicted",
-}
 _ONE_SIDED = 2.0  # times as many on one side as on the other give the drift a direction
 
 
@@ -103,17 +96,6 @@ def judge(scored: pd.DataFrame, before: Mapping[Group, pd.Timestamp | None]) -> 
     return [*by_name, *_whole(scored, before)]
 
 
-def sentence(row: Mapping[str, Any]) -> str:
-    """A row of the mart `drift` in words: where, how many, how far, since when, and what happens about it."""
-    whole = row["scope"] == "provider"
-    where = "everything" if whole else f"{row['instance_type']} in {row['zone'] or 'an unknown zone'}"
-    how = _HOW[str(row["direction"])]
-    since = f" since {row['since']:%Y-%m-%d %H:%M} UTC" if pd.notna(row["since"]) else ""
-    by = f"by {float(row['median_ratio']) - 1:+.0%} in the median of {row['runs']} recent runs"
-    again = "measures again what was known well" if whole else "measures it again first"
-    return f"drift: {where} {how}{since}, {by}, {row['outside']} outside their intervals; the next campaign {again}"
-
-
 def _groups(scored: pd.DataFrame) -> dict[Group, BoolArray]:
     found: dict[Group, BoolArray] = {}
     for at, (cluster, zone) in enumerate(zip(scored["cluster"], scored["zone"], strict=True)):
@@ -141,7 +123,7 @@ def _told(group: Group, runs: pd.DataFrame, before: Mapping[Group, pd.Timestamp 
         runs=len(runs),
         outside=int(out.sum()),
         median_ratio=float(np.median(runs["measured_s"] / runs["step_s"])),
-        chance=float(binom.sf(int(out.sum()) - 1, len(runs), _MISSES)),
+        chance=float(bdtrc(int(out.sum()) - 1, len(runs), _MISSES)),
         since=earlier if out.any() and earlier is not None and pd.notna(earlier) else since,
         newest_measured_at=runs["measured_at"].max(),
     )
@@ -180,5 +162,5 @@ def _shifted(runs: pd.DataFrame, before: Mapping[Group, pd.Timestamp | None]) ->
     if one is None or one.runs < _LEAST_RUNS or one.direction not in ("slower", "faster"):
         return False
     above = int((runs["measured_s"] > runs["step_s"]).sum())
-    side = 2 * float(binom.sf(max(above, len(runs) - above) - 1, len(runs), 0.5))
+    side = 2 * float(bdtrc(max(above, len(runs) - above) - 1, len(runs), 0.5))
     return one.chance <= _CHANCE and side <= _CHANCE

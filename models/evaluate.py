@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from .cloud import cluster_name, parse_cluster
 from .learning import TrainingData, definition_digests, valid_runs
@@ -164,7 +164,7 @@ def calibration(scored: pd.DataFrame) -> pd.DataFrame:
         )
         away = np.abs(measured - (low + high) / 2) / ((high - low) / 2)  # in half-widths of 90 %
         for level in LEVELS:
-            half = norm.ppf((1 + level) / 2) / norm.ppf(0.95)
+            half = ndtri((1 + level) / 2) / ndtri(0.95)
             told = {"stated": level, "observed": float(np.mean(away <= half)), "rows": len(own)}
             rows.append({"split": split, **told})
     return pd.DataFrame(rows, columns=["split", "stated", "observed", "rows"])

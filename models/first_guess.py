@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from .compute import ComputeModel, Curve
 from .intervals import Z_90
@@ -87,7 +87,7 @@ class FirstGuess:
     ) -> tuple[Floats, Floats]:
         """Central 90 % interval of the seconds of one step on one device."""
         middle, scale = self.seconds(flops_per_sample, batch, device_tflops)
-        half = float(student.ppf(0.95, _FREEDOM)) * scale
+        half = float(stdtrit(_FREEDOM, 0.95)) * scale
         return middle * np.exp(-half), middle * np.exp(half)
 
     def curve(self, flops_per_sample: float, device_tflops: float, batches: tuple[float, ...]) -> tuple[Curve, float]:
@@ -102,7 +102,7 @@ class FirstGuess:
             optimizer_s=0.0,
             origin="flops",
         )
-        return curve, float(student.ppf(0.95, _FREEDOM) / Z_90 * np.max(scale))
+        return curve, float(stdtrit(_FREEDOM, 0.95) / Z_90 * np.max(scale))
 
 
 def _design(work: Floats, peak: Floats) -> Floats:

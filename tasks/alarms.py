@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -16,8 +16,10 @@ from warehouse import append, reads
 from warehouse.database import WarehouseMissing
 
 from .installation import Installation
-from .registry import Champion
 from .step import Step
+
+if TYPE_CHECKING:
+    from .registry import Champion
 
 MOST_SAID = 5
 

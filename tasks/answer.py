@@ -1,9 +1,8 @@
-"""Answer a reader: one question put to the champion over the newest prices, or the table as it was published."""
+"""Answer a reader: one question put to the champion over the newest prices."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,7 +10,6 @@ import pandas as pd
 from models.identity import rows_of
 from models.workload import Goal, Workload
 from warehouse.database import WarehouseMissing
-from warehouse.export import read_published
 from warehouse.reads import mart
 
 from .installation import Installation, offers_of_market, open_installation
@@ -22,9 +20,6 @@ from .providers.base import ProviderError
 from .recommend import plan_one
 from .registry import load_champion, older_champion, older_sentence
 from .settings import IMPORTED, SettingsError
-
-_NULLABLE_WHOLE = ("global_batch", "accumulation_steps", "measured_runs")
-_MOMENTS = ("published_at", "price_as_of", "newest_measurement_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,15 +100,3 @@ def _imported(here: Installation, question: Question) -> Workload:
         global_batch_most=question.batch,
         goals=(),
     )
-
-
-def published_rows(folder: Path) -> list[dict[str, Any]]:
-    """The current publication: None where a value is missing, times with their zone.
-
-    Raises WarehouseMissing before the first one.
-    """
-    frame = read_published(folder)
-    frame = frame.astype(dict.fromkeys(_NULLABLE_WHOLE, "Int64"))  # floats to pandas, where a row lacks them
-    for name in _MOMENTS:
-        frame[name] = frame[name].dt.tz_localize("UTC")  # as the warehouse means them
-    return rows_of(frame.astype(object).where(frame.notna(), None))

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from models import drift
 from models.identity import rows_of
-from models.learning import TrainingData
+from models.told import drift_sentence
 from warehouse import append, reads
 
 from .installation import Installation
 from .providers.base import ProviderError
-from .registry import Champion
 from .step import Step
+
+if TYPE_CHECKING:
+    from .registry import Champion
 
 
 @Step
@@ -29,6 +31,9 @@ def note_drift(
     """
     provider = here.provider.name
     if champion is not None:
+        from models import drift
+        from models.learning import TrainingData
+
         before = {
             (row["scope"], row["instance_type"], row["zone"]): row["since"]
             for row in rows_of(reads.drifting(here.warehouse, provider))
@@ -45,7 +50,7 @@ def drift_sentences(here: Installation, drifting: pd.DataFrame) -> list[str]:
     rows = rows_of(drifting)
     types = {row["instance_type"] for row in rows if row["scope"] == "type"}
     known = types & set(_on_offer(here, types)) if types else set()
-    return [drift.sentence(row) for row in rows if row["scope"] == "provider" or row["instance_type"] in known]
+    return [drift_sentence(row) for row in rows if row["scope"] == "provider" or row["instance_type"] in known]
 
 
 def drifting_types(here: Installation) -> dict[str, datetime]:

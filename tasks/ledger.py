@@ -7,10 +7,9 @@ from datetime import datetime
 
 import pandas as pd
 
-from models.judging import ledger
+from models.told import ledger_summary
 from warehouse import append, reads
 
-from .circumstances import circumstances
 from .installation import Installation
 from .step import Step
 
@@ -18,6 +17,10 @@ from .step import Step
 @Step
 def judge_promises(here: Installation, frames: Mapping[str, pd.DataFrame], refresh_id: str, now: datetime) -> int:
     """Judge every promise by the runs measured since; returns how many judgements are new. Again adds nothing."""
+    from models.judging import ledger
+
+    from .circumstances import circumstances
+
     promises = reads.mart(here.warehouse, "promises", provider=here.provider.name)
     types = frames["instance_types"]
     devices = dict(zip(types["name"], types["devices"].fillna(1).astype(int), strict=True)) if len(types) else {}
@@ -28,7 +31,7 @@ def judge_promises(here: Installation, frames: Mapping[str, pd.DataFrame], refre
 
 def ledger_sentence(published: pd.DataFrame) -> str:
     """What became of the choices, of the published regret_ledger of one provider; empty where none was measured."""
-    told = ledger.summary(published)
+    told = ledger_summary(published)
     if not told["measured"]:
         return ""
     choices = f"{told['measured']} published choice{'s' if told['measured'] != 1 else ''} measured since"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from models.campaign import Launch
-
 from .report import LiveReporter, Reporter
+
+if TYPE_CHECKING:
+    from models.campaign import Launch
 
 Row = Mapping[str, Any]
 _WIDTH = 160  # of plain text: a pipe has no width of its own

@@ -1,6 +1,7 @@
 """The only file that speaks MLflow: stores challengers with their scoreboards, moves `champion`, loads it.
 
 The store is `SRIFT_HOME/mlflow.db` unless MLFLOW_TRACKING_URI says otherwise. Artifacts lie under `SRIFT_HOME`.
+MLflow takes seconds to import and to open a store, so that it is imported where it is spoken to.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import mlflow
 import pandas as pd
-from mlflow import MlflowClient
-from mlflow.exceptions import MlflowException
-from mlflow.models import ModelSignature
-from mlflow.pyfunc import PyFuncModel
-from mlflow.types import ColSpec, Schema, TensorSpec
-from mlflow.types.schema import AnyType
 
 import models
 from models.artifact import OtherFormat
 from models.step_time import StepTimeModel
+
+from .in_force import in_force
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.models import ModelSignature
+    from mlflow.pyfunc import PyFuncModel
 
 ALIAS = "champion"
 _CHOSEN = "MLFLOW_TRACKING_URI"
@@ -47,17 +49,6 @@ _OUTPUTS = (
     "communication_s",
     "exposed_communication_s",
 )
-_INPUTS: list[ColSpec | TensorSpec] = [
-    *(ColSpec("string", name) for name in ("workload", "cluster", "batch_per_device")),
-    *(ColSpec("string", name, required=False) for name in _OPTIONAL_TEXT),
-    *(ColSpec(AnyType(), name, required=False) for name in _OPTIONAL),  # type: ignore[no-untyped-call]
-]
-_ANSWERS: list[ColSpec | TensorSpec] = [
-    *(ColSpec("double", name) for name in _OUTPUTS),
-    ColSpec("string", "bottleneck"),
-    ColSpec("double", "nearest_doublings"),
-]
-SIGNATURE = ModelSignature(inputs=Schema(_INPUTS), outputs=Schema(_ANSWERS))
 
 
 class RegistryError(OSError):
@@ -98,12 +89,33 @@ def name_of(provider: str) -> str:
     return f"srift-step-time-{provider}"
 
 
+def signature() -> ModelSignature:
+    """The columns that a puller gives, and those of the answer."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema, TensorSpec
+    from mlflow.types.schema import AnyType
+
+    inputs: list[ColSpec | TensorSpec] = [
+        *(ColSpec("string", name) for name in ("workload", "cluster", "batch_per_device")),
+        *(ColSpec("string", name, required=False) for name in _OPTIONAL_TEXT),
+        *(ColSpec(AnyType(), name, required=False) for name in _OPTIONAL),  # type: ignore[no-untyped-call]
+    ]
+    answers: list[ColSpec | TensorSpec] = [
+        *(ColSpec("double", name) for name in _OUTPUTS),
+        ColSpec("string", "bottleneck"),
+        ColSpec("double", "nearest_doublings"),
+    ]
+    return ModelSignature(inputs=Schema(inputs), outputs=Schema(answers))
+
+
 def _own_store(home: Path) -> str:
     return f"sqlite:///{home / 'mlflow.db'}"
 
 
 @contextmanager
 def _client(home: Path) -> Iterator[MlflowClient]:
+    import mlflow
+
     chosen = os.environ.get(_CHOSEN)
     uri = chosen or _own_store(home)
     home.mkdir(parents=True, exist_ok=True)
@@ -113,7 +125,7 @@ def _client(home: Path) -> Iterator[MlflowClient]:
         os.environ.pop(_CHOSEN, None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield MlflowClient(uri, uri)
+        yield mlflow.MlflowClient(uri, uri)
 
 
 def log_challenger(
@@ -130,6 +142,8 @@ def log_challenger(
 
     Moves no alias.
     """
+    import mlflow
+
     name = name_of(provider)
     with _client(home) as client, tempfile.TemporaryDirectory() as folder:
         run_name = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
@@ -147,7 +161,7 @@ def log_challenger(
                 artifacts=_write(Path(folder), {"model": model.to_json()}),
                 code_paths=[str(_copy_of_models(Path(folder)))],
                 pip_requirements=[f"{package}=={version(package)}" for package in REQUIREMENTS],
-                signature=SIGNATURE,
+                signature=signature(),
                 registered_model_name=name,
             )
         number = str(info.registered_model_version)
@@ -179,15 +193,20 @@ def load_champion(home: Path, provider: str) -> Champion | None:
         return None
     number: int | None = None
     try:
-        with _client(home) as client:
-            number = _number_in_force(client, name_of(provider))
-            if number is None:
-                return None
-            folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=f"models:/{name_of(provider)}/{number}"))
+        known = None if _CHOSEN in os.environ else in_force(home / "mlflow.db", name_of(provider), ALIAS)
+        if known is None:
+            import mlflow
+
+            with _client(home) as client:
+                number = _number_in_force(client, name_of(provider))
+                if number is None:
+                    return None
+                known = number, Path(mlflow.artifacts.download_artifacts(f"models:/{name_of(provider)}/{number}"))
+        number, folder = known
         model = StepTimeModel.from_json((folder / "artifacts" / "model.json").read_text())
     except OtherFormat:
         return None  # an older version's: the next retraining puts one in force that can be read
-    except (MlflowException, OSError, ValueError, KeyError) as error:
+    except _unreadable() as error:
         raise RegistryError(
             f"version {number} of {name_of(provider)} could not be read, and nothing was decided: {error}. "
             "Artifacts are recorded under absolute paths: a home that was moved must go back to its place, or lose its "
@@ -214,12 +233,22 @@ def older_sentence(provider: str, version: int) -> str:
 
 def load_served(home: Path, provider: str) -> PyFuncModel:
     """The model in force as a puller has it. Raises MlflowException where there is none."""
+    import mlflow
+
     with _client(home):
         served: PyFuncModel = mlflow.pyfunc.load_model(f"models:/{name_of(provider)}@{ALIAS}")
     return served
 
 
+def _unreadable() -> tuple[type[Exception], ...]:
+    from mlflow.exceptions import MlflowException
+
+    return MlflowException, OSError, ValueError, KeyError
+
+
 def _number_in_force(client: MlflowClient, name: str) -> int | None:
+    from mlflow.exceptions import MlflowException
+
     try:
         return int(client.get_model_version_by_alias(name, ALIAS).version)
     except MlflowException as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from models.judging.ledger import summary
+from models.told import ledger_summary
 from warehouse.database import WarehouseMissing
 from warehouse.export import read_published
 
@@ -52,7 +52,7 @@ def status_of(provider: str) -> dict[str, Any]:
         "at_work": at_work(here.home),
         "leases": leases,
         "published": published,
-        "ledger": summary(ledger),
+        "ledger": ledger_summary(ledger),
         "ledger_sentence": ledger_sentence(ledger),
         "drift": drift_sentences(here, _drifting(here)),
         "alarms": alarm_sentences(_relation(here, "alarms")),

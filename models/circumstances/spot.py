@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import gammaincinv
-from scipy.stats import norm
+from scipy.special import gammaincinv, ndtri
 
 from .checkpoints import BASE_S, S_PER_MB
 from .interrupted import best_interval, pieces
@@ -88,7 +87,7 @@ def drawn_hours(
     rate = rate * _gamma_quantile(weather, bunching)
     count = _poisson_quantile(luck, job.interruptions * rate)
     # The sum of N uniforms is near normal(N/2, N/12); inside sqrt(3) deviations it lies in [0, N] for every N >= 1.
-    spread = np.clip(norm.ppf(loss), -(3**0.5), 3**0.5) * np.sqrt(count / 12) * job.piece
+    spread = np.clip(ndtri(loss), -(3**0.5), 3**0.5) * np.sqrt(count / 12) * job.piece
     lost = np.clip(count * job.lost + spread, 0.0, count * job.piece)
     startup = _hours(startup_s) * _lognormal(launch, startup_log_sd)
     written = (job.running - job.work) * (_lognormal(disk, checkpoint_log_sd) - 1)
@@ -191,14 +190,14 @@ def _strata(draws: int, seed: int) -> tuple[Floats, ...]:
 def drawn_startup(startup_s: Floats, startup_log_sd: Floats, *, draws: int, part: float) -> Floats:
     """The least start-up seconds that at least a `part` of the draws of `drawn_hours` keeps to, whatever the seed."""
     place = max(math.ceil(part * draws - 1e-9), 1)
-    luck = norm.ppf((place - 0.5) / draws)
+    luck = ndtri((place - 0.5) / draws)
     return np.asarray(startup_s * np.exp(startup_log_sd * luck - startup_log_sd**2 / 2), dtype=float)
 
 
 def _lognormal(luck: Floats, log_sd: ArrayLike) -> Floats:
     """Quantiles at `luck` of a lognormal of mean 1."""
     sd = np.asarray(log_sd, dtype=float)
-    return np.asarray(np.exp(sd * norm.ppf(luck) - sd**2 / 2), dtype=float) if np.any(sd > 0) else np.ones(())
+    return np.asarray(np.exp(sd * ndtri(luck) - sd**2 / 2), dtype=float) if np.any(sd > 0) else np.ones(())
 
 
 def _gamma_quantile(luck: Floats, dispersion: ArrayLike) -> Floats:
@@ -217,7 +216,7 @@ def _gamma_quantile(luck: Floats, dispersion: ArrayLike) -> Floats:
 
 def _poisson_quantile(luck: Floats, mean: Floats) -> Floats:
     """Poisson quantiles at `luck` (draws,) for `mean` (..., draws): exact below _MANY, Cornish-Fisher above."""
-    z = norm.ppf(luck)
+    z = ndtri(luck)
     large = np.maximum(mean + z * np.sqrt(mean) + (z**2 - 1) / 6, 0.0)
     few = mean <= _MANY
     if not np.any(few & (mean > 0)):

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import log_ndtr
-from scipy.stats import norm
+from scipy.special import log_ndtr, ndtri
 
 Floats = NDArray[np.float64]
 Pool = tuple[str, str]  # instance type, market
@@ -41,7 +40,7 @@ class StartUp:
 
     def quantile(self, at: float) -> float:
         """Seconds within which the gang is ready with probability `at`."""
-        return float(self.mean_s * np.exp(-(self.log_sd**2) / 2 + self.log_sd * norm.ppf(at)))
+        return float(self.mean_s * np.exp(-(self.log_sd**2) / 2 + self.log_sd * ndtri(at)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

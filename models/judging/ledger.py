@@ -98,19 +98,6 @@ def judge(
     return sorted(judged, key=lambda row: (row["published_at"], row["promise_id"]))
 
 
-def summary(ledger: pd.DataFrame) -> dict[str, float | int | None]:
-    """Of the mart regret_ledger: choices measured and compared, failures, mean and worst regret, part in interval."""
-    compared = ledger[ledger["verdict"] == "compared"]["regret"].astype(float)
-    return {
-        "measured": len(ledger),
-        "compared": len(compared),
-        "failures": int((ledger["verdict"] == "missed_constraint").sum()),
-        "mean_regret": float(compared.mean()) if len(compared) else None,
-        "worst_regret": float(compared.max()) if len(compared) else None,
-        "within_interval": float(ledger["within_interval"].astype(float).mean()) if len(ledger) else None,
-    }
-
-
 def _by_key(runs: pd.DataFrame, devices: Mapping[str, int]) -> dict[Key, list[Run]]:
     found: dict[Key, list[Run]] = {}
     for row in rows_of(runs):

@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.drift import WHOLE, Drift, Group, judge, recent, sentence
+from models.drift import WHOLE, Drift, Group, judge, recent
 from models.step_time import TrainingData, fit
+from models.told import drift_sentence
 from tests.models.synthetic import World
 
 NOON = pd.Timestamp("2026-11-20 12:00")
@@ -121,12 +122,12 @@ def test_recent_is_what_was_measured_after_all_that_the_model_learned_from() -> 
 
 def test_the_sentence_names_type_zone_how_far_since_when_and_what_follows() -> None:
     *_, slow, whole = judge(runs({"1xa": 12, "1xb": 12, "1xc": 12}, dict.fromkeys("abc", 1.2)), {})
-    said = sentence(asdict(slow))
+    said = drift_sentence(asdict(slow))
     assert said.startswith("drift: c in z1 runs slower than predicted since 2026-11-20 12:0")
     assert said.endswith("outside their intervals; the next campaign measures it again first")
-    assert "unknown zone" in sentence(asdict(slow) | {"zone": ""})
+    assert "unknown zone" in drift_sentence(asdict(slow) | {"zone": ""})
     assert whole.drifting and (whole.scope, whole.instance_type, whole.zone) == WHOLE
-    assert sentence(asdict(whole)).startswith("drift: everything runs slower")
+    assert drift_sentence(asdict(whole)).startswith("drift: everything runs slower")
 
 
 def test_among_many_quiet_groups_one_unlucky_one_is_not_named() -> None:

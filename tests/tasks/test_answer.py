@@ -1,4 +1,4 @@
-"""The published table as readers of JSON get it."""
+"""One question put to the champion: what is known of the workload, and what is missing to answer."""
 
 from __future__ import annotations
 
@@ -13,36 +13,12 @@ from models.planner import Plan, nothing
 from models.step_time import fit
 from models.workload import Workload
 from tasks import prices
-from tasks.answer import Question, answer, published_rows
+from tasks.answer import Question, answer
 from tasks.imports import import_measurements
 from tasks.providers.base import ProviderError
 from tasks.settings import IMPORTED, SettingsError
 from tests.installed import NOON, DescribedMachines, champion, install
-from tests.warehouse.builders import fresh, recommendation, stamp
-from warehouse.export import export
-from warehouse.publication import publish
 from warehouse.reads import training_frames
-
-BLANK = dict.fromkeys(
-    (
-        *("cluster", "cluster_offers", "layout", "batch_per_device", "accumulation_steps", "strategy", "precision"),
-        *("region", "step_s", "step_low_s", "step_high_s", "samples_per_s", "hours", "hours_p90", "usd", "usd_p90"),
-        *("usd_per_million_samples", "p_best", "bottleneck", "measured_runs", "global_batch"),
-    )
-)
-
-
-def test_whole_numbers_stay_whole_beside_a_goal_that_nothing_meets(tmp_path: Path) -> None:
-    warehouse = fresh(tmp_path)
-    nothing = recommendation(goal="fastest", status="infeasible", reason="nothing on offer", **BLANK)
-    publish(warehouse, [recommendation(), nothing], **stamp(1))
-    export(warehouse, tmp_path / "published")
-    best, none = sorted(published_rows(tmp_path / "published"), key=lambda row: str(row["goal"]))
-    assert {str(best[name].tzinfo) for name in ("published_at", "price_as_of", "newest_measurement_at")} == {"UTC"}
-    whole = ("global_batch", "accumulation_steps", "measured_runs", "samples", "rank")
-    assert [str(best[name]) for name in whole] == ["16", "1", "2", "1000", "1"]
-    assert [none[name] for name in whole] == [None, None, None, 1000, 1]
-
 
 ROWS = "workload,provider,cluster,batch_per_device,step_s\nforeign,ec2,2xs.small,16,0.5\nforeign,ec2,1xs.small,16,0.4\n"
 FACTS = "workload,parameters,gradient_bytes{header}\nforeign,25000000,100000000{samples}\n"

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
+import mlflow
 import pandas as pd
 import pytest
 from mlflow import MlflowClient
@@ -20,6 +24,7 @@ from packaging.requirements import Requirement
 
 from models.step_time import StepTimeModel
 from tasks import registry
+from tasks.in_force import in_force
 from tasks.measurements import Measurement
 from tests.installed import furnished, model, provenance, scores
 
@@ -191,19 +196,52 @@ def test_a_refused_challenger_is_kept_with_its_reason_and_the_champion_stays(hom
 
 
 def test_every_column_that_a_measurement_row_may_have_is_an_input_of_the_model() -> None:
-    known = {column.name for column in registry.SIGNATURE.inputs}
+    known = {column.name for column in registry.signature().inputs}
     assert known == set(Measurement.model_fields) - {"step_s", "sync_s"}
 
 
-def test_a_registry_that_does_not_answer_is_not_taken_for_one_without_a_champion(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def silent(*_: Any) -> None:
+@pytest.fixture
+def elsewhere(home: Path, tmp_path: Path) -> Path:
+    """A home whose store names files that are not there."""
+    shutil.copy(home / "mlflow.db", tmp_path)
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as store, store:
+        store.execute("update model_versions set storage_location = 'file:///nowhere'")
+    return tmp_path
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow does not say which version is in force."""
+
+    def fail(*_: Any) -> None:
         raise MlflowException("the server is down")
 
-    monkeypatch.setattr(MlflowClient, "get_model_version_by_alias", silent)
+    monkeypatch.setattr(MlflowClient, "get_model_version_by_alias", fail)
+
+
+def test_a_registry_that_does_not_answer_is_not_taken_for_one_without_a_champion(
+    home: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, silent: None
+) -> None:
+    with pytest.raises(registry.RegistryError, match=r"could not be read.*the server is down"):
+        registry.load_champion(elsewhere, "local")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home / 'mlflow.db'}")  # an operator's own choice
     with pytest.raises(registry.RegistryError, match=r"could not be read.*the server is down"):
         registry.load_champion(home, "local")
+
+
+def test_the_champion_of_our_own_store_is_found_without_waiting_for_mlflow(home: Path, silent: None) -> None:
+    champion = registry.load_champion(home, "local")
+    assert champion is not None and champion.version == 1
+    by_mlflow = client(home).get_model_version("srift-step-time-local", "1")
+    found = in_force(home / "mlflow.db", by_mlflow.name, "champion")
+    assert found == (1, Path(mlflow.artifacts.download_artifacts("models:/srift-step-time-local/1")))
+    assert in_force(home / "mlflow.db", "srift-step-time-never", "champion") is None
+    assert in_force(home / "mlflow.db", by_mlflow.name, "another") is None
+
+
+def test_a_champion_whose_files_are_not_where_the_store_says_is_left_to_mlflow(home: Path, elsewhere: Path) -> None:
+    assert in_force(home / "mlflow.db", "srift-step-time-local", "champion") is not None
+    assert in_force(elsewhere / "mlflow.db", "srift-step-time-local", "champion") is None
 
 
 def test_a_model_without_an_alias_has_no_champion(home: Path) -> None:

@@ -13,7 +13,8 @@ from models.circumstances import spot
 from models.circumstances.checkpoints import prior_checkpoints
 from models.circumstances.conditions import Learned
 from models.circumstances.startup import fit_startup
-from models.judging.ledger import judge, summary
+from models.judging.ledger import judge
+from models.told import ledger_summary
 
 NIGHT = pd.Timestamp("2026-11-20 03:00")
 DAY = pd.Timedelta(days=1)
@@ -196,11 +197,11 @@ def test_regret_is_never_negative_and_zero_only_for_the_best(steps: list[float],
 
 def test_the_summary_counts_failures_apart() -> None:
     rows = [("compared", 0.1, True), ("compared", 0.3, False), ("missed_constraint", None, False)]
-    told = summary(pd.DataFrame(rows, columns=["verdict", "regret", "within_interval"]))
+    told = ledger_summary(pd.DataFrame(rows, columns=["verdict", "regret", "within_interval"]))
     assert (told["measured"], told["compared"], told["failures"]) == (3, 2, 1)
     assert told["mean_regret"] == pytest.approx(0.2) and told["worst_regret"] == 0.3
     assert told["within_interval"] == pytest.approx(1 / 3)
-    assert summary(pd.DataFrame(columns=["verdict", "regret", "within_interval"]))["mean_regret"] is None
+    assert ledger_summary(pd.DataFrame(columns=["verdict", "regret", "within_interval"]))["mean_regret"] is None
 
 
 def test_what_was_learned_of_start_up_counts_for_promise_and_rival_alike() -> None:
