@@ -12,7 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -75,13 +75,7 @@ class Provenance:
 
     def tags(self) -> dict[str, str]:
         """As MLflow tags."""
-        return {
-            "training_digest": self.training_digest,
-            "training_rows": str(self.training_rows),
-            "code_commit": self.code_commit,
-            "seed": str(self.seed),
-            "refresh_id": self.refresh_id,
-        }
+        return {name: str(value) for name, value in asdict(self).items()}
 
 
 def name_of(provider: str) -> str:

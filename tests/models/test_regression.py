@@ -28,7 +28,7 @@ from models.intervals import Z_90, calibrated
 from models.overlap import PARAMETER_NAMES
 from models.regression import Posterior
 from models.setups import FloatArray
-from models.variances import learn_variances, starting_variances
+from models.variances import starting_variances
 
 EVERY = (*LINEAR, *GIVEN, *SMOOTH, *LOCAL)
 
@@ -229,31 +229,6 @@ def test_the_covariance_of_one_setup_with_all_is_that_of_all() -> None:
     told, across = terms(seen), each_with_all(SMOOTH, variances, seen)
     whole = sum(variances[name] * correlation(name, seen, seen, told[name], told[name]) for name in SMOOTH)
     assert np.array([across(at) for at in range(30)]) == pytest.approx(whole, abs=1e-15)
-
-
-def test_variances_are_larger_where_a_workload_had_a_large_effect() -> None:
-    seen, share, nothing = features(90, 4, workloads=12, slopes=0.0), np.ones(90), dict.fromkeys(EVERY, 1e-8)
-    quiet = nothing | {"noise": 4e-4, "noise_exposed": 1e-6}
-    without, within, noisy = (
-        learn_variances(seen, drawn_target(seen, quiet | more, 5), share)
-        for more in ({}, {"workload": 0.09}, {"noise": 0.04})
-    )
-    assert within["workload"] > 5 * without["workload"] and within["noise"] < 4 * without["noise"]
-    assert 0.02 < noisy["noise"] < 0.08 and noisy["workload"] < 0.2 * within["workload"]
-    assert all(within[name] == sd**2 for name, sd in GIVEN.items())
-    assert learn_variances(seen.take(np.arange(5)), np.zeros(5), share[:5]) == starting_variances()
-
-
-def test_learned_variances_are_more_probable_than_the_prior_ones() -> None:
-    seen, share, prior = features(90, 6, workloads=8), np.ones(90), starting_variances()
-    target = drawn_target(seen, {name: (5.0 if name in LINEAR else 0.2) * one for name, one in prior.items()}, 7)
-    learned = learn_variances(seen, target, share)
-
-    def log_likelihood(variances: dict[str, float]) -> float:
-        whole = covariance(seen, seen, variances) + np.diag(noise_variance(seen, variances))
-        return float(-0.5 * target @ np.linalg.solve(whole, target) - 0.5 * np.linalg.slogdet(whole)[1])
-
-    assert log_likelihood(learned) > log_likelihood(prior) + 3
 
 
 def test_intervals_of_data_as_the_model_has_it_hold_as_much_as_they_say() -> None:

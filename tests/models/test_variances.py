@@ -1,0 +1,34 @@
+"""Variances learned from rows: larger where a family had large effects, and likelier than the prior ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from models.effects import GIVEN, LINEAR, noise_variance
+from models.variances import learn_variances, starting_variances
+from tests.models.test_regression import EVERY, covariance, drawn_target, features
+
+
+def test_variances_are_larger_where_a_workload_had_a_large_effect() -> None:
+    seen, share, nothing = features(90, 4, workloads=12, slopes=0.0), np.ones(90), dict.fromkeys(EVERY, 1e-8)
+    quiet = nothing | {"noise": 4e-4, "noise_exposed": 1e-6}
+    without, within, noisy = (
+        learn_variances(seen, drawn_target(seen, quiet | more, 5), share)
+        for more in ({}, {"workload": 0.09}, {"noise": 0.04})
+    )
+    assert within["workload"] > 5 * without["workload"] and within["noise"] < 4 * without["noise"]
+    assert 0.02 < noisy["noise"] < 0.08 and noisy["workload"] < 0.2 * within["workload"]
+    assert all(within[name] == sd**2 for name, sd in GIVEN.items())
+    assert learn_variances(seen.take(np.arange(5)), np.zeros(5), share[:5]) == starting_variances()
+
+
+def test_learned_variances_are_more_probable_than_the_prior_ones() -> None:
+    seen, share, prior = features(90, 6, workloads=8), np.ones(90), starting_variances()
+    target = drawn_target(seen, {name: (5.0 if name in LINEAR else 0.2) * one for name, one in prior.items()}, 7)
+    learned = learn_variances(seen, target, share)
+
+    def log_likelihood(variances: dict[str, float]) -> float:
+        whole = covariance(seen, seen, variances) + np.diag(noise_variance(seen, variances))
+        return float(-0.5 * target @ np.linalg.solve(whole, target) - 0.5 * np.linalg.slogdet(whole)[1])
+
+    assert log_likelihood(learned) > log_likelihood(prior) + 3
