@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.lanes import Lanes, longest_first
+from tests.lanes import Lanes, turn
 
 SESSION = Path(tempfile.mkdtemp(prefix="srift-tests-"))
 atexit.register(shutil.rmtree, SESSION, ignore_errors=True)
@@ -40,9 +40,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="spends money; ask for it with -m cloud"))
         if cloud or item.get_closest_marker("local"):
             item.add_marker(pytest.mark.enable_socket)
-    items.sort(key=longest_first)
+    items.sort(key=turn)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:
-    """`make test` works in two processes, and of those that start hosts one is at work at a time."""
+    """`make test` works in two processes; tests that start hosts are all in one of them."""
     return Lanes(config, log)

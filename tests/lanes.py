@@ -1,25 +1,37 @@
-"""Two lanes for the tests: those that run on machines of the test's own, one after the other, and all others by file.
+"""Which tests stay together when two processes share them: a file's, and all that start hosts of the same kind.
 
-Hosts of two tests at once would not fit this machine, and each would be measured while the other computes.
+Hosts of two tests at once would not fit this machine's cores; those of the emulated EC2 have no share of them.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import LoadFileScheduling
 
-MACHINES = "machines"  # the group of `pytest.mark.xdist_group` in files whose tests start hosts
+EMULATED = frozenset({"test_emulated_ec2.py", "test_world.py", "test_world_api.py"})
+HOSTS = frozenset(
+    {"test_cut_short.py", "test_end_to_end.py", "test_failures.py", "test_local_endings.py", "test_local_provider.py"}
+)
 
 
-class Lanes(LoadGroupScheduling):
-    """What belongs to a group stays together, and so does a file, whose fixtures are then made once."""
+def lane(path: str) -> str:
+    """What the tests of the file at `path` stay together with: "emulated", "hosts", or the file alone."""
+    if Path(path).parent.name == "local":
+        for name, files in (("emulated", EMULATED), ("hosts", HOSTS)):
+            if Path(path).name in files:
+                return name
+    return path
+
+
+def turn(item: pytest.Item) -> int:
+    """Where an item stands: what takes longest and cannot be divided comes first, then what waits for processes."""
+    return {"emulated": 0, "hosts": 1}.get(lane(str(item.path)), 2 if item.get_closest_marker("local") else 3)
+
+
+class Lanes(LoadFileScheduling):
+    """Hands out files in the order in which they were collected, hosts' tests to one process."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return str(super()._split_scope(nodeid)).partition("::")[0]
-
-
-def longest_first(item: pytest.Item) -> int:
-    """Where an item stands: machines before other processes, those before what only computes."""
-    if any(mark.args == (MACHINES,) for mark in item.iter_markers("xdist_group")):
-        return 0
-    return 1 if item.get_closest_marker("local") else 2
+        return lane(str(super()._split_scope(nodeid)))

@@ -17,7 +17,7 @@ import pytest
 
 from tests.local.test_failures import PROJECT, TINY, known, left_over, project
 
-pytestmark = [pytest.mark.local, pytest.mark.xdist_group("machines")]
+pytestmark = pytest.mark.local
 
 __all__ = ["project"]  # a fixture
 ROOT = Path(__file__).parents[2]

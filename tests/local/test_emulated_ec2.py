@@ -10,7 +10,7 @@ from tests.local.emulated import needs_machines
 from tests.world import World
 from tests.world.proof import Campaign, prove
 
-pytestmark = [pytest.mark.local, pytest.mark.xdist_group("machines"), needs_machines]
+pytestmark = [pytest.mark.local, needs_machines]
 
 
 def test_machines_of_both_markets_are_bought_trained_on_and_given_back(tmp_path: Path) -> None:

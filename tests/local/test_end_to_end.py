@@ -27,7 +27,7 @@ from tasks.providers.local_hosts import detect
 from tasks.providers.local_leases import LeaseStore
 from tasks.providers.local_processes import hosts
 
-pytestmark = [pytest.mark.local, pytest.mark.xdist_group("machines")]
+pytestmark = pytest.mark.local
 
 SCRIPT = Path(sys.executable).with_name("srift")
 SRIFT = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-c", "from flows.cli import main; main()"]

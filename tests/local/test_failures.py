@@ -34,7 +34,7 @@ from tasks.settings import Settings, digest_of, load_settings
 from tests.warehouse.builders import setup
 from warehouse.database import Warehouse
 
-pytestmark = [pytest.mark.local, pytest.mark.xdist_group("machines")]
+pytestmark = pytest.mark.local
 
 CORES = 1.0 if local_cpu.detect().why_not else 0.4
 TOO_SMALL = not detect().namespaces or most_cores() < 2 * CORES

@@ -26,7 +26,7 @@ from tests.local.hosts import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.local, pytest.mark.xdist_group("machines")]
+pytestmark = pytest.mark.local
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])

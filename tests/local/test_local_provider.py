@@ -24,7 +24,7 @@ from tests.local.hosts import (
     share,
 )
 
-pytestmark = [pytest.mark.local, pytest.mark.xdist_group("machines")]
+pytestmark = pytest.mark.local
 
 
 @needs_network

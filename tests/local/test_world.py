@@ -11,7 +11,7 @@ from tests.local.emulated import TYPE, needs_machines, run, said, state, until
 from tests.world import World
 from tests.world.machines import Fate
 
-pytestmark = [pytest.mark.local, pytest.mark.xdist_group("machines"), needs_machines]
+pytestmark = [pytest.mark.local, needs_machines]
 
 
 def test_user_data_runs_as_root_at_the_private_address_of_the_instance(world: World) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.local.emulated import TYPE, ZONE, fleet, needs_machines, refused, run, until
 from tests.world import World
 
-pytestmark = [pytest.mark.local, pytest.mark.xdist_group("machines"), needs_machines]
+pytestmark = [pytest.mark.local, needs_machines]
 
 
 def test_a_machine_may_do_in_s3_what_its_role_allows_and_no_more(world: World) -> None:
