@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-EMULATED = frozenset({"test_emulated_ec2.py", "test_world.py", "test_world_api.py"})
-HOSTS = frozenset(
-    {"test_cut_short.py", "test_end_to_end.py", "test_failures.py", "test_local_endings.py", "test_local_provider.py"}
+EMULATED = ("test_emulated_ec2.py", "test_world.py", "test_world_api.py")
+HOSTS = (
+    *("test_failures.py", "test_local_endings.py", "test_local_provider.py", "test_cut_short.py"),
+    "test_end_to_end.py",  # last: its campaign has less than a minute, and the emulated EC2 is at work at first
 )
 
 
@@ -27,7 +28,10 @@ def lane(path: str) -> str:
 
 def turn(item: pytest.Item) -> int:
     """Where an item stands: what takes longest and cannot be divided comes first, then what waits for processes."""
-    return {"emulated": 0, "hosts": 1}.get(lane(str(item.path)), 2 if item.get_closest_marker("local") else 3)
+    first = (*EMULATED, *HOSTS)
+    if lane(str(item.path)) in ("emulated", "hosts"):
+        return first.index(item.path.name)
+    return len(first) if item.get_closest_marker("local") else len(first) + 1
 
 
 class Lanes(LoadFileScheduling):

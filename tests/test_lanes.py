@@ -20,7 +20,7 @@ SAYS = "import os\ndef test_where(): print('in', __file__, os.environ['PYTEST_XD
 
 
 def test_every_file_beside_real_hosts_says_whether_it_starts_them() -> None:
-    assert {file.name for file in (HERE / "local").glob("test_*.py")} == EMULATED | HOSTS | WITHOUT
+    assert {file.name for file in (HERE / "local").glob("test_*.py")} == {*EMULATED, *HOSTS} | WITHOUT
     assert lane("tests/local/test_failures.py") == "hosts" and lane("tests/local/test_world.py") == "emulated"
     assert lane("tests/models/test_failures.py") == "tests/models/test_failures.py"
 
