@@ -35,7 +35,7 @@ chaos: setup ## what may go wrong on EC2, seeded: ARGS="--scenarios 200 --seed 2
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
 test: check ## the checks and the tests: PYTEST_ARGS="tests/models -x" is passed on to pytest
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: setup ## ruff, mypy and import-linter
 	$(BIN)/ruff check --quiet .

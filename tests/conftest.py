@@ -11,8 +11,11 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.lanes import Lanes, turn
 
 SESSION = Path(tempfile.mkdtemp(prefix="srift-tests-"))
 atexit.register(shutil.rmtree, SESSION, ignore_errors=True)
@@ -38,6 +41,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="spends money; ask for it with -m cloud"))
         if cloud or item.get_closest_marker("local"):
             item.add_marker(pytest.mark.enable_socket)
+    items.sort(key=turn)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:
+    """`make test` works in two processes; tests that start hosts are all in one of them."""
+    return Lanes(config, log)
 
 
 @pytest.fixture

@@ -15,14 +15,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.local.test_failures import TINY, known, left_over, project
+from tests.local.test_failures import PROJECT, TINY, known, left_over, project
 
 pytestmark = pytest.mark.local
 
 __all__ = ["project"]  # a fixture
 ROOT = Path(__file__).parents[2]
-SLOW = TINY.replace("import torch", "import time, torch").replace(
-    "    return model,", "    model.register_forward_hook(lambda *_: time.sleep(0.1))\n    return model,"
+SLOW = TINY.replace("import torch", "import os, time, torch").replace(
+    "    return model,",
+    """    def wait(*_):
+        time.sleep(0.1)
+        while os.path.exists({hold!r}):
+            time.sleep(0.1)
+    model.register_forward_hook(wait)
+    return model,""",
 )
 
 
@@ -30,7 +36,7 @@ class Srift:
     """The command in a process group of its own, as a shell starts it."""
 
     def __init__(self, project: Path) -> None:
-        self.project, self.home = project, project / "state"
+        self.project, self.home, self.hold = project, project / "state", project / "hold"
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, *words: str) -> subprocess.Popen[str]:
@@ -62,11 +68,12 @@ class Srift:
         return process.returncode, out, err
 
     def reported(self, process: subprocess.Popen[str]) -> set[str]:
-        """Wait for the first record of a running refresh."""
+        """Wait for the first record of a running refresh, which from then on gets no further and cannot end."""
         until = time.monotonic() + 90.0
         while not (found := {file.stem for file in self.home.glob("leases/*/mailbox/node-*/records/*.json")}):
             assert process.poll() is None and time.monotonic() < until, process.communicate()[1]
             threading.Event().wait(0.02)
+        self.hold.touch()
         return found
 
     def left_over(self) -> list[str]:
@@ -84,9 +91,10 @@ class Srift:
 
 @pytest.fixture
 def srift(project: Path) -> Iterator[Srift]:
-    """A refresh that takes a while on any machine."""
-    (project / "tiny.py").write_text(SLOW)
+    """A refresh that takes a while on any machine, and as long as it is held after that."""
     made = Srift(project)
+    (project / "tiny.py").write_text(SLOW.replace("{hold!r}", repr(str(made.hold))))
+    (project / "srift.toml").write_text(PROJECT.replace("max_minutes = 2.0", "max_minutes = 20.0"))
     yield made
     made.end()
 
