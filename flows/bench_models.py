@@ -6,6 +6,7 @@ by split and model, the coverage of the intervals by held-out group, and how goo
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,9 @@ from tasks.adaptdl_fit import predict_adaptdl
 from tasks.backtest import read_training
 from tasks.catalogue import read_prices
 from tasks.printing import print_frame
+from tasks.side_by_side import side_by_side
 from tasks.speed import speeds
+from tasks.threads import one_thread
 from tasks.trees import predict_trees_alone
 
 RIVALS = {"textbook": predict_textbook, "trees": predict_trees_alone, "adaptdl": predict_adaptdl}
@@ -41,14 +44,11 @@ def bench_models(
     data, devices = read_training(file, workloads=workloads, catalogue=catalogue)
     print_frame(placements(data.runs), "noise floor: rows that differ only in the order of their machines")
     print_frame(neighbours(data.runs), "noise floor: rows against their neighbours in batch")
-    parts = []
-    for split in splits(data.runs, devices, seed=seed):
-        if only in ("", split.name):
-            parts.append(ask(data, split, RIVALS, devices, seed=seed))
-            typer.echo(f"  {split.name}: {split.group}, {len(parts[-1])} rows", err=True)
-    if not parts:
+    chosen = [one for one in splits(data.runs, devices, seed=seed) if only in ("", one.name)]
+    if not chosen:
         raise typer.BadParameter(f"no split is called {only!r}")
-    scored = pd.concat(parts)
+    with one_thread(), side_by_side([ask.__module__]) as each:
+        scored = pd.concat(each(partial(ask, data, rivals=RIVALS, devices=devices, seed=seed), chosen))
     if out is not None:
         scored.to_csv(out, index_label="row")
     print_frame(errors(scored, ["ours", *RIVALS]), "per cent of the measured step time")
