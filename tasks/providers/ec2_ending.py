@@ -114,14 +114,9 @@ def end_these(api: MachinesApi, clock: Clock, region: str, ids: Iterable[str]) -
     return set(left)
 
 
-def at_the_latest(lease: Ec2Lease) -> str:
-    """When machines end that nobody ends."""
-    return f"what still runs ends itself by {lease.deadline_at:%Y-%m-%d %H:%M} UTC"
-
-
 def until(lease: Ec2Lease) -> str:
-    """What becomes of machines that cannot be ended now."""
-    return f"{at_the_latest(lease)}; `srift reap` tries again before"
+    """When what cannot be ended ends itself."""
+    return f"what still runs ends itself by {lease.deadline_at:%Y-%m-%d %H:%M} UTC; `srift reap` tries again before"
 
 
 def tags_of(one: Answer) -> dict[str, str]:

@@ -11,7 +11,6 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +71,10 @@ class Ec2Lease(HeldLease):
     """The content of lease.json.
 
     `handed_over`: the machines ran and a controller took them. `releasing`: they are to be ended, and it did not
-    work yet; `note` says why. `fetched`: everything that the nodes had uploaded lies in the mailbox. `home` is the
-    token of the home that began it.
+    work yet; `note` says why. `fetched`: everything that the nodes had uploaded lies in the mailbox.
     """
 
     region: str
-    home: str = ""
     image_id: str = ""
     role_id: str = ""
     code_sha256: str = ""
@@ -141,24 +138,17 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
 
     @property
     def token(self) -> str:
-        """Tells this home's machines from any other's, on whatever computer. Raises OSError.
-
-        Of what was drawn once and of the file that holds it: a copy of the home has another token.
-        """
+        """Tells this home's machines from any other's, on whatever computer; drawn once. Raises OSError."""
         file = self.root / ".token"
-        if not file.exists():
-            self.root.mkdir(parents=True, exist_ok=True)
-            beside = self.root / f".token.{os.getpid()}"
-            beside.write_text(uuid.uuid4().hex)
-            with suppress(FileExistsError):
-                os.link(beside, file)  # the first one stays
-            beside.unlink()
-        with file.open() as drawn:
-            return sha256(f"{drawn.read()} {os.fstat(drawn.fileno()).st_ino}".encode()).hexdigest()[:12]
-
-    def began(self, lease: Ec2Lease) -> bool:
-        """Whether it is this home's: a copy of a home has copies of its leases, but none of its machines."""
-        return lease.home in ("", self.token)
+        with suppress(FileNotFoundError):
+            return file.read_text().strip()
+        self.root.mkdir(parents=True, exist_ok=True)
+        beside = self.root / f".token.{os.getpid()}"
+        beside.write_text(uuid.uuid4().hex[:12])
+        with suppress(FileExistsError):
+            os.link(beside, file)  # the first one stays
+        beside.unlink()
+        return file.read_text().strip()
 
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
         """Mark it ended, now that its machines are. A full disk leaves it to the reaper."""

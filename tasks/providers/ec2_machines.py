@@ -137,8 +137,7 @@ class Ec2Machines:
                 raise ProviderError(f"lease {lease_id} exists already")
             return replace(known, controller=myself(), boot_id=boot_id())
         now, region = self.clock.now(), cluster.members[0].region
-        home = self.leases.token
-        return Ec2Lease.new(cluster, lease_id=lease_id, deadline_s=deadline_s, now=now, region=region, home=home)
+        return Ec2Lease.new(cluster, lease_id=lease_id, deadline_s=deadline_s, now=now, region=region)
 
     def _begin(self, lease: Ec2Lease) -> None:
         """On disk before the first request that may cost money."""

@@ -11,16 +11,7 @@ from datetime import UTC, datetime
 
 from tasks.providers.base import ProviderError
 from tasks.providers.ec2_api import Answer
-from tasks.providers.ec2_ending import (
-    at_the_latest,
-    end_machines,
-    end_these,
-    hear_out,
-    lease_tags,
-    tags_of,
-    tidy,
-    until,
-)
+from tasks.providers.ec2_ending import end_machines, end_these, hear_out, lease_tags, tags_of, tidy, until
 from tasks.providers.ec2_errors import AwsRefused
 from tasks.providers.ec2_leases import Ec2Lease
 from tasks.providers.ec2_machines import Ec2Machines
@@ -37,14 +28,11 @@ def reap(machines: Ec2Machines, now: datetime, *, all_of_them: bool = False) -> 
             for lease_id in leases.ids():
                 lease = leases.read(lease_id)
                 if lease is None:
-                    sentences.append(_set_aside(machines, lease_id, "nothing tells who holds it"))
+                    sentences += _set_aside(machines, lease_id)
                     continue
                 regions[lease.region] = None
                 why = _why_end(lease, now, all_of_them)
-                if why and not leases.began(lease):
-                    left = f"its machines are left to the home that this one was copied from; {at_the_latest(lease)}"
-                    sentences.append(_set_aside(machines, lease_id, left))
-                elif why:
+                if why:
                     sentences.append(_end(machines, lease, now, why))
     for region in regions:
         sentences += _sweep(machines, region, now)
@@ -85,14 +73,14 @@ def _end(machines: Ec2Machines, lease: Ec2Lease, now: datetime, why: str) -> str
     return f"{what}{ended} machines in {lease.region} were ended{kept}"
 
 
-def _set_aside(machines: Ec2Machines, lease_id: str, why: str) -> str:
-    """What its machines recorded is kept. Where they are this home's, the sweep ends them by their tags."""
+def _set_aside(machines: Ec2Machines, lease_id: str) -> list[str]:
+    """Nothing tells of its machines but their tags, by which the sweep ends them; what they recorded is kept."""
     try:
         kept = machines.leases.set_aside(lease_id)
     except ProviderError as error:
-        return str(error)
+        return [str(error)]
     where = f"; its records were moved to {kept}" if kept else ""
-    return f"lease {lease_id}: {why}{where}"
+    return [f"lease {lease_id}: nothing tells who holds it{where}"]
 
 
 def _sweep(machines: Ec2Machines, region: str, now: datetime) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,40 +66,6 @@ def test_machines_of_others_and_without_our_tag_are_none_of_ours(home: Home, tmp
         one.deaf = True
     home.world.pass_s(9000)
     assert home.provider.reap(home.world.now) == [] and len(home.world.alive()) == 2
-
-
-def copied(home: Home, to: Path) -> Home:
-    """As `cp -a` does it; and another controller on the copy."""
-    shutil.copytree(home.path, to)
-    return Home(to, home.world)
-
-
-def test_a_copy_of_a_home_leaves_the_machines_alone_that_the_home_has_afterwards(tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
-    with home.acquire(home.two()):
-        pass
-    copy = copied(home, tmp_path / "copy")
-    with home.acquire(home.two(), "r-2"):
-        assert copy.provider.reap(home.world.now) == [] and len(home.world.alive()) == 2
-    with copy.acquire(copy.two(), "c-1"):
-        assert home.provider.reap(home.world.now) == [] and len(home.world.alive()) == 2
-
-
-def test_a_copy_of_a_home_does_not_end_the_leases_that_were_copied_with_it(tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
-    left_running(home)
-    copy = copied(home, tmp_path / "copy")
-    [sentence] = copy.provider.reap(home.world.now)
-    assert "left to the home that this one was copied from; what still runs ends itself by" in sentence
-    assert copy.provider.leases() == [] and copy.provider.reap(home.world.now) == [] and len(home.world.alive()) == 2
-    assert "2 machines in us-east-1 were ended" in home.provider.reap(home.world.now)[0] and home.world.alive() == []
-
-
-def test_a_home_that_is_given_another_name_keeps_its_machines(tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
-    left_running(home)
-    renamed = Home(home.path.rename(tmp_path / "renamed"), home.world)
-    assert "2 machines in us-east-1 were ended" in renamed.provider.reap(home.world.now)[0]
 
 
 def test_a_machine_that_shows_late_is_ended_too(home: Home) -> None:
