@@ -58,7 +58,9 @@ def answer(provider: str, question: Question, *, market: str, top: int, pilots: 
     runs = mart(here.warehouse, "runs", provider=provider)
     found = plan_one(here, champion, asked, offers, runs, top=top)
     first, *others = (row for row in found.rows if row["goal"] == asked.goals[0].goal)
-    told = pilots_for(here, champion, asked, offers, buyable=everything, count=pilots) if pilots else None
+    told = None
+    if pilots:
+        told = pilots_for(here, champion, asked, offers, buyable=everything, count=pilots, found=found)
     return [first | {"frontier": found.frontier, "candidates": found.candidates, "pilots": told}, *others]
 
 

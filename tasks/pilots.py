@@ -13,12 +13,13 @@ from models.campaign import Wanted, shopping_list
 from models.cloud import Offer, cluster_name
 from models.pilots import choose_pilots
 from models.places import worth_asking
+from models.planner import Plan
 from models.workload import Setup, Workload, joined
 from warehouse import reads
 
 from .facts import told, with_facts
 from .installation import Installation
-from .recommend import SEED, contending, on_met_devices
+from .recommend import SEED, contending, on_met_devices, planned
 from .registry import Champion
 from .shopping import costs_of
 from .threads import one_thread
@@ -41,6 +42,7 @@ def pilots_for(
     *,
     buyable: Sequence[Offer],
     count: int,
+    found: Plan | None = None,
 ) -> Found | None:
     """`settled`, the `regret` expected of choosing now (in logs, a miss of the constraint counting 1), and `runs`: what
     to measure, in order, each with its cluster, batch, seconds, dollars and `regret_after` it.
@@ -49,8 +51,8 @@ def pilots_for(
     could be bought, or nothing meets the constraint.
 
     The choice is among `offers`; runs are bought from `buyable` in the campaign's market, or where it has no price in
-    the other. For a workload that the champion has not met regrets are None: its profiles come first, as a campaign
-    buys them.
+    the other. `found` is the planner's answer over `offers`, where somebody has it. For a workload that the champion
+    has not met regrets are None: its profiles come first, as a campaign buys them.
     """
     workload, model = told(here, workload), champion.model
     sold = _for_sale(here, buyable)
@@ -60,7 +62,9 @@ def pilots_for(
             runs_here = workload.name in {one.name for one in here.measurable}
             return _profiles(here, workload, sold, count) if sold and runs_here else None
         met = worth_asking(on_met_devices(here, model, sold)[0])
-        return _runs(here, champion, workload, known, met, count) if met else None
+        if not met:
+            return None
+        return _runs(here, champion, workload, found or planned(here, model, workload, known), met, count)
 
 
 def _for_sale(here: Installation, offers: Sequence[Offer]) -> list[Offer]:
@@ -73,14 +77,14 @@ def _runs(
     here: Installation,
     champion: Champion,
     workload: Workload,
-    offers: Sequence[Offer],
+    plan: Plan,
     sold: Sequence[Offer],
     count: int,
 ) -> Found | None:
     model, goal = champion.model, workload.goals[0].goal
-    planned, contenders = contending(here, model, workload, offers)
-    if not planned.ranked or planned.rows[0]["status"] == "infeasible":
+    if not plan.ranked or plan.rows[0]["status"] == "infeasible":
         return None
+    contenders = contending(here, model, workload, plan)
     candidates = _candidates(here, champion, workload, sold)
     frame = pd.DataFrame([setup.row() for setup in candidates])
     found = choose_pilots(contenders, frame, model.joint, goal=goal, count=count, seed=SEED)

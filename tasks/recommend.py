@@ -138,15 +138,11 @@ def planned(
     )
 
 
-def contending(
-    here: Installation, model: StepTimeModel, workload: Workload, offers: Sequence[Offer]
-) -> tuple[planner.Plan, Contenders]:
-    """The planner's answer, and who may yet be chosen once more is measured: nobody where nothing can be ranked."""
-    found = planned(here, model, workload, offers)
+def contending(here: Installation, model: StepTimeModel, workload: Workload, found: planner.Plan) -> Contenders:
+    """Of what the planner `found`, who may yet be chosen once more is measured: nobody where nothing can be ranked."""
     rows = pd.DataFrame([setup.row() for setup in found.ranked])
     predicted = model.predict(rows) if found.ranked else rows
-    who = contenders_of(workload, found.ranked, predicted, met=circumstances(here))
-    return found, who
+    return contenders_of(workload, found.ranked, predicted, met=circumstances(here))
 
 
 def _unmet(here: Installation, workload: Workload, *, met: bool, offered: bool) -> str:

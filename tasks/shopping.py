@@ -27,7 +27,7 @@ from .drift import drifting_types
 from .facts import with_facts
 from .installation import Installation, open_installation
 from .prices import current_offers, nothing_to_buy, offers_now
-from .recommend import contending
+from .recommend import contending, planned
 from .registry import Champion, load_champion
 from .report import reporter
 from .step import Step
@@ -137,9 +137,9 @@ def _model(
     for workload in workloads:
         if not known or not model.met_workload(workload):
             continue
-        found, who = contending(here, model, workload, known)
+        found = planned(here, model, workload, known)
         if found.ranked:
-            contenders[workload.name] = who
+            contenders[workload.name] = contending(here, model, workload, found)
     fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
     return pure.Model(
         contenders=contenders,
