@@ -28,7 +28,8 @@ os.environ |= {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
     "DO_NOT_TRACK": "1",
-    "OPENBLAS_NUM_THREADS": "1",  # its threads spin for each other where other processes have the cores
+    "OPENBLAS_NUM_THREADS": "1",  # their threads spin for each other where other processes have the cores
+    "OMP_NUM_THREADS": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 
