@@ -22,7 +22,7 @@ from .setups import FloatArray, SetupArrays
 # What a measurement and the physics may differ by, in logs, while parameters are sought; beyond it a row counts less.
 _TIMELINE_SD, _CLOSED_SD = 0.06, 0.08
 # Rows of one workload count for no more than so many [physics.md].
-_MOST_OF_ONE = 150
+_COUNTS_FOR = 150
 _STEP = 1e-4
 _PRIOR = np.log(np.array(astuple(StepParameters())))
 
@@ -174,7 +174,7 @@ def fit_physics(physics: Physics, setups: SetupArrays, step_s: FloatArray) -> Ph
 def _share(workloads: tuple[str, ...]) -> FloatArray:
     """(rows,) what a row's residual is worth, so that none of the workloads outweighs the others by its rows."""
     _, owner, rows = np.unique(np.array(workloads), return_inverse=True, return_counts=True)
-    return np.asarray(np.sqrt(np.minimum(1.0, _MOST_OF_ONE / rows))[owner], dtype=float)
+    return np.asarray(np.sqrt(np.minimum(1.0, _COUNTS_FOR / rows))[owner], dtype=float)
 
 
 def _fit_timeline(line: Timeline, workloads: tuple[str, ...], step_s: FloatArray) -> StepParameters:

@@ -47,7 +47,7 @@ MOST_JOINT = 4000
 _ROUNDING = 1e-9
 # Rows of one workload that the physics is sought on: with fewer, which ones chance picks moves what a new workload
 # is predicted by several per cent.
-_MOST_OF_ONE = 600
+_MOST_SOUGHT_ON = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,13 +270,13 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
 
 
 def _few_of_each(rows: TrainingRows, *, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.intp]]:
-    """At most 600 rows of each workload, by chance."""
+    """Rows of each workload, by chance where there are more than the physics is sought on."""
     order = np.random.default_rng(seed).permutation(len(rows.step_s))
     count: dict[str, int] = {}
     picked = []
     for at in order:
         name = rows.setups.workloads[at]
         count[name] = count.get(name, 0) + 1
-        if count[name] <= _MOST_OF_ONE:
+        if count[name] <= _MOST_SOUGHT_ON:
             picked.append(at)
     return np.sort(np.array(picked, dtype=np.intp))

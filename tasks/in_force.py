@@ -20,7 +20,7 @@ def in_force(store: Path, name: str, alias: str) -> tuple[int, Path] | None:
 
     None where the tables or the disk do not say it in so many words: then MLflow is to be asked, which says why.
     """
-    with suppress(sqlite3.Error, ValueError):
+    with suppress(sqlite3.Error, ValueError, OSError):
         with closing(sqlite3.connect(f"{store.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             rows = connection.execute(_QUERY, (name, alias)).fetchall()
         folders = [(int(number), Path(unquote(str(place).removeprefix("file://")))) for number, place in rows]

@@ -17,7 +17,10 @@ _R = TypeVar("_R")
 
 
 class Step(Generic[_P, _R]):
-    """Decorates a function: called, it is a Prefect task without a cache; `fn` is the function as it was written."""
+    """Decorates a function: called, it is a Prefect task without a cache; `fn` is the function as it was written.
+
+    Neither `submit` nor `map`: steps follow one another.
+    """
 
     def __init__(self, fn: Callable[_P, _R]) -> None:
         self.fn = fn

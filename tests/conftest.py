@@ -14,8 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.lanes import Lanes, turn
+
+# How long one example takes depends on what else runs; what it shows does not.
+settings.register_profile("srift", deadline=None)
+settings.load_profile("srift")
 
 SESSION = Path(tempfile.mkdtemp(prefix="srift-tests-"))
 atexit.register(shutil.rmtree, SESSION, ignore_errors=True)

@@ -182,9 +182,9 @@ def test_thousands_of_candidates_are_ranked_within_a_second() -> None:
     ]
     rows = frame(setups)
     predictions, draws = MODEL.predict(rows), MODEL.draws(rows, count=200, seed=0)
-    started = time.perf_counter()
+    started = time.process_time()
     recommend(workload("mlp", 64, None, DEADLINE, BUDGET), setups, predictions, draws)
-    assert time.perf_counter() - started < 3.0  # under 1 s alone; room for a busy machine
+    assert time.process_time() - started < 3.0  # of the processor: what else runs does not count
 
 
 def test_the_reason_says_how_near_the_nearest_measurement_is() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from functools import partial
@@ -52,8 +54,9 @@ def test_results_are_in_order_and_no_process_is_left(started: list[subprocess.Po
 def test_one_process_a_core_and_none_beside_this_one_where_there_is_one(
     started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for cores, others in ((1, 0), (2, 1), (64, MOST - 1)):
+    for cores, quota, others in ((1, math.inf, 0), (2, math.inf, 1), (64, math.inf, MOST - 1), (64, 1.5, 0)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        monkeypatch.setattr(module, "quota_cores", lambda quota=quota: quota)
         before = len(started)
         with side_by_side([]) as each:
             assert each(int, ["7"]) == [7]
@@ -86,6 +89,37 @@ def test_where_no_process_can_be_started_this_one_does_all(monkeypatch: pytest.M
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with side_by_side([], processes=3) as each:
         assert each(int, TEXTS) == list(range(200))
+
+
+def test_values_are_drawn_when_somebody_is_free_for_them(other: module._Other) -> None:
+    drawn, done = [], []
+
+    def values() -> Iterator[int]:
+        for number in range(50):
+            drawn.append(number)
+            yield number
+
+    def here(number: int) -> int:
+        done.append(number)
+        assert len(drawn) <= len(done) + 1
+        return number
+
+    assert module._each(here, values(), [other]) == list(range(50))  # no other can unpickle it: all are done here
+
+
+def test_an_error_of_what_makes_the_values_is_raised_and_nothing_cut_short(other: module._Other) -> None:
+    def values() -> Iterator[str]:
+        yield from TEXTS
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        module._each(int, values(), [other])
+
+
+def test_a_process_that_hangs_is_done_without(other: module._Other, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.2)
+    os.kill(other._process.pid, signal.SIGSTOP)
+    assert module._each(int, TEXTS, [other]) == list(range(200))
 
 
 def test_what_cannot_be_pickled_is_done_here() -> None:
