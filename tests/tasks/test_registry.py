@@ -130,7 +130,8 @@ def test_the_champion_answers_in_a_program_without_this_project_and_without_torc
     assert all_of_it["step_s"][1] > least["step_s"][1], "accumulation steps were not read"
     assert "unknown workload 'convv'; the nearest known: conv" in no_workload
     assert "s.smal" in no_type and "s.small" in no_type
-    assert {path.name for path in home.glob("mlartifacts/**/srift_models/*/")} == {"circumstances"}
+    rooms = {path.name for path in home.glob("mlartifacts/**/srift_models/*/")} - {"__pycache__"}
+    assert rooms == {"circumstances"}
 
 
 def test_only_public_requirements_are_logged(home: Path) -> None:
