@@ -152,6 +152,8 @@ def abort(launch: Launch, index: int, item: Item, error: Exception, started_unix
     try:
         if not lost_peer(error):
             code = EXIT_ITEM_FAILED
+            # written here too: torchrun may end the item's first rank, where it is of this node, before that can write
+            write_record(launch, item, started_unix, {}, told)
             launch.store.set(f"item-{index}-rank-{launch.rank}-error", explain(error))
         if launch.leads(item):
             reasons = collect_errors(launch, index, item)

@@ -15,10 +15,14 @@ def test_a_killed_job_goes_on_from_its_checkpoint(monkeypatch: pytest.MonkeyPatc
     alone = run_job((), step_s=0.05, ready_s=4.5)
     assert len(alone.piece_s) == 4 and len(alone.checkpoint_s) == 3 and alone.killed_at == ()
     started = alone.startup_s[0]  # what this machine takes now, if more than asked for
-    job = run_job((started + 1.75,), step_s=0.05, ready_s=started)  # in the last piece of half a second
+    for _ in range(3):
+        job = run_job((started + 1.75,), step_s=0.05, ready_s=started)  # in the last piece of half a second
+        if job.replacement_s:
+            break
+        started = job.startup_s[0]  # the machine was later this time: it was killed before it had begun
     assert len(job.killed_at) == 1 and len(job.replacement_s) == 1
     assert len(job.piece_s) == 4  # those of before the kill were not done again
-    assert job.seconds == pytest.approx(predicted_s([alone], job.killed_at), rel=0.15)
+    assert job.seconds == pytest.approx(predicted_s([job], job.killed_at), rel=0.1)
 
 
 def test_what_a_job_should_take_follows_from_other_jobs_and_the_moments() -> None:
