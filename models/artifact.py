@@ -50,7 +50,7 @@ def dump(model: StepTimeModel) -> str:
         "closed": physics.closed.tolist(),
         "own": {name: one.tolist() for name, one in physics.own.items()},
         "measured": {
-            "workloads": setups.workloads,
+            "workloads": list(setups.workloads),
             "types": setups.types,
             "batch": setups.batch.tolist(),
             "layout": setups.layout.tolist(),

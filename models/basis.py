@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from .effects import GIVEN, LINEAR, SMOOTH, Term, correlation, each_with_all, terms
-from .features import Features, Keys
-from .setups import FloatArray, IntArray
+from .effects import GIVEN, LINEAR, SMOOTH, Term, covariance, each_with_all, terms
+from .features import Features
+from .keys import FloatArray, IntArray, Keys
 
 # Keys of one family that have a column: those met most often; what the others share is left to each alone.
 _MOST_KEYS = 400
@@ -42,15 +42,14 @@ class Basis:
         for name, known in self._keys.items():
             term = told[name]
             block = np.zeros((len(alone), len(known)))
-            place = np.array([known.get(key, -1) for key in term.keys], dtype=int)
+            place = term.keys.places(known)
             met = np.flatnonzero(place >= 0)
             scale = np.sqrt(self._variances[name])
             block[met, place[met]] = scale * term.weight[met]
             alone[place < 0] += (scale * term.weight[place < 0]) ** 2
             columns.append(block)
         if self._pivots is not None:
-            across = self._smooth(features, self._pivots)
-            smooth = across @ self._whitener
+            smooth = covariance(SMOOTH, self._variances, features, self._pivots) @ self._whitener
             alone += np.maximum(self._smooth_diagonal(told) - (smooth**2).sum(axis=1), 0)
             columns.append(smooth)
         else:
@@ -65,18 +64,9 @@ class Basis:
         told = terms(features)
         for name, known in self._keys.items():
             term = told[name]
-            rows = [at for at, key in enumerate(term.keys) if key not in known and term.weight[at]]
-            if rows:
-                picked = np.array(rows, dtype=np.intp)
-                weight = np.sqrt(self._variances[name]) * term.weight[picked]
-                yield name, picked, tuple(term.keys[at] for at in rows), weight
-
-    def _smooth(self, left: Features, right: Features) -> FloatArray:
-        ours, theirs = terms(left), terms(right)
-        total = np.zeros((len(left.exposed), len(right.exposed)))
-        for name in SMOOTH:
-            total += self._variances[name] * correlation(name, left, right, ours[name], theirs[name])
-        return total
+            picked = np.flatnonzero((term.keys.places(known) < 0) & (term.weight != 0))
+            if len(picked):
+                yield name, picked, term.keys.take(picked), np.sqrt(self._variances[name]) * term.weight[picked]
 
     def _smooth_diagonal(self, told: dict[str, Term]) -> FloatArray:
         parts = [self._variances[name] * told[name].weight ** 2 for name in SMOOTH]
@@ -97,13 +87,13 @@ class Basis:
         if not chosen:
             return None, np.zeros((0, 0))
         pivots = features.take(np.array(chosen))
-        return pivots, cholesky(self._smooth(pivots, pivots) + 1e-10 * np.eye(len(chosen)))
+        return pivots, cholesky(covariance(SMOOTH, self._variances, pivots, pivots) + 1e-10 * np.eye(len(chosen)))
 
 
 def _places(term: Term) -> dict[str, int]:
     """Column of each key: also of one that no setup answers to yet, since its later setups share what they err by."""
-    met = Counter(term.keys)
-    kept = sorted(met) if len(met) <= _MOST_KEYS else sorted(key for key, _ in met.most_common(_MOST_KEYS))
+    met = Counter({name: len(rows) for name, rows in term.keys.groups().items()})
+    kept = sorted(key for key, _ in met.most_common(_MOST_KEYS))
     return {key: at for at, key in enumerate(kept)}
 
 

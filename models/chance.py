@@ -8,17 +8,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from .effects import LOCAL, terms
-from .features import Features, Keys
-from .setups import FloatArray
+from .features import Features
+from .keys import FloatArray, Keys
 
 
 def keyed_normals(seed: int, family: str, keys: Keys, count: int) -> FloatArray:
     """(keys, count) standard normals; rows of equal keys are equal, rows of different keys independent."""
-    places = {key: at for at, key in enumerate(dict.fromkeys(keys))}
-    drawn = np.empty((len(places), count))
-    for key, at in places.items():
-        drawn[at] = _generator(seed, family, key).standard_normal(count)
-    return drawn[[places[key] for key in keys]]
+    drawn = np.empty((len(keys.names), count))
+    for code in keys.met:
+        drawn[code] = _generator(seed, family, keys.names[code]).standard_normal(count)
+    return drawn[keys.codes]
 
 
 def local_draws(at: Features, variances: Mapping[str, float], count: int, *, seed: int) -> FloatArray:
@@ -35,8 +34,7 @@ def local_draws(at: Features, variances: Mapping[str, float], count: int, *, see
         used = np.flatnonzero(term.weight)
         if not len(used):
             continue
-        keys = tuple(term.keys[one] for one in used.tolist())
-        value = keyed_normals(seed, name, keys, 3 * count if term.batch else count)
+        value = keyed_normals(seed, name, term.keys.take(used), 3 * count if term.batch else count)
         if term.batch:
             angle = value[:, 2 * count :] * at.batch[used, None]
             value = np.cos(angle) * value[:, :count] + np.sin(angle) * value[:, count : 2 * count]

@@ -64,6 +64,11 @@ PARAMETERS: dict[str, Parameter] = {
     "tilt": Parameter(mean=0.0, sd=0.0, own_sd=0.5),
 }
 NAMES = tuple(PARAMETERS)
+# Parameters that the seconds of an exchange do not depend on.
+_OF_COMPUTE = {"log_sharpness", "logit_hidden", "log_slowdown", "slowdown_batch"}
+_OF_COMPUTE |= {"log_contention", "log_crowding", "level", "tilt"}
+# By how much a parameter is moved to learn its slope.
+STEP = 1e-4
 MEAN, SD, OWN_SD = np.array([(one.mean, one.sd, one.own_sd) for one in PARAMETERS.values()]).T
 
 
@@ -104,7 +109,7 @@ def lay_out_closed(
     doubt, octaves = np.zeros_like(forward), np.zeros_like(forward)
     told = [one for one in gradient_bytes.values() if one > 0]
     guess = float(np.median(told)) if told else _BYTES
-    sizes = np.array([gradient_bytes.get(name, 0.0) for name in setups.workloads])
+    sizes = setups.workloads.values(lambda name: gradient_bytes.get(name, 0.0))
     for workload, name, at in setups.pairs():
         curve = compute.curve(workload, name)
         total = np.array(curve.forward_s) + np.array(curve.backward_s)
@@ -155,9 +160,16 @@ def collective_seconds(line: ClosedLine, value: dict[str, FloatArray]) -> FloatA
     return np.where(machines > 1, across, np.where(ranks > 1, inside, 0.0))
 
 
-def closed_times(line: ClosedLine, values: FloatArray) -> StepTimes:
-    """The equation of the module's docstring; `values` is (rows, parameters) in the order of NAMES."""
-    value = {name: values[:, at] for at, name in enumerate(NAMES)}
+def _by_name(values: FloatArray) -> dict[str, FloatArray]:
+    return {name: values[:, at] for at, name in enumerate(NAMES)}
+
+
+def closed_times(line: ClosedLine, values: FloatArray, exchange_s: FloatArray | None = None) -> StepTimes:
+    """The equation of the module's docstring; `values` is (rows, parameters) in the order of NAMES.
+
+    `exchange_s` is given where it is known, (rows,).
+    """
+    value = _by_name(values)
     tall = {name: one[:, None] for name, one in value.items()}
     others = np.maximum(line.devices - 1, 0) / 3
     crowd = np.where(others > 0, np.maximum(others, 1e-9) ** np.minimum(np.exp(tall["log_crowding"]), _STEEPEST), 0.0)
@@ -168,7 +180,7 @@ def closed_times(line: ClosedLine, values: FloatArray) -> StepTimes:
     micro = np.where(line.present, micro, 0.0)
     last = micro.max(axis=1, initial=0.0)
     hidden = last / (1 + np.exp(-value["logit_hidden"]))
-    exchange = collective_seconds(line, value)
+    exchange = collective_seconds(line, value) if exchange_s is None else exchange_s
     power = 1 + np.exp(value["log_sharpness"])
     top = np.maximum(np.maximum(hidden, exchange), 1e-30)
     both = top * ((hidden / top) ** power + (exchange / top) ** power) ** (1 / power)
@@ -183,3 +195,23 @@ def closed_times(line: ClosedLine, values: FloatArray) -> StepTimes:
         communication_s=exchange,
         slowest=slowest,
     )
+
+
+def closed_slopes(line: ClosedLine, values: FloatArray) -> FloatArray:
+    """(rows, parameters) derivative of log step by each parameter, by differences.
+
+    Parameters of the exchange are moved in it alone, and the step by what it answers to the exchange: half the work.
+    """
+    here = closed_times(line, values)
+    exchange, value = here.communication_s, _by_name(values)
+    logs, there = np.log(here.step_s), exchange > 0
+    answers = np.log(closed_times(line, values, exchange * (1 + STEP)).step_s) - logs
+    slopes = np.zeros(values.shape)
+    for at, name in enumerate(NAMES):
+        if name in _OF_COMPUTE:
+            moved = values + STEP * (np.arange(len(NAMES)) == at)
+            slopes[:, at] = (np.log(closed_times(line, moved, exchange).step_s) - logs) / STEP
+        else:
+            moved_s = collective_seconds(line, value | {name: value[name] + STEP})
+            slopes[:, at] = answers * np.where(there, moved_s / np.where(there, exchange, 1.0) - 1, 0.0) / STEP**2
+    return slopes

@@ -56,7 +56,7 @@ class CollectiveModel:
         moved = 2 * turns / np.maximum(ranks, 1) * size_bytes
         wire = moved / (self.efficiency * bandwidth_gbps * _BYTES_PER_GBIT)
         cpu = self.cpu_core_s(size_bytes, ranks) / cores
-        top = np.maximum(np.maximum(wire, cpu), 1e-30)
+        top = np.maximum(np.maximum(wire, cpu), np.finfo(float).tiny)
         both = top * ((wire / top) ** self.sharpness + (cpu / top) ** self.sharpness) ** (1 / self.sharpness)
         return np.asarray(2 * turns * self.alpha_s + (turns > 0) * both, dtype=float)
 

@@ -10,14 +10,14 @@ arrangement of machines. Far from everything measured all of them are zero with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from .closed_form import NAMES, OWN_SD
-from .features import Features, Keys
-from .setups import FloatArray, IntArray
+from .features import Features
+from .keys import FloatArray, Keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,21 +60,19 @@ FAMILIES = (*LINEAR, *SMOOTH, *LOCAL, *NOISE)
 PRIOR_SD = np.array([*LINEAR.values(), *SMOOTH.values(), *LOCAL.values(), *NOISE.values()])
 
 
-def _joined(*parts: Keys) -> Keys:
-    return tuple("|".join(one) for one in zip(*parts, strict=True))
-
-
 def blocks(features: Features) -> Keys:
     """Which setups share local effects: one workload on one arrangement."""
-    return _joined(features.workload, features.arrangement)
+    return Keys.joined(features.workload, features.arrangement)
 
 
 def terms(features: Features) -> dict[str, Term]:
     """Every family but noise, by name."""
     answers, hidden = features.exposed, 1 - features.exposed
-    ones, everywhere = np.ones_like(answers), ("",) * len(answers)
-    work, kind, pair = features.workload, features.slowest_type, _joined(features.workload, features.slowest_type)
-    batches = _joined(pair, tuple(f"{one:.6g}" for one in features.batch))
+    ones, everywhere = np.ones_like(answers), Keys(("",), np.zeros(len(answers), dtype=np.intp))
+    work, kind, pair = features.workload, features.slowest_type, Keys.joined(features.workload, features.slowest_type)
+    numbers, which = np.unique(features.batch, return_inverse=True)
+    batches = Keys.joined(pair, Keys.of(f"{one:.6g}" for one in numbers.tolist()).take(which))
+    block, exact = blocks(features), Keys.joined(work, features.exact)
     found = {name: Term(keys=work, weight=features.own[:, at]) for name, at in zip(DEVIATIONS, _DEVIATING, strict=True)}
     two = answers * (features.instances == 2)
     found |= {
@@ -93,11 +91,11 @@ def terms(features: Features) -> dict[str, Term]:
         "own_dense": Term(keys=work, weight=hidden, shape=True),
         "own_batch": Term(keys=work, weight=hidden, batch=True),
         "own_shape_batch": Term(keys=work, weight=answers, shape=True, batch=True),
-        "own_arrangement": Term(keys=blocks(features), weight=ones),
-        "own_exchange": Term(keys=blocks(features), weight=answers),
-        "two_exchange": Term(keys=blocks(features), weight=two),
-        "placement": Term(keys=_joined(work, features.exact), weight=answers),
-        "placement_batch": Term(keys=_joined(work, features.exact), weight=answers, batch=True),
+        "own_arrangement": Term(keys=block, weight=ones),
+        "own_exchange": Term(keys=block, weight=answers),
+        "two_exchange": Term(keys=block, weight=two),
+        "placement": Term(keys=exact, weight=answers),
+        "placement_batch": Term(keys=exact, weight=answers, batch=True),
     }
     return found
 
@@ -109,33 +107,41 @@ def noise_variance(features: Features, variances: Mapping[str, float]) -> FloatA
 
 def same(left: Keys, right: Keys) -> FloatArray:
     """(left, right) 1 where the keys are equal."""
-    codes = _numbered((*left, *right))
-    return np.asarray(codes[: len(left), None] == codes[None, len(left) :], dtype=float)
+    return np.asarray(left.within(right)[:, None] == right.codes[None, :], dtype=float)
 
 
-def correlation(name: str, left: Features, right: Features, ours: Term, theirs: Term) -> FloatArray:
-    """(left, right) covariance of one family at variance one."""
-    found = same(ours.keys, theirs.keys) * ours.weight[:, None] * theirs.weight[None, :]
-    if ours.shape:
-        found = found * _bell(left.near, right.near)
-    if ours.batch:
-        found = found * _bell(left.batch[:, None], right.batch[:, None])
-    return found
+def covariance(names: Collection[str], variances: Mapping[str, float], left: Features, right: Features) -> FloatArray:
+    """(left, right) covariance of some families together."""
+    ours, theirs = terms(left), terms(right)
+    shape = bell(left.near, right.near) if any(ours[name].shape for name in names) else None
+    batch = bell(left.batch[:, None], right.batch[:, None]) if any(ours[name].batch for name in names) else None
+    total = np.zeros((len(left.exposed), len(right.exposed)))
+    for name in names:
+        here, there = ours[name], theirs[name]
+        found = same(here.keys, there.keys)
+        found *= variances[name] * here.weight[:, None]
+        found *= there.weight[None, :]
+        if shape is not None and here.shape:
+            found *= shape
+        if batch is not None and here.batch:
+            found *= batch
+        total += found
+    return total
 
 
 def each_with_all(
     names: Iterable[str], variances: Mapping[str, float], features: Features
 ) -> Callable[[int], FloatArray]:
-    """(rows,) covariance by some families of the setup at a position with every one; their keys are compared once."""
+    """(rows,) covariance by some families of the setup at a position with every one."""
     told = terms(features)
-    families = [(variances[name], told[name], _numbered(told[name].keys)) for name in names]
+    families = [(variances[name], told[name]) for name in names]
 
     def across(at: int) -> FloatArray:
-        shape = _bell(features.near[[at]], features.near)[0]
-        batch = _bell(features.batch[[at], None], features.batch[:, None])[0]
+        shape = bell(features.near[[at]], features.near)[0]
+        batch = bell(features.batch[[at], None], features.batch[:, None])[0]
         total = np.zeros(len(batch))
-        for variance, term, keys in families:
-            found = (keys == keys[at]) * term.weight[at] * term.weight
+        for variance, term in families:
+            found = (term.keys.codes == term.keys.codes[at]) * term.weight[at] * term.weight
             found = found * shape if term.shape else found
             total += variance * (found * batch if term.batch else found)
         return total
@@ -143,11 +149,7 @@ def each_with_all(
     return across
 
 
-def _numbered(keys: Keys) -> IntArray:
-    codes = {name: at for at, name in enumerate(dict.fromkeys(keys))}
-    return np.array([codes[name] for name in keys], dtype=np.intp)
-
-
-def _bell(left: FloatArray, right: FloatArray) -> FloatArray:
+def bell(left: FloatArray, right: FloatArray) -> FloatArray:
+    """(left, right) exp(-d^2 / 2), d the distance of their (rows, dimensions)."""
     square = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None, :] - 2 * left @ right.T
     return np.asarray(np.exp(-0.5 * np.maximum(square, 0)), dtype=float)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
 from operator import itemgetter
@@ -9,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from .keys import FloatArray, IntArray, Keys, numbered
 from .physics import PhysicalStep, Physics
-from .setups import FloatArray, SetupArrays
-
-Keys = tuple[str, ...]
+from .setups import SetupArrays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,6 @@ class Features:
     slowest_type: Keys
     arrangement: Keys  # types and devices used, in one order
     exact: Keys  # the same as it was written: another order is another placement
-    identity: Keys  # and the batches: equal for equal setups alone
     exposed: FloatArray  # part of the step that answers to communication
     doubt: FloatArray  # of a filled-in compute time, where no parameter stands for it
     octaves: FloatArray  # log2 batch outside the measured range
@@ -35,12 +34,12 @@ class Features:
     own: FloatArray  # (rows, parameters) slopes by a workload's deviation
     offset: FloatArray
 
-    def take(self, picked: np.ndarray[tuple[int, ...], np.dtype[np.intp]]) -> Features:
+    def take(self, picked: IntArray) -> Features:
         """The entries at these positions."""
         taken: dict[str, Any] = {}
         for one in fields(self):
             whole = getattr(self, one.name)
-            taken[one.name] = tuple(whole[at] for at in picked) if isinstance(whole, tuple) else whole[picked]
+            taken[one.name] = whole.take(picked) if isinstance(whole, Keys) else whole[picked]
         return Features(**taken)
 
     def joined(self, other: Features) -> Features:
@@ -48,7 +47,7 @@ class Features:
         both: dict[str, Any] = {}
         for one in fields(self):
             ours, theirs = getattr(self, one.name), getattr(other, one.name)
-            both[one.name] = ours + theirs if isinstance(ours, tuple) else np.concatenate([ours, theirs])
+            both[one.name] = ours + theirs if isinstance(ours, Keys) else np.concatenate([ours, theirs])
         return Features(**both)
 
 
@@ -56,15 +55,15 @@ def features_of(arrays: SetupArrays, step: PhysicalStep, physics: Physics) -> Fe
     """What the effects look at, from the setup and its physical step."""
     times = step.times
     rows = np.arange(len(arrays.workloads))
-    slowest = tuple(arrays.names[kind] for kind in arrays.kind[rows, times.slowest].tolist())
+    slowest = Keys(arrays.names, arrays.kind[rows, times.slowest])
     machines, each = arrays.instances, arrays.ranks / arrays.instances
     known = {name: physics.machines[name] for name in arrays.names}
     cores = arrays.by_type({name: one.cores for name, one in known.items()}, np.inf).min(axis=1, initial=np.inf)
     gbps = arrays.by_type({name: one.bandwidth_gbps for name, one in known.items()}, np.inf).min(axis=1, initial=np.inf)
-    doubts = {pair: physics.compute.doubt(*pair) for pair in set(zip(arrays.workloads, slowest, strict=True))}
-    doubt = [doubts[pair] for pair in zip(arrays.workloads, slowest, strict=True)]
-    arrangement, exact, identity = _names(arrays)
-    by_timeline = np.array([name in physics.profiled for name in arrays.workloads], dtype=bool)
+    pairs, which = numbered(zip(arrays.workloads.codes.tolist(), slowest.codes.tolist(), strict=True))
+    doubt = np.array([physics.compute.doubt(arrays.workloads.names[one], arrays.names[at]) for one, at in pairs])
+    by_timeline = arrays.workloads.values(lambda name: name in physics.profiled) > 0
+    arrangement, exact = placements(arrays)
     batch = np.take_along_axis(arrays.batch, times.slowest[:, None], axis=1)[:, 0]
     near = [
         np.log(machines) / 0.7,
@@ -81,9 +80,8 @@ def features_of(arrays: SetupArrays, step: PhysicalStep, physics: Physics) -> Fe
         slowest_type=slowest,
         arrangement=arrangement,
         exact=exact,
-        identity=identity,
         exposed=step.exposed,
-        doubt=np.where(by_timeline, np.array(doubt), 0.0),
+        doubt=np.where(by_timeline, doubt[which] if pairs else 0.0, 0.0),
         octaves=step.octaves,
         near=np.stack(near, axis=1),
         batch=np.log(batch) / 0.5,
@@ -95,23 +93,37 @@ def features_of(arrays: SetupArrays, step: PhysicalStep, physics: Physics) -> Fe
     )
 
 
-def _names(arrays: SetupArrays) -> tuple[Keys, Keys, Keys]:
-    """Arrangement, exact and identity of each row, as in `Features`."""
-    arrangement, exact, identity = [], [], []
-    columns = (arrays.kind, arrays.count, arrays.layout, arrays.batch)
-    for kinds, *numbers, steps in zip(*(one.tolist() for one in (*columns, arrays.accumulation)), strict=True):
-        used = [
-            (arrays.names[kind], *rest) for kind, *rest in zip(kinds, *numbers, strict=True) if kind >= 0
-        ]  # name, count, devices, batch
-        placed = _runs([(name, devices, count) for name, count, devices, _ in sorted(used, key=itemgetter(0))])
-        exact.append(placed)
+def placements(arrays: SetupArrays) -> tuple[Keys, Keys]:
+    """Arrangement and exact of each row, as in `Features`: written once for all rows that have the same machines."""
+    columns = np.concatenate([arrays.kind, arrays.count, arrays.layout], axis=1)
+    _, which = numbered(row.tobytes() for row in columns)
+    firsts = np.unique(which, return_index=True)[1]
+    arrangement, exact = [], []
+    for used in _members(arrays.take(firsts)):
+        exact.append(_runs([(name, devices, count) for name, count, devices, _ in used]))
         arrangement.append(_runs(sorted((name, devices, count) for name, count, devices, _ in used)))
-        batches = _runs([(name, batch, count) for name, count, _, batch in sorted(used, key=itemgetter(0))])
-        identity.append(f"{placed} {batches} {steps:g}")
-    return tuple(arrangement), tuple(exact), tuple(identity)
+    return Keys.of(arrangement).take(which), Keys.of(exact).take(which)
 
 
-def _runs(members: list[tuple[str, float, float]]) -> str:
+def identities(arrays: SetupArrays) -> tuple[str, ...]:
+    """Placement, batches and accumulation of each row: equal for equal setups alone, whatever they are asked with."""
+    found = []
+    for used, steps in zip(_members(arrays), arrays.accumulation.tolist(), strict=True):
+        placed = _runs([(name, devices, count) for name, count, devices, _ in used])
+        batches = _runs([(name, batch, count) for name, count, _, batch in used])
+        found.append(f"{placed} {batches} {steps:g}")
+    return tuple(found)
+
+
+def _members(arrays: SetupArrays) -> Iterator[list[tuple[str, float, float, float]]]:
+    """Of each row name, count, devices and batch of its members, types in one order."""
+    columns = (arrays.kind, arrays.count, arrays.layout, arrays.batch)
+    for row in zip(*(one.tolist() for one in columns), strict=True):
+        used = [(arrays.names[kind], *rest) for kind, *rest in zip(*row, strict=True) if kind >= 0]
+        yield sorted(used, key=itemgetter(0))
+
+
+def _runs(members: Sequence[tuple[str, float, float]]) -> str:
     """`2*a:4+1*b:8`: equal neighbours are counted together, however many instances a member stands for."""
     parts = []
     for (name, number), run in groupby(members, key=itemgetter(0, 1)):

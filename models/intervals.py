@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from .effects import NOISE, blocks, noise_variance
-from .features import Features, Keys
+from .features import Features
+from .keys import FloatArray, Keys
 from .regression import Posterior
-from .setups import FloatArray
 from .variances import learn_variances
 
 # Half-width of a central 90 % interval, in standard deviations of a normal.
@@ -38,7 +38,7 @@ def calibrated(features: Features, target: FloatArray, repeats: FloatArray, spre
     plain = Posterior(features, target, share, variances)
     if len(target) < 10:
         return plain.scaled(_PRIOR_SCALE)
-    workload = tuple(f"{name} {many:g}" for name, many in zip(features.workload, features.several, strict=True))
+    workload = Keys.joined(features.workload, Keys(("alone", "several"), features.several.astype(np.intp)))
     most = int(np.clip(_GROUP_COLUMNS / plain.columns, 4, _MOST_GROUPS))
     groupings = (workload, features.arrangement, blocks(features))
     standardised = [plain.held_out(_some(one, most), features) for one in groupings]
@@ -53,17 +53,16 @@ def calibrated(features: Features, target: FloatArray, repeats: FloatArray, spre
 
 def _some(groups: Keys, most: int) -> Keys:
     """At most so many of the groups, by a fixed shuffle; the rows of the others have no group."""
-    names = sorted(set(groups))
+    names = sorted(groups.distinct)
     kept = {names[at] for at in np.random.default_rng(0).permutation(len(names))[:most]}
-    return tuple(one if one in kept else "" for one in groups)
+    return Keys.of(one if one in kept else "" for one in groups.names).take(groups.codes)
 
 
 def _outlying(features: Features, target: FloatArray) -> FloatArray:
     """Factor on each row's noise: 1 but for rows far from what the physics says of their workload."""
     residual = target - features.offset
     factor = np.ones(len(residual))
-    for name in set(features.workload):
-        own = np.array([one == name for one in features.workload], dtype=bool)
+    for own in features.workload.groups().values():
         centred = residual[own] - np.median(residual[own])
         spread = max(1.4826 * float(np.median(np.abs(centred))), _LEAST_SPREAD)
         factor[own] = np.maximum(np.abs(centred) / spread / _OUTLYING, 1.0) ** 4

@@ -105,7 +105,7 @@ def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
         kept = np.sort(np.random.default_rng(seed).choice(len(pooled), _MOST_SETUPS, replace=False))
         pooled = pooled.iloc[kept]
     setups = read_setups(pooled, devices)
-    seen = {name for types in setups.types for name in types}
+    seen = setups.met_types
     if "instance_type" in data.profiles:
         seen |= {str(one) for one in data.profiles["instance_type"]}
     if "cluster" in data.probes:
@@ -156,7 +156,7 @@ def workload_buckets(data: TrainingData, workloads: set[str]) -> dict[str, Bucke
             )
     gradients = {name: 4.0 * value for name, value in _facts(data, "parameters").items()}  # fp32
     facts = gradients | _facts(data, "gradient_bytes")
-    return {name: found.get(name, default_buckets(facts.get(name, 0.0))) for name in workloads | set(found)}
+    return {name: found.get(name, default_buckets(facts.get(name, 0.0))) for name in sorted(workloads | set(found))}
 
 
 def flops_per_sample(data: TrainingData) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .compute import ComputeModel
+from .keys import numbered
 from .overlap import StepTimes
 from .setups import SetupArrays
 
@@ -21,9 +22,9 @@ def bottlenecks(physics: StepTimes, setups: SetupArrays, compute: ComputeModel) 
     exposed = 1 - physics.compute_s / physics.step_s
     uneven = (physics.compute_s - physics.mean_compute_s) / physics.step_s
     kind = np.take_along_axis(setups.kind, physics.slowest[:, None], axis=1)[:, 0]
-    pairs = [(workload, setups.names[at]) for workload, at in zip(setups.workloads, kind.tolist(), strict=True)]
-    parts = {pair: compute.curve(*pair).input_part for pair in set(pairs)}
-    made = np.array([parts[pair] for pair in pairs]) > _MOSTLY
+    pairs, which = numbered(zip(setups.workloads.codes.tolist(), kind.tolist(), strict=True))
+    curves = [compute.curve(setups.workloads.names[one], setups.names[at]) for one, at in pairs]
+    made = (np.array([curve.input_part for curve in curves]) > _MOSTLY)[which]
     labels = np.where(uneven > _LIMITED, "stragglers", np.where(made, "input", "compute"))
     across = np.where(setups.instances > 1, "communication between nodes", "communication inside a node")
     return [str(one) for one in np.where((exposed > _LIMITED) & (exposed >= uneven), across, labels)]

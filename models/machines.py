@@ -55,11 +55,12 @@ def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str
     A figure that nobody knows of a type, seen or described, is the median of those known of the others.
     """
     rows = [{str(key): value for key, value in row.items()} for row in instance_types.to_dict("records")]
+    accelerated = [row for row in rows if _accelerated(row)]
     middle = Machine(
         cores=_middle((_positive(row.get("cores")) for row in rows), _CORES),
         bandwidth_gbps=_middle((_positive(row.get("bandwidth_gbps")) for row in rows), _GBPS),
         devices=1,
-        prior_speed=_middle((_speed(row) for row in rows if _accelerated(row) == any(map(_accelerated, rows))), _SPEED),
+        prior_speed=_middle((_speed(row) for row in accelerated or rows), _SPEED),
     )
     described = {
         str(row["name"]): Machine(

@@ -17,22 +17,18 @@ class Nearness:
 
     def __init__(self, measured: SetupArrays) -> None:
         """One tree a workload; the distance is Manhattan's over `_places`."""
-        self._types = {name: at for at, name in enumerate(sorted({one for row in measured.types for one in row}))}
+        self._types = {name: at for at, name in enumerate(sorted(measured.met_types))}
         places = self._places(measured)
-        self._trees = {
-            name: KDTree(places[np.flatnonzero(np.array(measured.workloads) == name)])
-            for name in sorted(set(measured.workloads))
-        }
+        self._trees = {name: KDTree(places[rows]) for name, rows in sorted(measured.workloads.groups().items())}
 
     def doublings(self, setups: SetupArrays) -> FloatArray:
         """(rows,) distance to the nearest measured setup of the workload: 0 where it was measured itself, NaN where
         nothing of the workload was."""
         found = np.full(len(setups.workloads), np.nan)
-        places, names = self._places(setups), np.array(setups.workloads)
-        for name, tree in self._trees.items():
-            own = np.flatnonzero(names == name)
-            if len(own):
-                found[own] = tree.query(places[own], p=1)[0]
+        places = self._places(setups)
+        for name, own in setups.workloads.groups().items():
+            if name in self._trees:
+                found[own] = self._trees[name].query(places[own], p=1)[0]
         return found
 
     def _places(self, setups: SetupArrays) -> FloatArray:
@@ -41,10 +37,10 @@ class Nearness:
         batch = setups.samples / setups.accumulation / ranks
         numbers = np.log2([batch, ranks, np.maximum(setups.instances, 1), setups.accumulation])
         kinds = np.zeros((len(setups.workloads), 1 + len(self._types)))
-        for row, types in enumerate(setups.types):
-            for name in set(types):
-                if name in self._types:
-                    kinds[row, 1 + self._types[name]] = 1
-                else:
-                    kinds[row, 0] += 1
+        for at, name in enumerate(setups.names):
+            there = (setups.kind == at).any(axis=1)
+            if name in self._types:
+                kinds[there, 1 + self._types[name]] = 1
+            else:
+                kinds[there, 0] += 1
         return np.hstack([numbers.T, kinds])

@@ -114,9 +114,9 @@ def lay_out(
     gbps = setups.by_type({name: machines[name].bandwidth_gbps for name in setups.names}, np.inf)
     slowest_gbps = np.where(setups.instances > 1, gbps.min(axis=1, initial=np.inf), INSIDE_GBPS)
     least_cores = np.where(present, cores, np.inf).min(axis=1, initial=np.inf)
-    size, ready = _bucket_arrays([buckets[name] for name in dict.fromkeys(setups.workloads)])
-    places = {name: at for at, name in enumerate(dict.fromkeys(setups.workloads))}
-    owner = np.array([places[name] for name in setups.workloads], dtype=np.intp)
+    own = setups.workloads.distinct
+    size, ready = _bucket_arrays([buckets[name] for name in own])
+    owner = setups.workloads.places({name: at for at, name in enumerate(own)})
     size, ready = size[owner], ready[owner]
     ranks = setups.ranks[:, None]
     seconds = collectives.seconds(size, ranks, slowest_gbps[:, None], least_cores[:, None])

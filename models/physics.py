@@ -12,9 +12,10 @@ from dataclasses import astuple, dataclass, field, replace
 import numpy as np
 from scipy.optimize import least_squares
 
-from .closed_form import MEAN, NAMES, OWN_SD, SD, ClosedLine, closed_times, lay_out_closed
+from .closed_form import MEAN, NAMES, OWN_SD, SD, STEP, ClosedLine, closed_slopes, closed_times, lay_out_closed
 from .communication import CollectiveModel
 from .compute import ComputeModel
+from .keys import Keys
 from .machines import Machine
 from .overlap import PARAMETER_NAMES, PARAMETER_SD, Buckets, StepParameters, StepTimes, Timeline, lay_out, step_times
 from .setups import FloatArray, SetupArrays
@@ -23,7 +24,6 @@ from .setups import FloatArray, SetupArrays
 _TIMELINE_SD, _CLOSED_SD = 0.06, 0.08
 # Rows of one workload count for no more than so many [physics.md].
 _COUNTS_FOR = 150
-_STEP = 1e-4
 _PRIOR = np.log(np.array(astuple(StepParameters())))
 
 
@@ -58,7 +58,7 @@ class Physics:
 
     def at(self, setups: SetupArrays) -> PhysicalStep:
         """Seconds and slopes of every setup. Raises ValueError on a workload never measured."""
-        told = np.array([name in self.profiled for name in setups.workloads], dtype=bool)
+        told = setups.workloads.values(lambda name: name in self.profiled) > 0
         rows, timeline, closed = len(told), len(PARAMETER_NAMES), len(NAMES)
         shared, own = np.zeros((rows, timeline + closed)), np.zeros((rows, closed))
         offset, exposed, octaves = np.zeros(rows), np.zeros(rows), np.zeros(rows)
@@ -77,7 +77,7 @@ class Physics:
             else:
                 plain, deviation = self.closed_line(part), self._deviation(part)
                 values = MEAN + SD * self.closed + OWN_SD * deviation
-                times, slopes = closed_times(plain, values), _closed_slopes(plain, values)
+                times, slopes = closed_times(plain, values), closed_slopes(plain, values)
                 shared[picked, timeline:], own[picked] = slopes * SD, slopes * OWN_SD
                 offset[picked] = slopes @ (SD * self.closed) + (slopes * OWN_SD * deviation).sum(axis=1)
                 exposed[picked] = _exposed(plain, values)
@@ -89,7 +89,7 @@ class Physics:
 
     def seconds(self, setups: SetupArrays) -> FloatArray:
         """(rows,) the seconds of `at`, without slopes: for more setups than anybody would look at one by one."""
-        told = np.array([name in self.profiled for name in setups.workloads], dtype=bool)
+        told = setups.workloads.values(lambda name: name in self.profiled) > 0
         step = np.zeros(len(told))
         if told.any():
             picked = np.flatnonzero(told)
@@ -116,11 +116,9 @@ class Physics:
         return lay_out_closed(setups, compute=self.compute, gradient_bytes=sizes, machines=self.machines)
 
     def _deviation(self, setups: SetupArrays) -> FloatArray:
-        places = {name: at for at, name in enumerate(dict.fromkeys(setups.workloads))}
-        owner = np.array([places[name] for name in setups.workloads], dtype=np.intp)
         none = np.zeros(len(NAMES))
-        known = np.array([self.own.get(name, none) for name in places]).reshape(-1, len(NAMES))
-        return np.asarray(known[owner], dtype=float)
+        known = np.array([self.own.get(name, none) for name in setups.workloads.names]).reshape(-1, len(NAMES))
+        return np.asarray(known[setups.workloads.codes], dtype=float)
 
     def _timeline_slopes(self, line: Timeline) -> FloatArray:
         logs = np.log(np.array(astuple(self.parameters)))
@@ -137,29 +135,25 @@ def _step_parameters(logs: FloatArray) -> StepParameters:
 def _slopes(log_step: Callable[[FloatArray], FloatArray], scale: FloatArray) -> FloatArray:
     """(rows, parameters) derivative by each parameter, times its `scale`, by differences."""
     here = log_step(np.zeros(len(scale)))
-    columns = [(log_step(_STEP * one) - here) / _STEP for one in np.diag(scale)]
+    columns = [(log_step(STEP * one) - here) / STEP for one in np.diag(scale)]
     return np.stack(columns, axis=1) if columns else np.zeros((len(here), 0))
-
-
-def _closed_slopes(line: ClosedLine, values: FloatArray) -> FloatArray:
-    return _slopes(lambda shift: np.log(closed_times(line, values + shift).step_s), np.ones(len(NAMES)))
 
 
 def _exposed(line: ClosedLine, values: FloatArray) -> FloatArray:
     """1 - d log step / d log compute."""
     longer = replace(
         line,
-        alone_s=line.alone_s * (1 + _STEP),
-        fixed_s=line.fixed_s * (1 + _STEP),
-        optimizer_s=line.optimizer_s * (1 + _STEP),
+        alone_s=line.alone_s * (1 + STEP),
+        fixed_s=line.fixed_s * (1 + STEP),
+        optimizer_s=line.optimizer_s * (1 + STEP),
     )
     rise = closed_times(longer, values).step_s / closed_times(line, values).step_s - 1
-    return np.asarray(np.clip(1 - rise / _STEP, 0, 1), dtype=float)
+    return np.asarray(np.clip(1 - rise / STEP, 0, 1), dtype=float)
 
 
 def fit_physics(physics: Physics, setups: SetupArrays, step_s: FloatArray) -> Physics:
     """The most probable parameters: robust least squares on log residuals, with the priors among them."""
-    told = np.array([name in physics.profiled for name in setups.workloads], dtype=bool)
+    told = setups.workloads.values(lambda name: name in physics.profiled) > 0
     found = physics
     if told.any():
         part = setups.take(np.flatnonzero(told))
@@ -171,13 +165,13 @@ def fit_physics(physics: Physics, setups: SetupArrays, step_s: FloatArray) -> Ph
     return found
 
 
-def _share(workloads: tuple[str, ...]) -> FloatArray:
+def _share(workloads: Keys) -> FloatArray:
     """(rows,) what a row's residual is worth, so that none of the workloads outweighs the others by its rows."""
-    _, owner, rows = np.unique(np.array(workloads), return_inverse=True, return_counts=True)
-    return np.asarray(np.sqrt(np.minimum(1.0, _COUNTS_FOR / rows))[owner], dtype=float)
+    rows = np.maximum(np.bincount(workloads.codes, minlength=len(workloads.names)), 1)
+    return np.asarray(np.sqrt(np.minimum(1.0, _COUNTS_FOR / rows))[workloads.codes], dtype=float)
 
 
-def _fit_timeline(line: Timeline, workloads: tuple[str, ...], step_s: FloatArray) -> StepParameters:
+def _fit_timeline(line: Timeline, workloads: Keys, step_s: FloatArray) -> StepParameters:
     share = _share(workloads)
 
     def residuals(shift: FloatArray) -> FloatArray:
@@ -194,12 +188,10 @@ def _softened(error: FloatArray) -> FloatArray:
     return np.asarray(np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1)), dtype=float)
 
 
-def _fit_closed(
-    line: ClosedLine, workloads: tuple[str, ...], log_step: FloatArray
-) -> tuple[FloatArray, dict[str, FloatArray]]:
+def _fit_closed(line: ClosedLine, workloads: Keys, log_step: FloatArray) -> tuple[FloatArray, dict[str, FloatArray]]:
     """Shared z, and each workload's z: only parameters that have a prior width are moved at all."""
-    names = sorted(set(workloads))
-    owner = np.array([names.index(one) for one in workloads])
+    names = sorted(workloads.distinct)
+    owner = workloads.places({name: at for at, name in enumerate(names)})
     moved, deviating = np.flatnonzero(SD > 0), np.flatnonzero(OWN_SD > 0)
     rows, parts = len(log_step), len(moved)
 
@@ -221,7 +213,7 @@ def _fit_closed(
         root = np.sqrt(1 + error**2)
         soft = np.abs(error) / (root * np.maximum(np.abs(_softened(error)), 1e-12))
         soft = (share * np.where(np.abs(error) < 1e-6, 1.0, soft))[:, None]
-        each = soft * _closed_slopes(line, at) / _CLOSED_SD
+        each = soft * closed_slopes(line, at) / _CLOSED_SD
         own = np.zeros((rows, len(names), len(deviating)))
         own[np.arange(rows), owner] = each[:, deviating] * OWN_SD[deviating]
         top = np.concatenate([each[:, moved] * SD[moved], own.reshape(rows, -1)], axis=1)

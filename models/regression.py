@@ -9,6 +9,7 @@ setups.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -17,16 +18,18 @@ from scipy.linalg import cho_solve, solve_triangular
 
 from .basis import Basis, cholesky
 from .chance import keyed_normals, local_draws
-from .effects import LOCAL, blocks, correlation, noise_variance, terms
-from .features import Features, Keys
-from .setups import FloatArray, IntArray
+from .effects import blocks, noise_variance
+from .features import Features
+from .keys import FloatArray, IntArray, Keys
+from .local import Local
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
     """What was measured of one workload on one arrangement; `factor` is the Cholesky factor of its Lambda."""
 
-    features: Features
+    rows: IntArray  # which of the measured setups
+    local: Local
     noise: FloatArray  # variance of each setup's own
     factor: FloatArray
     whitener: FloatArray  # factor^-1
@@ -66,15 +69,17 @@ class Posterior:
         self._basis = Basis(features if ahead is None else features.joined(ahead), variances)
         phi, alone = self._basis.at(features)
         noise = share * noise_variance(features, variances) + alone
+        self._tables, local = Local.tables(features), Local.of(features, variances)
         self._blocks: dict[str, _Block] = {}
-        for key, picked in _grouped(blocks(features)).items():
-            own = features.take(picked)
+        for key, picked in blocks(features).groups().items():
+            own = local.take(picked)
             apart = noise[picked] + 1e-10
-            factor = cholesky(self._local(own, own) + np.diag(apart))
+            factor = cholesky(own.covariance(own) + np.diag(apart))
             whitener = solve_triangular(factor, np.eye(len(picked)), lower=True)
             whitened = whitener @ np.column_stack([phi[picked], target[picked]])
             self._blocks[key] = _Block(
-                features=own,
+                rows=picked,
+                local=own,
                 noise=apart,
                 factor=factor,
                 whitener=whitener,
@@ -96,25 +101,16 @@ class Posterior:
         """Of Phi."""
         return len(self._right)
 
-    def _local(self, left: Features, right: Features) -> FloatArray:
-        ours, theirs = terms(left), terms(right)
-        total = np.zeros((len(left.exposed), len(right.exposed)))
-        for name in LOCAL:
-            total += self.variances[name] * correlation(name, left, right, ours[name], theirs[name])
-        return total
-
     def _project(self, at: Features) -> _Projection:
         psi, alone = self._basis.at(at)
-        told = terms(at)
-        local = np.sum([self.variances[name] * told[name].weight ** 2 for name in LOCAL], axis=0)
-        constant = np.zeros(len(alone))
+        seen = Local.of(at, self.variances, self._tables)
+        local, constant = seen.variance, np.zeros(len(alone))
         halves: dict[str, tuple[IntArray, FloatArray]] = {}
-        for key, picked in _grouped(blocks(at)).items():
+        for key, picked in blocks(at).groups().items():
             block = self._blocks.get(key)
             if block is None:
                 continue
-            across = self._local(at.take(picked), block.features)
-            half = block.whitener @ across.T
+            half = block.whitener @ block.local.covariance(seen.take(picked))
             psi[picked] -= half.T @ block.phi
             constant[picked] = half.T @ block.target
             local[picked] = np.maximum(local[picked] - (half**2).sum(axis=0), 0)
@@ -133,9 +129,8 @@ class Posterior:
         """Mean of log(step / physics) of what was measured: that, less what each setup's own noise explains."""
         features, target, _ = self._given
         found = target - features.offset
-        for key, picked in _grouped(blocks(features)).items():
-            one = self._blocks[key]
-            found[picked] -= one.noise * (one.whitener.T @ (one.target - one.phi @ self._beta))
+        for one in self._blocks.values():
+            found[one.rows] -= one.noise * (one.whitener.T @ (one.target - one.phi @ self._beta))
         return found
 
     def scaled(self, scale: float) -> Posterior:
@@ -144,9 +139,12 @@ class Posterior:
         other.scale = scale
         return other
 
-    def draws(self, at: Features, *, count: int, seed: int) -> tuple[FloatArray, FloatArray]:
+    def draws(
+        self, at: Features, *, identity: Sequence[str], measured: Sequence[str], count: int, seed: int
+    ) -> tuple[FloatArray, FloatArray]:
         """(setups,) mean of log(step / physics), and (setups, count) of what it may be off by, drawn jointly.
 
+        `identity` tells the setups apart, and `measured` those that were measured.
         What two setups share in error moves together. A setup's draws are the same whatever else is asked about, so
         that some may be drawn for now and others later; and they come in pairs of opposite sign, so that its mean is
         their mean and their middle.
@@ -161,10 +159,11 @@ class Posterior:
         joint += local_draws(at, self.variances, half, seed=seed)
         for key, (picked, across) in found.halves.items():  # Matheron's rule: less what was measured says of the draw
             block = self._blocks[key]
-            seen = local_draws(block.features, self.variances, half, seed=seed)
-            seen += np.sqrt(block.noise)[:, None] * keyed_normals(seed, "seen", block.features.identity, half)
+            seen = local_draws(self._given[0].take(block.rows), self.variances, half, seed=seed)
+            named = Keys.of(measured[row] for row in block.rows.tolist())
+            seen += np.sqrt(block.noise)[:, None] * keyed_normals(seed, "seen", named, half)
             joint[picked] -= across.T @ (block.whitener @ seen)
-        joint += np.sqrt(np.maximum(alone, 0))[:, None] * keyed_normals(seed, "alone", at.identity, half)
+        joint += np.sqrt(np.maximum(alone, 0))[:, None] * keyed_normals(seed, "alone", Keys.of(identity), half)
         off = self.scale * np.concatenate([joint, -joint], axis=1)[:, :count]
         return found.psi @ self._beta + found.constant - at.offset, np.asarray(off, dtype=float)
 
@@ -177,12 +176,13 @@ class Posterior:
         half, alone = found.psi @ self._whitener, found.alone.copy()
         covariance = half @ half.T
         for _, picked, keys, weight in self._basis.unmet(at):
-            for own in _grouped(keys).values():
+            for own in keys.groups().values():
                 covariance[np.ix_(picked[own], picked[own])] += np.outer(weight[own], weight[own])
             alone[picked] -= weight**2
-        for key, picked in _grouped(blocks(at)).items():
-            mine = at.take(picked)
-            shared = self._local(mine, mine)
+        local = Local.of(at, self.variances)
+        for key, picked in blocks(at).groups().items():
+            mine = local.take(picked)
+            shared = mine.covariance(mine)
             if key in found.halves:
                 seen = found.halves[key][1]
                 shared = shared - seen.T @ seen
@@ -220,14 +220,12 @@ class Posterior:
 
         `groups` are unions of blocks; rows of the group "" are left alone.
         """
-        members: dict[str, set[str]] = {}
-        for group, key in zip(groups, blocks(features), strict=True):
+        keys = blocks(features)
+        found: list[FloatArray] = []
+        for group, rows in groups.groups().items():
             if not group:
                 continue
-            members.setdefault(group, set()).add(key)
-        found: list[FloatArray] = []
-        for keys in members.values():
-            own = [self._blocks[key] for key in sorted(keys)]
+            own = [self._blocks[key] for key in sorted(keys.take(rows).distinct)]
             phi, target = np.concatenate([one.phi for one in own]), np.concatenate([one.target for one in own])
             residual, half, noise = self._without(phi, target)
             first = 0
@@ -251,10 +249,3 @@ class Posterior:
         factor = cholesky(self._precision - phi.T @ phi + 1e-9 * np.eye(columns))
         left = target - phi @ cho_solve((factor, True), self._right - phi.T @ target)
         return left, solve_triangular(factor, phi.T, lower=True), 1.0
-
-
-def _grouped(keys: Keys) -> dict[str, IntArray]:
-    places: dict[str, list[int]] = {}
-    for at, key in enumerate(keys):
-        places.setdefault(key, []).append(at)
-    return {key: np.array(where, dtype=np.intp) for key, where in places.items()}

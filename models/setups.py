@@ -13,10 +13,18 @@ import numpy as np
 import pandas as pd
 
 from .cloud import cluster_name, parse_cluster, parse_numbers
+from .keys import BoolArray, FloatArray, IntArray, Keys, numbered
 
-FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-BoolArray = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
-IntArray = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
+__all__ = [
+    "BoolArray",
+    "FloatArray",
+    "IntArray",
+    "SetupArrays",
+    "column",
+    "in_one_order",
+    "read_setups",
+    "require_known",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +35,7 @@ class SetupArrays:
     samples. Measured rows have one instance a member; planned ones, which are many and large, as many as are equal.
     """
 
-    workloads: tuple[str, ...]
+    workloads: Keys
     names: tuple[str, ...]
     kind: IntArray
     count: FloatArray
@@ -46,12 +54,14 @@ class SetupArrays:
         accumulation: FloatArray,
     ) -> SetupArrays:
         """One instance a member: `types[i]` are row i's instance types in rank order."""
-        places = {name: at for at, name in enumerate(sorted({name for row in types for name in row}))}
-        kind = np.full(layout.shape, -1, dtype=np.intp)
-        for row, names in enumerate(types):
-            kind[row, : len(names)] = [places[name] for name in names]
+        clusters, which = numbered(tuple(row) for row in types)
+        places = {name: at for at, name in enumerate(sorted({name for row in clusters for name in row}))}
+        kinds = np.full((len(clusters), layout.shape[1]), -1, dtype=np.intp)
+        for at, names in enumerate(clusters):
+            kinds[at, : len(names)] = [places[name] for name in names]
+        kind = kinds[which]
         return cls(
-            workloads=tuple(workloads),
+            workloads=Keys.of(workloads),
             names=tuple(places),
             kind=kind,
             count=(kind >= 0).astype(float),
@@ -64,6 +74,11 @@ class SetupArrays:
     def types(self) -> tuple[tuple[str, ...], ...]:
         """Each row's instance type by member."""
         return tuple(tuple(self.names[one] for one in row if one >= 0) for row in self.kind.tolist())
+
+    @property
+    def met_types(self) -> set[str]:
+        """Instance types that some row has."""
+        return {self.names[at] for at in np.unique(self.kind[self.kind >= 0]).tolist()}
 
     @property
     def present(self) -> BoolArray:
@@ -87,13 +102,11 @@ class SetupArrays:
 
     def pairs(self) -> Iterator[tuple[str, str, tuple[IntArray, IntArray]]]:
         """Each workload with each instance type that it meets, and (rows, members) where."""
-        owners = {name: at for at, name in enumerate(dict.fromkeys(self.workloads))}
-        owner = np.array([owners[name] for name in self.workloads], dtype=np.intp)[:, None]
+        owner = self.workloads.codes[:, None]
         code = np.where(self.kind >= 0, owner * len(self.names) + self.kind, -1)
-        workloads = tuple(owners)
         for one in np.flatnonzero(np.bincount(code[code >= 0])).tolist():
             rows, members = np.nonzero(code == one)
-            yield workloads[one // len(self.names)], self.names[one % len(self.names)], (rows, members)
+            yield self.workloads.names[one // len(self.names)], self.names[one % len(self.names)], (rows, members)
 
     def by_type(self, value: Mapping[str, float], padded: float) -> FloatArray:
         """(rows, members) the value of each member's type, `padded` where there is none."""
@@ -105,7 +118,7 @@ class SetupArrays:
         used = np.flatnonzero((self.kind[picked] >= 0).any(axis=0))
         width = int(used[-1]) + 1 if len(used) else 1
         return SetupArrays(
-            workloads=tuple(self.workloads[one] for one in picked.tolist()),
+            workloads=self.workloads.take(picked),
             names=self.names,
             kind=self.kind[picked, :width],
             count=self.count[picked, :width],
@@ -148,21 +161,24 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
     missing = [name for name in ("workload", "cluster", "batch_per_device") if name not in frame.columns]
     if missing:
         raise ValueError(f"setups lack the column {missing[0]!r}")
-    clusters = [str(value) for value in frame["cluster"]]
-    layouts = [str(value).strip() for value in column(frame, "layout", "")]
-    batches = [str(value) for value in frame["batch_per_device"]]
-    parsed = [_read(*texts, devices) for texts in zip(clusters, layouts, batches, strict=True)]
-    types = tuple(_types(cluster) for cluster in clusters)
-    width = max((len(row) for row in types), default=1)
-    layout, batch = np.zeros((len(frame), width)), np.zeros((len(frame), width))
-    for row, (used, share) in enumerate(parsed):
-        layout[row, : len(used)] = used
-        batch[row, : len(share)] = share
-    accumulation = np.array([float(str(value)) for value in column(frame, "accumulation_steps", 1)], dtype=float)
+    clusters, batches, workloads = (
+        [str(value) for value in frame[name].tolist()] for name in ("cluster", "batch_per_device", "workload")
+    )
+    layouts = [str(value).strip() for value in column(frame, "layout", "").tolist()]
+    texts, which = numbered(zip(clusters, layouts, batches, strict=True))
+    parsed = [_read(*each, devices) for each in texts]
+    width = max((len(used) for used, _ in parsed), default=1)
+    layout, batch = np.zeros((len(texts), width)), np.zeros((len(texts), width))
+    for at, (used, share) in enumerate(parsed):
+        layout[at, : len(used)] = used
+        batch[at, : len(share)] = share
+    accumulation = np.array(
+        [float(str(value)) for value in column(frame, "accumulation_steps", 1).tolist()], dtype=float
+    )
     if len(frame) and (not np.all(np.isfinite(accumulation)) or accumulation.min() < 1):
         raise ValueError("accumulation_steps must be at least 1")
-    workloads = tuple(str(value) for value in frame["workload"])
-    return SetupArrays.of(workloads, types, batch=batch, layout=layout, accumulation=accumulation)
+    types = [_types(cluster) for cluster in clusters]
+    return SetupArrays.of(workloads, types, batch=batch[which], layout=layout[which], accumulation=accumulation)
 
 
 def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list[str]]:
@@ -172,15 +188,16 @@ def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list
 
     Raises ValueError on text that is not of the contract's form.
     """
-    columns = (column(frame, name, "") for name in ("cluster", "layout", "batch_per_device"))
+    columns = (column(frame, name, "").tolist() for name in ("cluster", "layout", "batch_per_device"))
+    rows, which = numbered(zip(*columns, strict=True))
     texts: dict[str, list[str]] = {"cluster": [], "layout": [], "batch_per_device": []}
-    for cluster, layout, batch in zip(*columns, strict=True):
+    for cluster, layout, batch in rows:
         used, share = _read(str(cluster), str(layout).strip(), str(batch), devices)
-        triples = sorted(zip(parse_cluster(str(cluster)), used, share, strict=True), key=itemgetter(0))
+        triples = sorted(zip(_types(str(cluster)), used, share, strict=True), key=itemgetter(0))
         texts["cluster"].append(cluster_name(name for name, _, _ in triples))
         texts["layout"].append("+".join(str(one) for _, one, _ in triples))
         texts["batch_per_device"].append("+".join(str(one) for _, _, one in triples))
-    return texts
+    return {name: [own[at] for at in which.tolist()] for name, own in texts.items()}
 
 
 def require_known(names: Iterable[str], known: Sequence[str], what: str) -> None:

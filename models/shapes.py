@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .cloud import Cluster, InstanceType, Offer
+from .keys import Keys
 from .setups import BoolArray, FloatArray, IntArray, SetupArrays
 from .split import Line, Wholes, split_groups
 from .workload import Setup, Workload
@@ -55,7 +56,7 @@ class Shapes:
         devices = np.array([one.devices for one in self.types] + [0], dtype=float)[np.repeat(self.kind, 2, axis=1)]
         there = number > 0
         return SetupArrays(
-            workloads=(self.workload,) * rows,
+            workloads=Keys.of([self.workload]).take(np.zeros(rows, dtype=np.intp)),
             names=tuple(one.name for one in self.types),
             kind=np.where(there, np.repeat(self.kind, 2, axis=1), -1),
             count=number.astype(float),

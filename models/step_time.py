@@ -16,7 +16,7 @@ import pandas as pd
 from .cloud import InstanceType
 from .communication import fit_collectives
 from .compute import fit_compute
-from .features import features_of
+from .features import features_of, identities
 from .first_guess import with_guess
 from .intervals import Z_90
 from .learning import (
@@ -140,7 +140,13 @@ class StepTimeModel:
         for part in _chunks(arrays):
             own = arrays.take(part)
             step = self.physics.at(own)
-            mean, off = learned.posterior.draws(features_of(own, step, self.physics), count=count, seed=seed)
+            mean, off = learned.posterior.draws(
+                features_of(own, step, self.physics),
+                identity=identities(own),
+                measured=self._identities(),
+                count=count,
+                seed=seed,
+            )
             drawn[part] = (step.times.step_s * np.exp(learned.held(mean)))[:, None] * np.exp(off)
         return drawn
 
@@ -203,7 +209,7 @@ class StepTimeModel:
             if other:
                 raise ValueError(f"{name} {sorted(other)[0]!r} is not predicted by this model, only {only!r}")
         arrays = read_setups(setups, {name: one.devices for name, one in self.machines.items()})
-        self._require(list(arrays.workloads), [name for types in set(arrays.types) for name in types])
+        self._require(list(arrays.workloads.distinct), list(arrays.names))
         return arrays
 
     def _learned(self) -> Learned:
@@ -212,6 +218,13 @@ class StepTimeModel:
             posterior = self._made.pop("posterior", None) or self.measured.posterior(self.physics)
             self._made["learned"] = Learned.of(posterior)
         made: Learned = self._made["learned"]
+        return made
+
+    def _identities(self) -> tuple[str, ...]:
+        """Of what was measured: only draws ask for them."""
+        if "identities" not in self._made:
+            self._made["identities"] = identities(self.measured.setups)
+        made: tuple[str, ...] = self._made["identities"]
         return made
 
     def _nearness(self) -> Nearness:
@@ -245,7 +258,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
         profiled=frozenset(workload for (workload, _), one in compute.curves.items() if one.origin == "profile"),
     )
     known = {workload for workload, _ in compute.curves}
-    kept = np.flatnonzero([name in known for name in rows.setups.workloads])
+    kept = np.flatnonzero(rows.setups.workloads.values(lambda name: name in known))
     rows = rows.take(kept)
     if len(kept):
         picked = _few_of_each(rows, seed=seed)
@@ -271,12 +284,6 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
 
 def _few_of_each(rows: TrainingRows, *, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.intp]]:
     """Rows of each workload, by chance where there are more than the physics is sought on."""
-    order = np.random.default_rng(seed).permutation(len(rows.step_s))
-    count: dict[str, int] = {}
-    picked = []
-    for at in order:
-        name = rows.setups.workloads[at]
-        count[name] = count.get(name, 0) + 1
-        if count[name] <= _MOST_SOUGHT_ON:
-            picked.append(at)
-    return np.sort(np.array(picked, dtype=np.intp))
+    drawn = np.argsort(np.random.default_rng(seed).permutation(len(rows.step_s)))
+    each = [own[np.argsort(drawn[own])][:_MOST_SOUGHT_ON] for own in rows.setups.workloads.groups().values()]
+    return np.sort(np.concatenate(each))

@@ -6,9 +6,9 @@ import numpy as np
 from scipy.linalg.lapack import dpotri
 from scipy.optimize import minimize
 
-from .effects import FAMILIES, GIVEN, LINEAR, LOCAL, PRIOR_SD, SMOOTH, correlation, terms
+from .effects import FAMILIES, GIVEN, LINEAR, LOCAL, PRIOR_SD, SMOOTH, covariance
 from .features import Features
-from .setups import FloatArray
+from .keys import FloatArray
 
 _LOG_VARIANCE_SD = 1.2
 # Setups that the variances are learned from: their cost grows with the cube.
@@ -27,11 +27,9 @@ def learn_variances(features: Features, target: FloatArray, share: FloatArray) -
     # evenly spaced in a fixed shuffle: the same rows give the same fit
     picked = np.sort(np.random.default_rng(0).permutation(len(target))[:_MOST_FOR_VARIANCES])
     sample, target, share = features.take(picked), target[picked], share[picked]
-    told = terms(sample)
-    stack = {name: correlation(name, sample, sample, told[name], told[name]) for name in (*LINEAR, *SMOOTH, *LOCAL)}
+    stack = {name: covariance([name], {name: 1.0}, sample, sample) for name in (*LINEAR, *SMOOTH, *LOCAL)}
     given = sample.shared @ sample.shared.T
-    for name, sd in GIVEN.items():
-        given += sd**2 * correlation(name, sample, sample, told[name], told[name])
+    given += covariance(GIVEN, {name: sd**2 for name, sd in GIVEN.items()}, sample, sample)
     noise = {"noise": share, "noise_exposed": share * sample.exposed**2}
     active = [name for name in FAMILIES if name in noise or np.abs(stack[name]).max() > 1e-9]
     whole = np.stack([np.diag(noise[name]) if name in noise else stack[name] for name in active])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from models.effects import noise_variance
@@ -11,7 +9,7 @@ from models.features import Features
 from models.regression import Posterior
 from models.setups import FloatArray
 from models.variances import starting_variances
-from tests.models.test_regression import covariance, drawn_target, features, strangers
+from tests.models.test_regression import drawn_target, features, names, shared, strangers
 
 
 def left_after(seen: Features, measured: Features, asked: Features) -> FloatArray:
@@ -19,9 +17,9 @@ def left_after(seen: Features, measured: Features, asked: Features) -> FloatArra
     variances = starting_variances()
     whole = seen.joined(measured)
     noise = np.diag(noise_variance(whole, variances))
-    across = covariance(asked, whole, variances)
-    known = covariance(whole, whole, variances) + noise
-    return np.mean(np.diag(covariance(asked, asked, variances) - across @ np.linalg.solve(known, across.T)))
+    across = shared(asked, whole, variances)
+    known = shared(whole, whole, variances) + noise
+    return np.mean(np.diag(shared(asked, asked, variances) - across @ np.linalg.solve(known, across.T)))
 
 
 def posterior(seen: Features) -> Posterior:
@@ -51,10 +49,10 @@ def test_a_second_run_is_not_the_first_again() -> None:
 
 def test_setups_of_a_workload_that_nobody_measured_err_together_in_draws() -> None:
     seen, fresh = features(40, 1), strangers(features(2, 6, workloads=1, arrangements=1))
-    same = replace(fresh.take(np.array([1, 1])), identity=("one", "another"))
-    drawn = posterior(seen).draws(same, count=4000, seed=0)[1]
+    same = fresh.take(np.array([1, 1]))
+    drawn = posterior(seen).draws(same, identity=["one", "another"], measured=names(40), count=4000, seed=0)[1]
     variances = starting_variances()
-    prior = covariance(same, same, variances)[0, 0]
+    prior = shared(same, same, variances)[0, 0]
     local = sum(variances[name] for name in ("own_arrangement", "own_exchange", "placement", "placement_batch"))
     noise = float(noise_variance(same, variances)[0])
     smooth = sum(variances[name] for name in ("shape", "own_shape", "own_dense", "own_batch", "own_shape_batch"))

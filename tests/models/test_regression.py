@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -18,13 +18,14 @@ from models.effects import (
     NOISE,
     SMOOTH,
     blocks,
-    correlation,
+    covariance,
     each_with_all,
     noise_variance,
     terms,
 )
 from models.features import Features
 from models.intervals import Z_90, calibrated
+from models.keys import Keys
 from models.overlap import PARAMETER_NAMES
 from models.regression import Posterior
 from models.setups import FloatArray
@@ -42,14 +43,13 @@ def features(rows: int, seed: int, workloads: int = 3, arrangements: int = 4, sl
     exposed[0] = 0.0
     shared = slopes * 0.05 * random.normal(size=(rows, len(PARAMETER_NAMES) + len(NAMES)))
     return Features(
-        workload=tuple(f"w{one}" for one in random.integers(0, workloads, rows)),
-        slowest_type=tuple(f"t{one}" for one in random.integers(0, 2, rows)),
-        arrangement=arrangement,
-        exact=tuple(f"{one}{random.integers(0, 2)}" for one in arrangement),
+        workload=Keys.of(f"w{one}" for one in random.integers(0, workloads, rows)),
+        slowest_type=Keys.of(f"t{one}" for one in random.integers(0, 2, rows)),
+        arrangement=Keys.of(arrangement),
+        exact=Keys.of(f"{one}{random.integers(0, 2)}" for one in arrangement),
         exposed=exposed,
         doubt=random.choice([0.0, 0.1], rows),
         octaves=random.choice([0.0, 0.0, 1.5], rows),
-        identity=tuple(f"setup {at}" for at in range(rows)),
         near=np.array([places[one] for one in arrangement]),
         batch=np.log(random.choice([8.0, 16.0, 32.0], rows)) / 0.5,
         instances=random.integers(1, 5, rows).astype(float),
@@ -60,29 +60,30 @@ def features(rows: int, seed: int, workloads: int = 3, arrangements: int = 4, sl
     )
 
 
-def covariance(left: Features, right: Features, variances: dict[str, float]) -> FloatArray:
+def shared(left: Features, right: Features, variances: dict[str, float]) -> FloatArray:
     """What log steps share but for noise: parameters, and every family with its variance."""
-    ours, theirs = terms(left), terms(right)
-    total = left.shared @ right.shared.T
-    for name in EVERY:
-        total = total + variances[name] * correlation(name, left, right, ours[name], theirs[name])
-    return np.asarray(total, dtype=float)
+    return np.asarray(left.shared @ right.shared.T + covariance(EVERY, variances, left, right), dtype=float)
+
+
+def names(rows: int | FloatArray) -> list[str]:
+    """Of setups at these positions, or of so many."""
+    return [f"setup {at}" for at in (range(rows) if isinstance(rows, int) else rows.tolist())]
 
 
 def dense(
     seen: Features, target: FloatArray, share: FloatArray, variances: dict[str, float], asked: Features
 ) -> tuple[FloatArray, FloatArray]:
     """Mean and covariance at `asked` of target - offset without its noise, solved in one piece."""
-    whole = covariance(seen, seen, variances) + np.diag(share * noise_variance(seen, variances))
-    across = covariance(asked, seen, variances)
+    whole = shared(seen, seen, variances) + np.diag(share * noise_variance(seen, variances))
+    across = shared(asked, seen, variances)
     mean = across @ np.linalg.solve(whole, target) - asked.offset
-    return mean, covariance(asked, asked, variances) - across @ np.linalg.solve(whole, across.T)
+    return mean, shared(asked, asked, variances) - across @ np.linalg.solve(whole, across.T)
 
 
 def drawn_target(seen: Features, variances: dict[str, float], seed: int, share: float | FloatArray = 1.0) -> FloatArray:
     """A target as the families say: correlated as the covariance, with noise."""
     random = np.random.default_rng(seed)
-    whole = covariance(seen, seen, variances) + np.diag(share * noise_variance(seen, variances))
+    whole = shared(seen, seen, variances) + np.diag(share * noise_variance(seen, variances))
     return np.asarray(np.linalg.cholesky(whole + 1e-12 * np.eye(len(whole))) @ random.normal(size=len(whole)))
 
 
@@ -96,11 +97,11 @@ def known() -> tuple[Features, FloatArray, FloatArray, dict[str, float], Posteri
 
 def strangers(seen: Features) -> Features:
     """The same numbers of workloads, types, arrangements and shapes that nobody has seen."""
-    names = {
-        name: tuple(f"new-{one}" for one in getattr(seen, name))
+    others = {
+        name: Keys.of(f"new-{one}" for one in getattr(seen, name))
         for name in ("workload", "slowest_type", "arrangement", "exact")
     }
-    return replace(seen, near=seen.near + 30, batch=seen.batch + 30, **names)
+    return replace(seen, near=seen.near + 30, batch=seen.batch + 30, **others)
 
 
 def test_it_equals_the_dense_gaussian_process_where_it_was_measured_and_elsewhere() -> None:
@@ -141,8 +142,9 @@ def test_draws_have_the_moments_and_move_together_as_the_dense_process_does(nois
     posterior = Posterior(seen, target, share, variances, scale=1.3)
     # one setup of a block: what only neighbours share is drawn for each alone
     first = {key: at for at, key in reversed(list(enumerate(blocks(seen))))}
-    asked = seen.take(np.array(sorted(first.values())))
-    middle, drawn = posterior.draws(asked, count=80_000, seed=3)
+    picked = np.array(sorted(first.values()))
+    asked = seen.take(picked)
+    middle, drawn = posterior.draws(asked, identity=names(picked), measured=names(42), count=80_000, seed=3)
     mean, spread = posterior.moments(asked)
     assert middle == pytest.approx(mean, abs=1e-12)
     assert drawn.mean(axis=1) == pytest.approx(0, abs=1e-12)
@@ -159,9 +161,9 @@ def test_neighbours_draws_share_what_the_dense_process_says_measured_or_not() ->
     variances = starting_variances() | dict.fromkeys(SMOOTH, 1e-9)
     posterior = Posterior(seen, drawn_target(seen, variances, 2, share), share, variances)
     whole = features(20, 5, workloads=2, arrangements=2, slopes=0.2)
-    fresh = {name: tuple(f"new-{one}" for one in getattr(whole, name)) for name in ("arrangement", "exact")}
+    fresh = {name: Keys.of(f"new-{one}" for one in getattr(whole, name)) for name in ("arrangement", "exact")}
     for asked in (whole, replace(whole, **fresh)):
-        drawn = posterior.draws(asked, count=40_000, seed=3)[1]
+        drawn = posterior.draws(asked, identity=names(20), measured=names(42), count=40_000, seed=3)[1]
         joint = dense(seen, np.zeros(42), share, variances, asked)[1] + np.diag(noise_variance(asked, variances))
         expected = joint / np.sqrt(np.outer(np.diag(joint), np.diag(joint)))
         keys = np.array(blocks(asked))
@@ -173,11 +175,12 @@ def test_neighbours_draws_share_what_the_dense_process_says_measured_or_not() ->
 def test_a_setups_draws_are_the_same_in_any_company_and_come_in_pairs() -> None:
     posterior = known()[4]
     for asked in (features(30, 5, workloads=5, arrangements=6), strangers(features(30, 5))):
-        whole = posterior.draws(asked, count=8, seed=3)[1]
+        draws = partial(posterior.draws, measured=names(42), count=8)
+        whole = draws(asked, identity=names(30), seed=3)[1]
         some = np.array([17, 3, 9])
-        assert posterior.draws(asked.take(some), count=8, seed=3)[1] == pytest.approx(whole[some], abs=1e-12)
+        assert draws(asked.take(some), identity=names(some), seed=3)[1] == pytest.approx(whole[some], abs=1e-12)
         assert whole[:, :4] == pytest.approx(-whole[:, 4:], abs=1e-12)
-        assert np.abs(posterior.draws(asked, count=8, seed=4)[1] - whole).min() > 0
+        assert np.abs(draws(asked, identity=names(30), seed=4)[1] - whole).min() > 0
 
 
 @pytest.mark.parametrize("by", ["workload", "arrangement", "block"])
@@ -185,9 +188,10 @@ def test_a_group_held_out_is_what_a_fit_without_it_says(by: str) -> None:
     seen, target, share, variances, posterior = known()
     groups = blocks(seen) if by == "block" else getattr(seen, by)
     left_alone = groups[0]
-    found = posterior.held_out(tuple("" if one == left_alone else one for one in groups), seen)
+    kept = Keys.of("" if one == left_alone else one for one in groups)
+    found = posterior.held_out(kept, seen)
     expected = []
-    for group in dict.fromkeys(one for one in groups if one != left_alone):
+    for group in (one for one in kept.distinct if one):
         inside = np.array([one == group for one in groups])
         rest, own = np.flatnonzero(~inside), np.flatnonzero(inside)
         asked = seen.take(own)
@@ -226,8 +230,7 @@ def test_what_was_measured_is_fitted_as_it_is_predicted() -> None:
 
 def test_the_covariance_of_one_setup_with_all_is_that_of_all() -> None:
     seen, variances = features(30, 5), starting_variances()
-    told, across = terms(seen), each_with_all(SMOOTH, variances, seen)
-    whole = sum(variances[name] * correlation(name, seen, seen, told[name], told[name]) for name in SMOOTH)
+    across, whole = each_with_all(SMOOTH, variances, seen), covariance(SMOOTH, variances, seen, seen)
     assert np.array([across(at) for at in range(30)]) == pytest.approx(whole, abs=1e-15)
 
 
@@ -279,7 +282,7 @@ def test_joint_moments_are_those_of_predictions_and_of_draws() -> None:
     mean, covariance_, noise = posterior.joint(asked)
     middle, spread = posterior.moments(asked)
     assert mean == pytest.approx(middle) and np.sqrt(np.diag(covariance_) + noise) == pytest.approx(spread, rel=1e-6)
-    drawn = posterior.draws(asked, count=40_000, seed=4)[1]
+    drawn = posterior.draws(asked, identity=names(15), measured=names(40), count=40_000, seed=4)[1]
     whole = covariance_ + np.diag(noise)
     scale = np.sqrt(np.outer(np.diag(whole), np.diag(whole)))
     assert np.abs(np.cov(drawn) / scale - whole / scale).max() < 0.03

@@ -6,7 +6,7 @@ import numpy as np
 
 from models.effects import GIVEN, LINEAR, noise_variance
 from models.variances import learn_variances, starting_variances
-from tests.models.test_regression import EVERY, covariance, drawn_target, features
+from tests.models.test_regression import EVERY, drawn_target, features, shared
 
 
 def test_variances_are_larger_where_a_workload_had_a_large_effect() -> None:
@@ -28,7 +28,7 @@ def test_learned_variances_are_more_probable_than_the_prior_ones() -> None:
     learned = learn_variances(seen, target, share)
 
     def log_likelihood(variances: dict[str, float]) -> float:
-        whole = covariance(seen, seen, variances) + np.diag(noise_variance(seen, variances))
+        whole = shared(seen, seen, variances) + np.diag(noise_variance(seen, variances))
         return float(-0.5 * target @ np.linalg.solve(whole, target) - 0.5 * np.linalg.slogdet(whole)[1])
 
     assert log_likelihood(learned) > log_likelihood(prior) + 3
