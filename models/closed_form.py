@@ -105,24 +105,24 @@ def lay_out_closed(
 ) -> ClosedLine:
     """Everything about `setups` that is known before the parameters. Raises ValueError on a workload never measured."""
     forward, backward, optimizer, distance = compute.seconds(setups)
-    fixed, part = np.zeros_like(forward), np.ones_like(forward)
-    doubt, octaves = np.zeros_like(forward), np.zeros_like(forward)
+    alone = forward + backward
     told = [one for one in gradient_bytes.values() if one > 0]
     guess = float(np.median(told)) if told else _BYTES
     sizes = setups.workloads.values(lambda name: gradient_bytes.get(name, 0.0))
-    for workload, name, at in setups.pairs():
+
+    def of_curve(workload: str, name: str) -> tuple[float, float, float, float]:
         curve = compute.curve(workload, name)
-        total = np.array(curve.forward_s) + np.array(curve.backward_s)
-        alone = forward[at] + backward[at]
-        fixed[at] = np.maximum(curve.line()[0], 0.02 * alone)
-        part[at] = alone / float(total.max())
-        doubt[at] = compute.doubt(workload, name)
-        octaves[at] = np.log2(setups.batch[at] / curve.batches[len(curve.batches) // 2])
+        longest = max(np.array(curve.forward_s) + np.array(curve.backward_s))
+        return curve.line()[0], longest, compute.doubt(workload, name), curve.batches[len(curve.batches) // 2]
+
+    fixed, longest, doubt, middle = setups.by_pair(of_curve, (0.0, 1.0, 0.0, 1.0))
+    present = setups.kind >= 0
+    octaves = np.log2(np.where(present, setups.batch, 1.0) / middle)
     gbps = setups.by_type({name: machines[name].bandwidth_gbps for name in setups.names}, np.inf)
     return ClosedLine(
-        alone_s=forward + backward,
-        part=part,
-        fixed_s=fixed,
+        alone_s=alone,
+        part=np.where(present, alone / longest, 1.0),
+        fixed_s=np.maximum(fixed, 0.02 * alone),
         optimizer_s=optimizer,
         devices=setups.layout,
         count=setups.count,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
@@ -102,11 +102,18 @@ class SetupArrays:
 
     def pairs(self) -> Iterator[tuple[str, str, tuple[IntArray, IntArray]]]:
         """Each workload with each instance type that it meets, and (rows, members) where."""
-        owner = self.workloads.codes[:, None]
-        code = np.where(self.kind >= 0, owner * len(self.names) + self.kind, -1)
-        for one in np.flatnonzero(np.bincount(code[code >= 0])).tolist():
+        code = self._pair
+        for one, workload, name in self._met(code):
             rows, members = np.nonzero(code == one)
-            yield self.workloads.names[one // len(self.names)], self.names[one % len(self.names)], (rows, members)
+            yield workload, name, (rows, members)
+
+    def by_pair(self, value: Callable[[str, str], Sequence[float]], padded: Sequence[float]) -> tuple[FloatArray, ...]:
+        """(rows, members) each of the values of a workload with an instance type, `padded` where there is none."""
+        code = self._pair
+        table = np.tile(np.array(padded, dtype=float)[:, None], len(self.workloads.names) * len(self.names) + 1)
+        for one, workload, name in self._met(code):
+            table[:, one] = value(workload, name)
+        return tuple(own[code] for own in table)
 
     def by_type(self, value: Mapping[str, float], padded: float) -> FloatArray:
         """(rows, members) the value of each member's type, `padded` where there is none."""
@@ -126,6 +133,18 @@ class SetupArrays:
             layout=self.layout[picked, :width],
             accumulation=self.accumulation[picked],
         )
+
+    @property
+    def _pair(self) -> IntArray:
+        """(rows, members) a number of each workload with each type; the last where padded."""
+        many = len(self.names)
+        code = self.workloads.codes[:, None] * many + self.kind
+        return np.asarray(np.where(self.kind >= 0, code, len(self.workloads.names) * many), dtype=np.intp)
+
+    def _met(self, code: IntArray) -> Iterator[tuple[int, str, str]]:
+        many = len(self.workloads.names) * len(self.names)
+        for one in np.flatnonzero(np.bincount(code.ravel(), minlength=many + 1)[:many]).tolist():
+            yield one, self.workloads.names[one // len(self.names)], self.names[one % len(self.names)]
 
 
 @lru_cache(maxsize=65536)
