@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -40,7 +42,7 @@ class Decision:
 
 HeldOut = tuple[str, str, TrainingData, pd.DataFrame]
 # A `map`: it may do its work wherever it likes, if its results come in order.
-Each = Callable[[Callable[[HeldOut], pd.DataFrame | None], Iterable[HeldOut]], Iterable[pd.DataFrame | None]]
+Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 
 def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
@@ -76,8 +78,22 @@ def predictions(data: TrainingData, *, seed: int, each: Each = map) -> pd.DataFr
     Columns: split, group, row (place among the valid runs: the same in every split), run_id, setup (workload on
     sorted cluster), measured_s, step_s, step_low_s, step_high_s. `each` fits without each group in turn.
     """
-    found = [one for one in each(partial(_predicted, seed=seed), held_out(data, seed=seed)) if one is not None]
-    return pd.concat(found, ignore_index=True) if found else _nothing()
+    return _together(each(partial(_predicted, seed=seed), held_out(data, seed=seed)))
+
+
+def fitted(data: TrainingData, *, seed: int, each: Each = map) -> tuple[StepTimeModel, pd.DataFrame]:
+    """The model of all the data and its `predictions`, each fit an item for `each`. Raises ValueError as `fit` does."""
+    model, *found = each(partial(_fitted, seed=seed), chain([data], held_out(data, seed=seed)))
+    return model, _together(found)
+
+
+def _fitted(work: TrainingData | HeldOut, *, seed: int) -> StepTimeModel | pd.DataFrame | None:
+    return fit(work, seed=seed) if isinstance(work, TrainingData) else _predicted(work, seed=seed)
+
+
+def _together(found: Iterable[pd.DataFrame | None]) -> pd.DataFrame:
+    known = [one for one in found if one is not None]
+    return pd.concat(known, ignore_index=True) if known else _nothing()
 
 
 def _predicted(out: HeldOut, *, seed: int) -> pd.DataFrame | None:

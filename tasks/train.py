@@ -13,7 +13,7 @@ import pandas as pd
 from models import evaluate
 from models.evaluate import Decision
 from models.learning import TrainingData
-from models.step_time import StepTimeModel, fit
+from models.step_time import StepTimeModel
 from warehouse import append, reads
 
 from . import plots, registry
@@ -44,8 +44,7 @@ def challenge(frames: Mapping[str, pd.DataFrame], champion: Champion | None) -> 
     if not len(data.runs):
         return None
     with one_thread(), side_by_side([evaluate.__name__]) as each:
-        model = fit(data, seed=SEED)
-        held_out = evaluate.predictions(data, seed=SEED, each=each)
+        model, held_out = evaluate.fitted(data, seed=SEED, each=each)
         decision = evaluate.verdict(data, held_out, model, None if champion is None else champion.model)
     return Challenger(model=model, held_out=held_out, scoreboard=evaluate.summarise(held_out), decision=decision)
 

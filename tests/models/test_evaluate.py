@@ -15,10 +15,10 @@ from scipy.stats import norm
 from models.evaluate import (
     COLUMNS,
     SPLITS,
-    HeldOut,
     calibration,
     contest,
     decide,
+    fitted,
     held_out,
     predictions,
     predictions_of,
@@ -107,10 +107,20 @@ def test_a_group_without_which_nothing_is_left_to_learn_from_is_skipped() -> Non
 def test_groups_may_be_fitted_without_in_any_order_elsewhere() -> None:
     few = replace(data(), runs=data().runs.iloc[::3])
 
-    def backwards(fitted: Callable[[HeldOut], pd.DataFrame | None], groups: Iterable[HeldOut]) -> list[Any]:
-        return [fitted(group) for group in reversed(list(groups))][::-1]
+    def backwards(one: Callable[[Any], Any], groups: Iterable[Any]) -> list[Any]:
+        return [one(group) for group in reversed(list(groups))][::-1]
 
-    pd.testing.assert_frame_equal(predictions(few, seed=0, each=backwards), predictions(few, seed=0), check_exact=True)
+    apart = predictions(few, seed=0)
+    pd.testing.assert_frame_equal(predictions(few, seed=0, each=backwards), apart, check_exact=True)
+    model, together = fitted(few, seed=0, each=backwards)
+    pd.testing.assert_frame_equal(together, apart, check_exact=True)
+    assert model.to_json() == fit(few, seed=0).to_json()
+
+
+def test_where_nothing_can_be_learned_no_model_is_made() -> None:
+    nothing = replace(data(), runs=data().runs.iloc[:0], profiles=data().profiles.iloc[:0])
+    with pytest.raises(ValueError, match="nothing to learn from"):
+        fitted(nothing, seed=0)
 
 
 def test_no_rows_give_an_empty_scoreboard() -> None:
