@@ -47,8 +47,8 @@ def bench_models(
     chosen = [one for one in splits(data.runs, devices, seed=seed) if only in ("", one.name)]
     if not chosen:
         raise typer.BadParameter(f"no split is called {only!r}")
-    with one_thread(), side_by_side([ask.__module__]) as each:
-        scored = pd.concat(each(partial(ask, data, rivals=RIVALS, devices=devices, seed=seed), chosen))
+    with one_thread():
+        scored = pd.concat(side_by_side(partial(ask, data, rivals=RIVALS, devices=devices, seed=seed), chosen))
     if out is not None:
         scored.to_csv(out, index_label="row")
     print_frame(errors(scored, ["ours", *RIVALS]), "per cent of the measured step time")

@@ -84,9 +84,6 @@ def recommend(
 ) -> None:
     """Ask the champion now, over the newest prices."""
     with explained():
-        from tasks.answer import Question, answer
-        from tasks.printing import print_recommendations
-
         hours = _hours(deadline)
         if (hours is None) == (budget is None):
             raise typer.BadParameter("give either --deadline or --budget")
@@ -94,6 +91,9 @@ def recommend(
             raise typer.BadParameter(f"budget {budget} is no number of dollars")
         if market not in ("any", "on-demand", "spot"):
             raise typer.BadParameter(f"unknown market {market!r}; known: any, on-demand, spot")
+        from tasks.answer import Question, answer
+        from tasks.printing import print_recommendations
+
         asked = Question(workload=workload, hours=hours, usd=budget, samples=samples, batch=batch)
         rows = answer(provider, asked, market=market, top=top, pilots=pilots)
         _print_json(rows) if as_json else print_recommendations(rows)

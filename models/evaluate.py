@@ -1,13 +1,13 @@
 """How good is the model on setups it has not seen, and may a challenger replace the champion.
 
 Splits leave whole groups out and fit again without them: a workload's multi-machine rows, a number of instances, a
-workload on a cluster. Errors are |predicted - measured| / measured; coverage is of the 90 % interval.
+workload on a cluster. Errors are |predicted - measured| / measured, as parts of one; coverage is of the 90 % interval.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -24,21 +24,7 @@ from .step_time import StepTimeModel, fit
 SPLITS = ("workload", "cluster_size", "setup")
 LEVELS = (0.5, 0.8, 0.9)  # of the intervals in `calibration`
 COLUMNS = ("split", "group", "rows", "mean_error", "median_error", "p90_error", "coverage_90", "median_width")
-# Folds of the split by setup; fewest rows that say anything about coverage, and the coverage that they must show.
-_FOLDS, _ENOUGH_ROWS, _LEAST_COVERAGE = 5, 20, 0.8
-# Fewest rows that a champion has not seen to be judged on them.
-_FRESH_ROWS = 8
-# Fewest setups whose differences tell better from noise.
-_FEWEST_SETUPS = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """May the challenger be promoted, and why, in one plain sentence with numbers."""
-
-    promote: bool
-    reason: str
-
+_FOLDS = 5  # of the split by setup
 
 HeldOut = tuple[str, str, TrainingData, pd.DataFrame]
 # A `map`: it may do its work wherever it likes, if its results come in order.
@@ -135,7 +121,10 @@ def _nothing() -> pd.DataFrame:
 
 
 def summarise(scored: pd.DataFrame) -> pd.DataFrame:
-    """The scoreboard of `predictions`: a row a group, and the group "all" that pools each split."""
+    """The scoreboard of `predictions`, columns COLUMNS: a row a group, and the group "all" that pools each split.
+
+    `median_width` is (high - low) / predicted.
+    """
     rows: list[dict[str, object]] = []
     for split in SPLITS:
         own = scored[scored["split"] == split]
@@ -158,14 +147,6 @@ def _numbers(part: pd.DataFrame) -> dict[str, float | int]:
         "coverage_90": float(np.mean((low <= measured) & (measured <= high))),
         "median_width": float(np.median((high - low) / step)),
     }
-
-
-def scoreboard(data: TrainingData, *, seed: int) -> pd.DataFrame:
-    """Errors on setups never seen: one row a split and group, fitted again without the group. Errors as parts of one.
-
-    Columns as in COLUMNS; `median_width` is (high - low) / predicted.
-    """
-    return summarise(predictions(data, seed=seed))
 
 
 def calibration(scored: pd.DataFrame) -> pd.DataFrame:
@@ -208,101 +189,3 @@ def known_of(model: StepTimeModel, data: TrainingData) -> set[tuple[str, str]]:
         ("instance type", model.instance_types, model.type_digests, definition_digests(data.instance_types, "name")),
     )
     return {(what, one) for what, names, own, today in told for one in names if own.get(one) == today.get(one)}
-
-
-def contest(
-    data: TrainingData, challenger: StepTimeModel, champion: StepTimeModel | None, *, seed: int
-) -> tuple[pd.DataFrame, Decision]:
-    """The challenger's scoreboard, and whether it may replace the champion by `verdict`."""
-    scored = predictions(data, seed=seed)
-    return summarise(scored), verdict(data, scored, challenger, champion)
-
-
-def verdict(
-    data: TrainingData, scored: pd.DataFrame, challenger: StepTimeModel, champion: StepTimeModel | None
-) -> Decision:
-    """May the challenger, whose held-out `predictions` are `scored`, replace the champion.
-
-    They are compared on the runs that both can predict: those that the champion has not seen, if 8 or more. With fewer,
-    all of them: the champion then has the advantage of having seen them, and stays, unless the challenger has met more
-    workloads or instance types, which such a comparison may not outweigh. A champion that has met no workload as it is
-    defined now counts as absent.
-    """
-    if champion is None:
-        return decide(scored, None)
-    before, now = known_of(champion, data), known_of(challenger, data)
-    news = ", ".join(f"{what} {name}" for what, name in sorted(now - before, reverse=True)) if now > before else ""
-    if not any(what == "workload" for what, _ in before):
-        return decide(scored, None, news=news)
-    rival = predictions_of(champion, data)
-    fresh = rival[~rival["run_id"].isin(champion.trained_on) & rival["row"].isin(scored["row"])]
-    if len(fresh) >= _FRESH_ROWS or news:
-        rival = fresh if len(fresh) >= _FRESH_ROWS else rival.iloc[:0]
-    return decide(scored, rival, news=news)
-
-
-def _coverage_short(own: pd.DataFrame) -> str:
-    """Which pooled split's intervals cover too little to be believed; empty where none does."""
-    for split, row in own.iterrows():
-        if row["rows"] >= _ENOUGH_ROWS and row["coverage_90"] < _LEAST_COVERAGE:
-            by = str(split).replace("_", " ")
-            return f"90 % intervals cover only {row['coverage_90']:.0%} of {int(row['rows'])} rows held out by {by}"
-    return ""
-
-
-def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str = "") -> Decision:
-    """The promotion rule, on `predictions` of the challenger and `predictions_of` the champion (None: none).
-
-    Refused where the challenger's 90 % intervals cover less than 80 % of enough rows; else promoted if no champion
-    exists, or if its mean error on the runs that both predict is lower by more than noise: a bootstrap over setups
-    (workload on cluster), with each run counted once however many splits hold it out, has its 5 % quantile above zero.
-    With `news`, the workloads and instance types that only the challenger has met, it must only not be worse by more
-    than noise.
-    """
-    pooled = summarise(challenger)
-    own = pooled[pooled["group"] == "all"].set_index("split")
-    more = f"it has met {news}, which the champion has not" if news else ""
-    if not len(own):
-        if champion is None:
-            because = more or "there is no champion"
-            return Decision(promote=True, reason=f"Promoted: {because}, and no held-out row to judge by yet.")
-        return Decision(promote=False, reason="Refused: no held-out row to judge the challenger by.")
-    short = _coverage_short(own)
-    if champion is None:
-        error = float(np.average(own["mean_error"].to_numpy(float), weights=own["rows"].to_numpy(float)))
-        caveat = f", although {short}" if short else ""
-        because = more or "there is no champion"
-        return Decision(promote=True, reason=f"Promoted: {because}; mean error {error:.1%} on setups held out{caveat}.")
-    if short:
-        return Decision(promote=False, reason=f"Refused: {short}; at least {_LEAST_COVERAGE:.0%} is asked.")
-    pairs = pd.DataFrame({"now": _errors(challenger), "before": _errors(champion)}).dropna()
-    if not len(pairs):
-        if more:
-            return Decision(promote=True, reason=f"Promoted: {more}; too few runs are new to both to compare them on.")
-        return Decision(promote=False, reason="Refused: challenger and champion share no run to be compared on.")
-    low, high, setups = _noise(pairs["before"] - pairs["now"], challenger.groupby("row")["setup"].first())
-    numbers = (
-        f"mean error {pairs['now'].mean():.1%} against the champion's {pairs['before'].mean():.1%} on {len(pairs)} "
-        f"runs of {setups} workloads on clusters"
-    )
-    if setups >= _FEWEST_SETUPS and low > 0:
-        return Decision(promote=True, reason=f"Promoted: {numbers}; better by more than noise.")
-    if more and high >= 0:
-        return Decision(promote=True, reason=f"Promoted: {more}; {numbers}, not worse by more than noise.")
-    why = "not better" if pairs["now"].mean() >= pairs["before"].mean() else "better by less than noise"
-    return Decision(promote=False, reason=f"Refused: {numbers}; {why}.")
-
-
-def _errors(scored: pd.DataFrame) -> pd.Series[float]:
-    """Relative error of each run, the mean over the splits that hold it out."""
-    return (scored["step_s"] / scored["measured_s"] - 1).abs().groupby(scored["row"]).mean()
-
-
-def _noise(gain: pd.Series[float], setup: pd.Series[str]) -> tuple[float, float, int]:
-    """5 % and 95 % quantiles of the mean gain when whole setups are drawn again, and how many setups there are."""
-    grouped = gain.groupby(setup.loc[gain.index])
-    total, count = grouped.sum().to_numpy(float), grouped.size().to_numpy(float)
-    # a fixed seed: the decision is a function of the predictions
-    picked = np.random.default_rng(0).integers(0, len(total), (2000, len(total)))
-    low, high = np.quantile(total[picked].sum(axis=1) / count[picked].sum(axis=1), [0.05, 0.95])
-    return float(low), float(high), len(total)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from models import evaluate
-from models.evaluate import Decision
+from models.evaluate import fitted, summarise
 from models.learning import TrainingData
+from models.promotion import Decision, verdict
 from models.step_time import StepTimeModel
 from warehouse import append, reads
 
@@ -43,10 +43,10 @@ def challenge(frames: Mapping[str, pd.DataFrame], champion: Champion | None) -> 
     data = TrainingData(**frames)
     if not len(data.runs):
         return None
-    with one_thread(), side_by_side([evaluate.__name__]) as each:
-        model, held_out = evaluate.fitted(data, seed=SEED, each=each)
-        decision = evaluate.verdict(data, held_out, model, None if champion is None else champion.model)
-    return Challenger(model=model, held_out=held_out, scoreboard=evaluate.summarise(held_out), decision=decision)
+    with one_thread():
+        model, held_out = fitted(data, seed=SEED, each=side_by_side)
+        decision = verdict(data, held_out, model, None if champion is None else champion.model)
+    return Challenger(model=model, held_out=held_out, scoreboard=summarise(held_out), decision=decision)
 
 
 @Step

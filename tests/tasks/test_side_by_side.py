@@ -2,138 +2,135 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
-import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
 
 from models import evaluate
 from tasks import side_by_side as module
 from tasks.side_by_side import MOST, side_by_side
+from tasks.threads import one_thread
 from tests.models.test_evaluate import data
 
-TEXTS = [str(number) for number in range(200)]
-PID = "__import__('os').getpid()"
+TEXTS = [str(number) for number in range(60)]
+HERE = os.getpid()
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
-    """Every process that was."""
-    found: list[subprocess.Popen[bytes]] = []
-    plain = subprocess.Popen
-
-    def start(*words: Any, **rest: Any) -> subprocess.Popen[bytes]:
-        found.append(plain(*words, **rest))
-        return found[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    return found
+def whose(_: object) -> int:
+    return os.getpid()
 
 
-@pytest.fixture
-def other() -> Iterator[module._Other]:
-    one = module._Other([evaluate.__name__])
-    yield one
-    one.end()
+def killed_elsewhere(number: int, here: int) -> int:
+    if number == 3 and os.getpid() != here:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
 
 
-def test_results_are_in_order_and_no_process_is_left(started: list[subprocess.Popen[bytes]]) -> None:
-    with side_by_side([], processes=3) as each:
-        assert each(int, TEXTS) == list(range(200))
-        assert each(len, TEXTS) == [len(one) for one in TEXTS], "the same processes go on"
-        assert len(started) == 2 and all(one.poll() is None for one in started)
-    assert all(one.returncode is not None for one in started)
+def hangs_elsewhere(number: int, here: int) -> int:
+    if number == 3 and os.getpid() != here:
+        time.sleep(30)
+    return number
 
 
-def test_one_process_a_core_and_none_beside_this_one_where_there_is_one(
-    started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for cores, quota, others in ((1, math.inf, 0), (2, math.inf, 1), (64, math.inf, MOST - 1), (64, 1.5, 0)):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
-        monkeypatch.setattr(module, "quota_cores", lambda quota=quota: quota)
-        before = len(started)
-        with side_by_side([]) as each:
-            assert each(int, ["7"]) == [7]
-        assert len(started) - before == others
+def fails_at(number: int, at: int) -> int:
+    if number == at:
+        raise ValueError(f"{number} is not wanted")
+    return number
 
 
-def test_an_error_there_is_raised_here(started: list[subprocess.Popen[bytes]]) -> None:
-    with pytest.raises(ValueError, match="'no number'"), side_by_side([], processes=2) as each:
-        each(int, [*TEXTS, "no number"])
-    assert all(one.returncode is not None for one in started)
+def test_results_are_in_order_and_made_by_other_processes() -> None:
+    assert side_by_side(int, TEXTS, processes=2) == list(range(60))
+    assert HERE not in side_by_side(whose, TEXTS, processes=2)
+    assert set(side_by_side(whose, TEXTS, processes=1)) == {HERE}
+    assert side_by_side(int, [], processes=2) == []
 
 
-def test_an_error_there_ends_that_process_and_the_value_is_tried_here(other: module._Other) -> None:
-    assert other.ask(int, "7") == 7
-    assert other.ask(eval, PID) not in (os.getpid(), None)
-    with pytest.raises(EOFError):
-        other.ask(int, "no number")
-    assert module._each(int, TEXTS, [other]) == list(range(200))
+def test_one_process_a_core_at_most_so_many_and_none_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    config = module.parallel_config
+    monkeypatch.setattr(module, "parallel_config", lambda *a, **k: asked.append(k["n_jobs"]) or config(*a, **k))
+    for cores in (1, 3, 64):
+        monkeypatch.setattr(module, "cpu_count", lambda cores=cores: cores)
+        assert side_by_side(int, ["7"]) == [7]
+    assert asked == [3, MOST]
 
 
-def test_a_process_that_was_killed_is_done_without(other: module._Other) -> None:
-    other.end()
-    assert module._each(int, TEXTS, [other]) == list(range(200))
+def test_in_a_thread_of_a_flow_too() -> None:
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.extend(side_by_side(whose, TEXTS, processes=2)))
+    thread.start()
+    thread.join()
+    assert len(found) == 60 and HERE not in found
+
+
+def test_an_error_there_is_raised_here() -> None:
+    with pytest.raises(ValueError, match="7 is not wanted"):
+        side_by_side(partial(fails_at, at=7), range(20), processes=2)
+
+
+def test_an_error_of_what_makes_the_values_is_raised_and_nothing_cut_short() -> None:
+    def values() -> Iterator[str]:
+        yield from TEXTS
+        raise KeyError("the group is gone")
+
+    with pytest.raises(KeyError, match="the group is gone"):
+        side_by_side(int, values(), processes=2)
+
+
+def test_what_a_killed_process_left_undone_is_done_here() -> None:
+    assert side_by_side(partial(killed_elsewhere, here=HERE), iter(range(20)), processes=2) == list(range(20))
+
+
+def test_what_a_process_that_hangs_left_undone_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE_S", 1.0)
+    assert side_by_side(partial(hangs_elsewhere, here=HERE), iter(range(20)), processes=2) == list(range(20))
 
 
 def test_where_no_process_can_be_started_this_one_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise BlockingIOError("no more processes")
+    class None_:
+        def __init__(self, **_: object) -> None:
+            pass
 
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-    with side_by_side([], processes=3) as each:
-        assert each(int, TEXTS) == list(range(200))
+        def __call__(self, _: object) -> list[int]:
+            raise BlockingIOError("no more processes")
 
-
-def test_values_are_drawn_when_somebody_is_free_for_them(other: module._Other) -> None:
-    drawn, done = [], []
-
-    def values() -> Iterator[int]:
-        for number in range(50):
-            drawn.append(number)
-            yield number
-
-    def here(number: int) -> int:
-        done.append(number)
-        assert len(drawn) <= len(done) + 1
-        return number
-
-    assert module._each(here, values(), [other]) == list(range(50))  # no other can unpickle it: all are done here
+    monkeypatch.setattr(module, "Parallel", None_)
+    assert side_by_side(int, TEXTS, processes=2) == list(range(60))
 
 
-def test_an_error_of_what_makes_the_values_is_raised_and_nothing_cut_short(other: module._Other) -> None:
-    def values() -> Iterator[str]:
-        yield from TEXTS
-        raise OSError("the disk is gone")
+def test_values_are_drawn_when_somebody_is_about_to_be_free_for_them(tmp_path: Path) -> None:
+    drawn = []
 
-    with pytest.raises(OSError, match="the disk is gone"):
-        module._each(int, values(), [other])
+    def values() -> Iterator[Path]:
+        for number in range(30):
+            drawn.append(len(list(tmp_path.iterdir())))  # how many were done by then
+            yield tmp_path / str(number)
 
-
-def test_a_process_that_hangs_is_done_without(other: module._Other, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PATIENCE_S", 0.2)
-    os.kill(other._process.pid, signal.SIGSTOP)
-    assert module._each(int, TEXTS, [other]) == list(range(200))
+    side_by_side(Path.touch, values(), processes=2)
+    assert all(number - done <= 4 for number, done in enumerate(drawn))
 
 
-def test_what_cannot_be_pickled_is_done_here() -> None:
-    with side_by_side([], processes=2) as each:
-        assert each(lambda text: int(text) + 1, TEXTS) == list(range(1, 201))
+def test_no_process_outlives_this_ones_interest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_IDLE_S", 0.5)
+    pids = set(side_by_side(whose, TEXTS, processes=2))
+    until = time.monotonic() + 20
+    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_what_a_library_prints_there_is_no_answer(other: module._Other) -> None:
-    assert other.ask(eval, "print('hello') or 7") == 7
-
-
-def test_a_refit_in_another_process_predicts_the_same_to_the_last_digit(other: module._Other) -> None:
+def test_a_refit_in_another_process_predicts_the_same_to_the_last_digit() -> None:
     fitted = partial(evaluate._predicted, seed=0)
-    for out in list(evaluate.held_out(data(), seed=0))[:3]:
-        here, there = fitted(out), other.ask(fitted, out)
-        assert here is not None
-        pd.testing.assert_frame_equal(there, here, check_exact=True)
+    some = list(evaluate.held_out(data(), seed=0))[:3]
+    with one_thread():
+        for here, there in zip(map(fitted, some), side_by_side(fitted, some, processes=2), strict=True):
+            assert here is not None
+            pd.testing.assert_frame_equal(there, here, check_exact=True)

@@ -10,7 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from models.evaluate import Decision, predictions_of
+from models.evaluate import predictions_of
+from models.promotion import Decision
 from tasks import registry
 from tasks.installation import Installation
 from tasks.registry import Champion
