@@ -1,7 +1,7 @@
 """One function over many values on every core, by joblib's processes, started afresh since a flow has threads.
 
 Beside them this process only hands out and collects. They end when nobody has asked for anything for a while, or when
-this one ends.
+this one ends; where this one is killed, within a minute.
 """
 
 from __future__ import annotations
