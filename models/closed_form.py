@@ -19,7 +19,7 @@ import numpy as np
 from .compute import ComputeModel
 from .machines import Machine
 from .overlap import StepTimes
-from .setups import BoolArray, FloatArray, SetupArrays
+from .setups import BoolArray, FloatArray, IntArray, SetupArrays
 
 # Reference of the scales: bytes, gigabit/s between machines, and what PCIe 3 x16 sustains inside one.
 _BYTES, _GBPS, _INSIDE_GBPS, _BUCKET = 1e8, 50.0, 96.0, 25 << 20
@@ -64,9 +64,9 @@ PARAMETERS: dict[str, Parameter] = {
     "tilt": Parameter(mean=0.0, sd=0.0, own_sd=0.5),
 }
 NAMES = tuple(PARAMETERS)
-# Parameters that the seconds of an exchange do not depend on.
-_OF_COMPUTE = {"log_sharpness", "logit_hidden", "log_slowdown", "slowdown_batch"}
-_OF_COMPUTE |= {"log_contention", "log_crowding", "level", "tilt"}
+# Parameters of a rank's own compute, and of how it and the exchange overlap; all others are of the exchange.
+_OF_COMPUTE = {"log_slowdown", "slowdown_batch", "log_contention", "log_crowding", "level", "tilt"}
+_OF_OVERLAP = {"log_sharpness", "logit_hidden"}
 # By how much a parameter is moved to learn its slope.
 STEP = 1e-4
 MEAN, SD, OWN_SD = np.array([(one.mean, one.sd, one.own_sd) for one in PARAMETERS.values()]).T
@@ -160,16 +160,21 @@ def collective_seconds(line: ClosedLine, value: dict[str, FloatArray]) -> FloatA
     return np.where(machines > 1, across, np.where(ranks > 1, inside, 0.0))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Alone:
+    """A step's compute, (rows,): seconds of the slowest rank before the last backward and in it, the ranks' mean."""
+
+    before_s: FloatArray
+    last_s: FloatArray
+    mean_s: FloatArray
+    slowest: IntArray
+
+
 def _by_name(values: FloatArray) -> dict[str, FloatArray]:
     return {name: values[:, at] for at, name in enumerate(NAMES)}
 
 
-def closed_times(line: ClosedLine, values: FloatArray, exchange_s: FloatArray | None = None) -> StepTimes:
-    """The equation of the module's docstring; `values` is (rows, parameters) in the order of NAMES.
-
-    `exchange_s` is given where it is known, (rows,).
-    """
-    value = _by_name(values)
+def _alone(line: ClosedLine, value: dict[str, FloatArray]) -> _Alone:
     tall = {name: one[:, None] for name, one in value.items()}
     others = np.maximum(line.devices - 1, 0) / 3
     crowd = np.where(others > 0, np.maximum(others, 1e-9) ** np.minimum(np.exp(tall["log_crowding"]), _STEEPEST), 0.0)
@@ -179,39 +184,54 @@ def closed_times(line: ClosedLine, values: FloatArray, exchange_s: FloatArray | 
     micro = drift * (line.alone_s * slower + np.exp(tall["log_contention"]) * line.fixed_s * others)
     micro = np.where(line.present, micro, 0.0)
     last = micro.max(axis=1, initial=0.0)
-    hidden = last / (1 + np.exp(-value["logit_hidden"]))
-    exchange = collective_seconds(line, value) if exchange_s is None else exchange_s
+    compute = line.accumulation[:, None] * micro + np.where(line.present, line.optimizer_s, 0.0)
+    slowest = compute.argmax(axis=1)
+    return _Alone(
+        before_s=np.take_along_axis(compute, slowest[:, None], axis=1)[:, 0] - last,
+        last_s=last,
+        mean_s=(line.count * compute).sum(axis=1) / np.maximum(line.count.sum(axis=1), 1),
+        slowest=slowest,
+    )
+
+
+def _step_s(alone: _Alone, exchange: FloatArray, value: dict[str, FloatArray]) -> FloatArray:
+    hidden = alone.last_s / (1 + np.exp(-value["logit_hidden"]))
     power = 1 + np.exp(value["log_sharpness"])
     top = np.maximum(np.maximum(hidden, exchange), 1e-30)
     both = top * ((hidden / top) ** power + (exchange / top) ** power) ** (1 / power)
-    optimizer = np.where(line.present, line.optimizer_s, 0.0)
-    compute = line.accumulation[:, None] * micro + optimizer
-    slowest = compute.argmax(axis=1)
-    before = np.take_along_axis(compute, slowest[:, None], axis=1)[:, 0] - last
+    return np.asarray(alone.before_s + alone.last_s - hidden + both, dtype=float)
+
+
+def closed_times(line: ClosedLine, values: FloatArray) -> StepTimes:
+    """The equation of the module's docstring; `values` is (rows, parameters) in the order of NAMES."""
+    value = _by_name(values)
+    alone, exchange = _alone(line, value), collective_seconds(line, value)
     return StepTimes(
-        step_s=before + last - hidden + both,
-        compute_s=before + last,
-        mean_compute_s=(line.count * compute).sum(axis=1) / np.maximum(line.count.sum(axis=1), 1),
+        step_s=_step_s(alone, exchange, value),
+        compute_s=alone.before_s + alone.last_s,
+        mean_compute_s=alone.mean_s,
         communication_s=exchange,
-        slowest=slowest,
+        slowest=alone.slowest,
     )
 
 
 def closed_slopes(line: ClosedLine, values: FloatArray) -> FloatArray:
     """(rows, parameters) derivative of log step by each parameter, by differences.
 
-    Parameters of the exchange are moved in it alone, and the step by what it answers to the exchange: half the work.
+    A parameter is moved where it is at work alone, in the compute, the exchange or their overlap: a third of the cost.
     """
-    here = closed_times(line, values)
-    exchange, value = here.communication_s, _by_name(values)
-    logs, there = np.log(here.step_s), exchange > 0
-    answers = np.log(closed_times(line, values, exchange * (1 + STEP)).step_s) - logs
+    value = _by_name(values)
+    alone, exchange = _alone(line, value), collective_seconds(line, value)
+    logs = np.log(_step_s(alone, exchange, value))
+    met = np.where(exchange > 0, exchange, 1.0)
+    answers = (np.log(_step_s(alone, exchange * (1 + STEP), value)) - logs) / STEP  # to the log of the exchange
     slopes = np.zeros(values.shape)
     for at, name in enumerate(NAMES):
+        moved = value | {name: value[name] + STEP}
         if name in _OF_COMPUTE:
-            moved = values + STEP * (np.arange(len(NAMES)) == at)
-            slopes[:, at] = (np.log(closed_times(line, moved, exchange).step_s) - logs) / STEP
+            slopes[:, at] = (np.log(_step_s(_alone(line, moved), exchange, value)) - logs) / STEP
+        elif name in _OF_OVERLAP:
+            slopes[:, at] = (np.log(_step_s(alone, exchange, moved)) - logs) / STEP
         else:
-            moved_s = collective_seconds(line, value | {name: value[name] + STEP})
-            slopes[:, at] = answers * np.where(there, moved_s / np.where(there, exchange, 1.0) - 1, 0.0) / STEP**2
+            slopes[:, at] = answers * np.where(exchange > 0, collective_seconds(line, moved) / met - 1, 0.0) / STEP
     return slopes

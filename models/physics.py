@@ -83,7 +83,7 @@ class Physics:
                 times, slopes = closed_times(plain, values), closed_slopes(plain, values)
                 shared[picked, timeline:], own[picked] = slopes * SD, slopes * OWN_SD
                 offset[picked] = slopes @ (SD * self.closed) + (slopes * OWN_SD * deviation).sum(axis=1)
-                exposed[picked] = _exposed(plain, values)
+                exposed[picked] = _exposed(plain, values, times.step_s)
                 octaves[picked] = plain.outside
             for name in _SECONDS:
                 getattr(step, name)[picked] = getattr(times, name)
@@ -142,7 +142,7 @@ def _slopes(log_step: Callable[[FloatArray], FloatArray], scale: FloatArray) -> 
     return np.stack(columns, axis=1) if columns else np.zeros((len(here), 0))
 
 
-def _exposed(line: ClosedLine, values: FloatArray) -> FloatArray:
+def _exposed(line: ClosedLine, values: FloatArray, step_s: FloatArray) -> FloatArray:
     """1 - d log step / d log compute."""
     longer = replace(
         line,
@@ -150,7 +150,7 @@ def _exposed(line: ClosedLine, values: FloatArray) -> FloatArray:
         fixed_s=line.fixed_s * (1 + STEP),
         optimizer_s=line.optimizer_s * (1 + STEP),
     )
-    rise = closed_times(longer, values).step_s / closed_times(line, values).step_s - 1
+    rise = closed_times(longer, values).step_s / step_s - 1
     return np.asarray(np.clip(1 - rise / STEP, 0, 1), dtype=float)
 
 
