@@ -12,9 +12,10 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from .arrays import FloatArray, IntArray
 from .effects import GIVEN, LINEAR, SMOOTH, Term, covariance, each_with_all, terms
 from .features import Features
-from .keys import FloatArray, IntArray, Keys
+from .keys import Keys
 
 # Keys of one family that have a column: those met most often; what the others share is left to each alone.
 _MOST_KEYS = 400
@@ -92,7 +93,8 @@ class Basis:
 
 def _places(term: Term) -> dict[str, int]:
     """Column of each key: also of one that no setup answers to yet, since its later setups share what they err by."""
-    met = Counter({name: len(rows) for name, rows in term.keys.groups().items()})
+    times = np.bincount(term.keys.codes, minlength=len(term.keys.names)).tolist()
+    met = Counter({name: many for name, many in zip(term.keys.names, times, strict=True) if many})
     kept = sorted(key for key, _ in met.most_common(_MOST_KEYS))
     return {key: at for at, key in enumerate(kept)}
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from .arrays import FloatArray
 from .effects import LOCAL, terms
 from .features import Features
-from .keys import FloatArray, Keys
+from .keys import Keys
 
 
 def keyed_normals(seed: int, family: str, keys: Keys, count: int) -> FloatArray:

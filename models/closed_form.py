@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .arrays import BoolArray, FloatArray, IntArray
 from .compute import ComputeModel
 from .machines import Machine
 from .overlap import StepTimes
-from .setups import BoolArray, FloatArray, IntArray, SetupArrays
+from .setups import SetupArrays
 
 # Reference of the scales: bytes, gigabit/s between machines, and what PCIe 3 x16 sustains inside one.
 _BYTES, _GBPS, _INSIDE_GBPS, _BUCKET = 1e8, 50.0, 96.0, 25 << 20
@@ -67,7 +68,7 @@ NAMES = tuple(PARAMETERS)
 # Parameters of a rank's own compute, and of how it and the exchange overlap; all others are of the exchange.
 _OF_COMPUTE = {"log_slowdown", "slowdown_batch", "log_contention", "log_crowding", "level", "tilt"}
 _OF_OVERLAP = {"log_sharpness", "logit_hidden"}
-# By how much a parameter is moved to learn its slope.
+# By how much a parameter is moved to learn its slope: the curve over it and the rounding under it both stay below 1e-4.
 STEP = 1e-4
 MEAN, SD, OWN_SD = np.array([(one.mean, one.sd, one.own_sd) for one in PARAMETERS.values()]).T
 
@@ -112,7 +113,7 @@ def lay_out_closed(
 
     def of_curve(workload: str, name: str) -> tuple[float, float, float, float]:
         curve = compute.curve(workload, name)
-        longest = max(np.array(curve.forward_s) + np.array(curve.backward_s))
+        longest = max(map(sum, zip(curve.forward_s, curve.backward_s, strict=True)))
         return curve.line()[0], longest, compute.doubt(workload, name), curve.batches[len(curve.batches) // 2]
 
     fixed, longest, doubt, middle = setups.by_pair(of_curve, (0.0, 1.0, 0.0, 1.0))

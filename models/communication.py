@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
+from .arrays import FloatArray
 from .cloud import parse_cluster
 from .machines import Machine
-from .setups import FloatArray
 
 _BYTES_PER_GBIT = 1.25e8
 # Links inside one machine, where no probe has seen them: PCIe 3 x8 sustains about this.

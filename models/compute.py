@@ -15,8 +15,9 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
+from .arrays import FloatArray
 from .machines import Machine
-from .setups import FloatArray, SetupArrays
+from .setups import SetupArrays
 
 if TYPE_CHECKING:
     from .first_guess import FirstGuess

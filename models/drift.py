@@ -14,10 +14,11 @@ import numpy as np
 import pandas as pd
 from scipy.special import bdtrc
 
+from .arrays import BoolArray
 from .cloud import parse_cluster
 from .evaluate import predictions_of
 from .learning import TrainingData, valid_runs
-from .setups import BoolArray, column
+from .setups import column
 from .step_time import StepTimeModel
 
 Group = tuple[str, str, str]  # scope ("type" or "provider"), instance type, zone

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .arrays import FloatArray
 from .closed_form import NAMES, OWN_SD
 from .features import Features
-from .keys import FloatArray, Keys
+from .keys import Keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How good is the model on setups it has not seen, and may a challenger replace the champion.
+"""How good is the model on setups it has not seen.
 
 Splits leave whole groups out and fit again without them: a workload's multi-machine rows, a number of instances, a
 workload on a cluster. Errors are |predicted - measured| / measured, as parts of one; coverage is of the 90 % interval.

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .keys import FloatArray, IntArray, Keys, numbered
+from .arrays import FloatArray, IntArray
+from .keys import Keys, numbered
 from .physics import PhysicalStep, Physics
 from .setups import SetupArrays
 

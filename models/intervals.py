@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from .arrays import FloatArray
 from .effects import NOISE, blocks, noise_variance
 from .features import Features
-from .keys import FloatArray, Keys
+from .keys import Keys
 from .regression import Posterior
 from .variances import learn_variances
 
@@ -38,7 +39,7 @@ def calibrated(features: Features, target: FloatArray, repeats: FloatArray, spre
     plain = Posterior(features, target, share, variances)
     if len(target) < 10:
         return plain.scaled(_PRIOR_SCALE)
-    workload = Keys.joined(features.workload, Keys(("alone", "several"), features.several.astype(np.intp)))
+    workload = Keys.of(f"{name} {many:g}" for name, many in zip(features.workload, features.several, strict=True))
     most = int(np.clip(_GROUP_COLUMNS / plain.columns, 4, _MOST_GROUPS))
     groupings = (workload, features.arrangement, blocks(features))
     standardised = [plain.held_out(_some(one, most), features) for one in groupings]

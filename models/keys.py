@@ -7,9 +7,8 @@ from typing import TypeVar, overload
 
 import numpy as np
 
-FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-BoolArray = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
-IntArray = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
+from .arrays import FloatArray, IntArray
+
 Row = TypeVar("Row", bound=Hashable)
 
 
@@ -35,12 +34,14 @@ class Keys(Sequence[str]):
 
     @classmethod
     def joined(cls, *parts: Keys) -> Keys:
-        """`a|b` row by row."""
+        """`a|b` row by row. Raises ValueError on parts of other lengths."""
         left, *others = parts
         for right in others:
+            if len(left) != len(right):
+                raise ValueError(f"{len(left)} names and {len(right)}: they are joined row by row")
             pairs, codes = np.unique(left.codes * len(right.names) + right.codes, return_inverse=True)
             names = (divmod(pair, len(right.names)) for pair in pairs.tolist())
-            left = cls(tuple(f"{left.names[one]}|{right.names[other]}" for one, other in names), codes.astype(np.intp))
+            left = cls.of(f"{left.names[one]}|{right.names[other]}" for one, other in names).take(codes)
         return left
 
     def __len__(self) -> int:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from .arrays import FloatArray
 from .overlap import Buckets, default_buckets
-from .setups import FloatArray, SetupArrays, column, in_one_order, read_setups
+from .setups import SetupArrays, column, in_one_order, read_setups
 
 # More setups than this are thinned by chance.
 _MOST_SETUPS = 6000

@@ -7,15 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .arrays import BoolArray, FloatArray, IntArray
 from .effects import LOCAL, bell, terms
 from .features import Features
-from .keys import BoolArray, FloatArray, IntArray, Keys
+from .keys import Keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
-    """Setups as the local families see them: (families, rows) codes of their keys, and weights times the root of the
-    variance; `by_batch` says which families also look at the batch."""
+    """Setups as the local families see them.
+
+    (families, rows) codes of their keys, and weights times the root of the variance; (families,) `by_batch` says which
+    look at the (rows,) `batch` too.
+    """
 
     codes: IntArray
     weight: FloatArray
@@ -56,7 +60,10 @@ class Local:
 
     def covariance(self, other: Local) -> FloatArray:
         """(rows, others) of all families together."""
-        each = self.weight[:, :, None] * other.weight[:, None, :]
-        each *= self.codes[:, :, None] == other.codes[:, None, :]
         near = bell(self.batch[:, None], other.batch[:, None])
-        return np.asarray(each[~self.by_batch].sum(axis=0) + each[self.by_batch].sum(axis=0) * near, dtype=float)
+        total = np.zeros(near.shape)
+        for at, by_batch in enumerate(self.by_batch):
+            found = self.weight[at, :, None] * other.weight[at, None, :]
+            found *= self.codes[at, :, None] == other.codes[at, None, :]
+            total += found * near if by_batch else found
+        return total

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .arrays import FloatArray
 from .features import features_of
 from .intervals import calibrated
 from .learning import TrainingRows
 from .physics import Physics
 from .regression import Posterior
-from .setups import FloatArray, SetupArrays
+from .setups import SetupArrays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

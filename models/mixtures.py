@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .arrays import FloatArray
 from .circumstances.conditions import Pool
 from .cloud import ANY_ZONE, Offer
-from .setups import FloatArray
 from .split import Wholes
 
 SAFE, CHEAP = "on-demand", "spot"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.spatial import KDTree
 
-from .setups import FloatArray, SetupArrays
+from .arrays import FloatArray
+from .setups import SetupArrays
 
 
 class Nearness:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .arrays import BoolArray, FloatArray, IntArray
 from .circumstances.conditions import Circumstances, Gangs, Stated, joined_gangs
 from .cloud import Offer
 from .clusters import MOST_CLUSTERS, Refusal, sold_together
 from .compositions import compositions
 from .mixtures import Place, mixed_places
 from .outlook import state_bytes
-from .setups import BoolArray, FloatArray, IntArray
 from .shapes import ACCUMULATION_STEPS, Shapes, shapes_of
 from .split import Line, Wholes
 from .workload import Setup, Workload

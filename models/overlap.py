@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass, fields
 import numpy as np
 from scipy.special import ndtri
 
+from .arrays import BoolArray, FloatArray
 from .communication import INSIDE_GBPS, CollectiveModel
 from .compute import ComputeModel
 from .machines import Machine
-from .setups import BoolArray, FloatArray, SetupArrays
+from .setups import SetupArrays
 
 # DDP's defaults: the first bucket 1 MiB, the rest 25 MiB [P]; for workloads whose buckets nobody recorded.
 _FIRST_BUCKET, _BUCKET = 1 << 20, 25 << 20

@@ -12,13 +12,14 @@ from dataclasses import astuple, dataclass, field, replace
 import numpy as np
 from scipy.optimize import least_squares
 
+from .arrays import FloatArray
 from .closed_form import MEAN, NAMES, OWN_SD, SD, STEP, ClosedLine, closed_slopes, closed_times, lay_out_closed
 from .communication import CollectiveModel
 from .compute import ComputeModel
 from .keys import Keys
 from .machines import Machine
 from .overlap import PARAMETER_NAMES, PARAMETER_SD, Buckets, StepParameters, StepTimes, Timeline, lay_out, step_times
-from .setups import FloatArray, SetupArrays
+from .setups import SetupArrays
 
 # What a measurement and the physics may differ by, in logs, while parameters are sought; beyond it a row counts less.
 _TIMELINE_SD, _CLOSED_SD = 0.06, 0.08

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from . import identity
+from .arrays import IntArray
 from .circumstances.conditions import Circumstances, Stated
 from .cloud import Offer
 from .clusters import MOST_CLUSTERS, Refusal
@@ -20,7 +21,6 @@ from .offered import offered
 from .prospects import Job, Prospects, StepModel
 from .ranking import Row, contenders, goals_of, recommend, summary
 from .search import deciding, frontier
-from .setups import IntArray
 from .shapes import ACCUMULATION_STEPS
 from .split import Line, global_batches
 from .workload import Goal, Setup, Workload

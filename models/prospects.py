@@ -12,11 +12,12 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
+from .arrays import BoolArray, FloatArray, IntArray
 from .circumstances import spot
 from .clusters import Refusal
 from .offered import Offered
 from .outlook import drawn_hours_at, hours_at
-from .setups import BoolArray, FloatArray, IntArray, SetupArrays
+from .setups import SetupArrays
 from .workload import Workload
 
 

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import cho_solve, solve_triangular
 
+from .arrays import FloatArray, IntArray
 from .basis import Basis, cholesky
 from .chance import keyed_normals, local_draws
 from .effects import blocks, noise_variance
 from .features import Features
-from .keys import FloatArray, IntArray, Keys
+from .keys import Keys
 from .local import Local
 
 

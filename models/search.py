@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from .arrays import BoolArray, FloatArray, IntArray
 from .prospects import Prospects
 from .ranking import LIMITED_BY, limit_of
-from .setups import BoolArray, FloatArray, IntArray
 from .workload import Goal
 
 # Rows looked at in one turn: fewer calls of the model against rows that need not have been looked at.

@@ -12,19 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from .arrays import BoolArray, FloatArray, IntArray
 from .cloud import cluster_name, parse_cluster, parse_numbers
-from .keys import BoolArray, FloatArray, IntArray, Keys, numbered
-
-__all__ = [
-    "BoolArray",
-    "FloatArray",
-    "IntArray",
-    "SetupArrays",
-    "column",
-    "in_one_order",
-    "read_setups",
-    "require_known",
-]
+from .keys import Keys, numbered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,12 +197,12 @@ def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list
 
     Raises ValueError on text that is not of the contract's form.
     """
-    columns = (column(frame, name, "").tolist() for name in ("cluster", "layout", "batch_per_device"))
+    columns = (map(str, column(frame, name, "").tolist()) for name in ("cluster", "layout", "batch_per_device"))
     rows, which = numbered(zip(*columns, strict=True))
     texts: dict[str, list[str]] = {"cluster": [], "layout": [], "batch_per_device": []}
     for cluster, layout, batch in rows:
-        used, share = _read(str(cluster), str(layout).strip(), str(batch), devices)
-        triples = sorted(zip(_types(str(cluster)), used, share, strict=True), key=itemgetter(0))
+        used, share = _read(cluster, layout.strip(), batch, devices)
+        triples = sorted(zip(_types(cluster), used, share, strict=True), key=itemgetter(0))
         texts["cluster"].append(cluster_name(name for name, _, _ in triples))
         texts["layout"].append("+".join(str(one) for _, one, _ in triples))
         texts["batch_per_device"].append("+".join(str(one) for _, _, one in triples))

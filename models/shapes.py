@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .arrays import BoolArray, FloatArray, IntArray
 from .cloud import Cluster, InstanceType, Offer
 from .keys import Keys
-from .setups import BoolArray, FloatArray, IntArray, SetupArrays
+from .setups import SetupArrays
 from .split import Line, Wholes, split_groups
 from .workload import Setup, Workload
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from .arrays import FloatArray, IntArray
 from .cloud import InstanceType
 from .communication import fit_collectives
 from .compute import fit_compute
@@ -34,7 +35,7 @@ from .measured import Learned, Measured
 from .memory import MemoryModel, fit_memory
 from .nearness import Nearness
 from .physics import Physics, fit_physics
-from .setups import FloatArray, IntArray, SetupArrays, column, read_setups, require_known
+from .setups import SetupArrays, column, read_setups, require_known
 from .workload import Workload
 
 __all__ = ["StepTimeModel", "TrainingData", "fit"]

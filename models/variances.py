@@ -6,9 +6,9 @@ import numpy as np
 from scipy.linalg.lapack import dpotri
 from scipy.optimize import minimize
 
+from .arrays import FloatArray
 from .effects import FAMILIES, GIVEN, LINEAR, LOCAL, PRIOR_SD, SMOOTH, covariance
 from .features import Features
-from .keys import FloatArray
 
 _LOG_VARIANCE_SD = 1.2
 # Setups that the variances are learned from: their cost grows with the cube.

@@ -15,10 +15,11 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
+from models.arrays import FloatArray
 from models.identity import rows_of
 from models.judging.buying import BestSeen
 from models.judging.replay import Ground
-from models.setups import FloatArray, read_setups
+from models.setups import read_setups
 from models.wants import Costs
 from models.worth import Question
 

@@ -157,7 +157,8 @@ def _read(file: Path) -> dict[str, Any] | None:
 def benchmark_seconds(path: Path) -> float:
     """Seconds that the records under `path` spent in steps, profiles and probes: what the machines were bought for."""
     total = 0.0
-    for file in path.glob("node-*/records/*.json"):
+    each = {file.stem: file for file in path.glob("node-*/records/*.json")}  # of a run that failed several may tell
+    for file in each.values():
         body = _read(file) or {}
         values = body.get("values")
         if body.get("kind") == "train":

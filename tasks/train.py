@@ -11,8 +11,8 @@ from pathlib import Path
 import pandas as pd
 
 from models.evaluate import fitted, summarise
+from models.judging.promotion import Decision, verdict
 from models.learning import TrainingData
-from models.promotion import Decision, verdict
 from models.step_time import StepTimeModel
 from warehouse import append, reads
 

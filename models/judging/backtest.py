@@ -13,10 +13,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from ..arrays import BoolArray, FloatArray
 from ..cloud import parse_cluster
 from ..intervals import Z_90
 from ..learning import TrainingData, valid_runs
-from ..setups import BoolArray, FloatArray, column
+from ..setups import column
 from ..step_time import StepTimeModel, fit
 
 PREDICTED = ("predicted_step_s", "low_s", "high_s")

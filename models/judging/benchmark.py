@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from ..arrays import FloatArray
 from ..learning import TrainingData
-from ..setups import FloatArray
 from ..step_time import fit
 from .backtest import backtest, described, inside
 from .splits import Split

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ..setups import BoolArray, FloatArray
+from ..arrays import BoolArray, FloatArray
 
 DEADLINE, CAP = "deadline", "cap"
 SLACKS = (1.05, 1.2, 1.5, 2.0, 3.0, 5.0)  # of a constraint, as a multiple of the least that any measured setup takes

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ..setups import BoolArray, FloatArray, SetupArrays, read_setups
+from ..arrays import BoolArray, FloatArray
+from ..setups import SetupArrays, read_setups
 
 NEIGHBOURS, ALONE, PILOTS, CHOSEN, RANDOM, LARGER, UNEQUAL = (
     "neighbours",

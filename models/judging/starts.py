@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from ..arrays import BoolArray, FloatArray
 from ..learning import TrainingData
-from ..setups import BoolArray, FloatArray, read_setups
+from ..setups import read_setups
 from ..step_time import fit
 from ..wants import PROFILE_BATCHES, Costs
 from .backtest import described

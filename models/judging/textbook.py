@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from ..setups import BoolArray, FloatArray, SetupArrays, read_setups
+from ..arrays import BoolArray, FloatArray
+from ..setups import SetupArrays, read_setups
 
 # The terms in the order of every array of them.
 A, K, A_LOCAL, B_LOCAL, A_NET, B_NET, G = range(7)

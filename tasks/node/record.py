@@ -14,7 +14,8 @@ Mailbox (a directory; an S3 prefix later), `a` the attempt, counted from 1:
     node-<i>/finished-<a>.json   agent: attempt, exit_code of torchrun, worker_exit_code (negative: a signal; else as in
                                  endings.py: fault of the item, lost peer, mailbox full), reason, run_id, log_tail
     node-<i>/log-<a>.txt         torchrun's output
-    node-<i>/records/<run_id>.json   worker of the run's first node: the Record, written beside and renamed
+    node-<i>/records/<run_id>.json   worker of the run's first node, or one that failed: the Record, written beside and
+                                 renamed
 """
 
 from __future__ import annotations

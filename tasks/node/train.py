@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def serve(launch: Launch, index: int, item: Item) -> None:
-    """Measure `item` together with its other nodes; the first of them writes the record and tells those who wait."""
+    """Measure `item` together with its other nodes; the first of them, or one that fails, writes the record."""
     memory.reset_peak(launch.device)
     started_unix = time.time()
     built, problem = prepare(launch, item)
@@ -147,14 +147,18 @@ def measure(launch: Launch, item: Item, built: Built | None) -> tuple[dict[str, 
 
 
 def abort(launch: Launch, index: int, item: Item, error: Exception, started_unix: float) -> NoReturn:
-    """End the launch. A fault of the item's own is recorded; a lost peer is not, for the controller knows why."""
+    """End the launch. A fault of the item's own is recorded; a lost peer is not, for the controller knows why.
+
+    Nor is a fault that nobody can be told of: with the launch's store gone, it may well be the store's.
+    """
     code, told = EXIT_LOST_PEER, f"{launch.places.label(launch.rank)}: {explain(error)}"
     try:
         if not lost_peer(error):
             code = EXIT_ITEM_FAILED
-            # written here too: torchrun may end the item's first rank, where it is of this node, before that can write
-            write_record(launch, item, started_unix, {}, told)
             launch.store.set(f"item-{index}-rank-{launch.rank}-error", explain(error))
+            if not launch.leads(item) and not record_path(launch, item).exists():
+                # torchrun may end the item's first rank, where it is a neighbour, before that has heard of it
+                write_record(launch, item, started_unix, {}, told)
         if launch.leads(item):
             reasons = collect_errors(launch, index, item)
             if reasons:
@@ -195,7 +199,12 @@ def write_record(launch: Launch, item: Item, started_unix: float, values: dict[s
         torch_version=version("torch"),
         values={} if problem else values,
     )
-    report(launch, launch.own / "records" / f"{item.run_id}.json", asdict(record))
+    report(launch, record_path(launch, item), asdict(record))
+
+
+def record_path(launch: Launch, item: Item) -> Path:
+    """Where this node puts the item's record."""
+    return launch.own / "records" / f"{item.run_id}.json"
 
 
 def lost_peer(error: BaseException) -> bool:

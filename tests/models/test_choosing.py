@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from models.arrays import FloatArray
 from models.effects import noise_variance
 from models.features import Features
 from models.regression import Posterior
-from models.setups import FloatArray
 from models.variances import starting_variances
 from tests.models.test_regression import drawn_target, features, names, shared, strangers
 

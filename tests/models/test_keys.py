@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,8 @@ NAMES = st.lists(st.sampled_from(["a", "b", "a|b", "", "c"]), max_size=12)
 def test_keys_are_the_names_that_they_were_made_of(left: list[str], right: list[str]) -> None:
     ours, theirs = Keys.of(left), Keys.of(right)
     assert list(ours) == left and len(ours) == len(left) and Keys.of(ours) is ours
-    assert list(ours + theirs) == left + right
+    both = ours + theirs
+    assert list(both) == left + right and len(set(both.names)) == len(both.names)
     assert list(ours.take(np.arange(len(left))[::-1])) == left[::-1]
     assert [ours[at] for at in range(len(left))] == left and list(ours[1:]) == left[1:]
 
@@ -30,12 +32,20 @@ def test_keys_of_two_tables_are_equal_where_their_names_are(left: list[str], rig
     assert ours.within(ours) is ours.codes
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"), st.sampled_from("12")), max_size=12))
+PARTS = st.tuples(st.sampled_from(["a", "a|b"]), st.sampled_from(["c", "b|c"]), st.sampled_from("12"))
+
+
+@given(st.lists(PARTS, max_size=12))
 def test_joined_keys_are_joined_row_by_row(rows: list[tuple[str, str, str]]) -> None:
     parts = [Keys.of(row[at] for row in rows) for at in range(3)]
     joined = Keys.joined(*parts)
     assert list(joined) == ["|".join(row) for row in rows]
     assert len(set(joined.names)) == len(joined.names)
+
+
+def test_names_are_joined_row_by_row_or_not_at_all() -> None:
+    with pytest.raises(ValueError, match="row by row"):
+        Keys.joined(Keys.of("ab"), Keys.of("a"))
 
 
 @given(NAMES, st.integers(0, 12))

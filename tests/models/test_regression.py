@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from models import intervals
+from models.arrays import FloatArray
 from models.closed_form import NAMES, OWN_SD
 from models.effects import (
     FAMILIES,
@@ -28,7 +29,6 @@ from models.intervals import Z_90, calibrated
 from models.keys import Keys
 from models.overlap import PARAMETER_NAMES
 from models.regression import Posterior
-from models.setups import FloatArray
 from models.variances import starting_variances
 
 EVERY = (*LINEAR, *GIVEN, *SMOOTH, *LOCAL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -10,11 +11,13 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import psutil
 import pytest
 
 from models import evaluate
+from models.arrays import FloatArray
 from tasks import side_by_side as module
 from tasks.side_by_side import MOST, side_by_side
 from tasks.threads import one_thread
@@ -40,6 +43,11 @@ def hangs_elsewhere(number: int, here: int) -> int:
     return number
 
 
+def cleared(array: FloatArray) -> float:
+    array[:] = 0
+    return float(array.sum())
+
+
 def fails_at(number: int, at: int) -> int:
     if number == at:
         raise ValueError(f"{number} is not wanted")
@@ -57,10 +65,11 @@ def test_one_process_a_core_at_most_so_many_and_none_where_there_is_one(monkeypa
     asked = []
     config = module.parallel_config
     monkeypatch.setattr(module, "parallel_config", lambda *a, **k: asked.append(k["n_jobs"]) or config(*a, **k))
-    for cores in (1, 3, 64):
+    for cores, quota in ((1, math.inf), (3, math.inf), (64, math.inf), (64, 1.5), (64, 2.5), (64, 0.2)):
         monkeypatch.setattr(module, "cpu_count", lambda cores=cores: cores)
+        monkeypatch.setattr(module, "quota_cores", lambda quota=quota: quota)
         assert side_by_side(int, ["7"]) == [7]
-    assert asked == [3, MOST]
+    assert asked == [3, MOST, 2]
 
 
 def test_in_a_thread_of_a_flow_too() -> None:
@@ -76,13 +85,17 @@ def test_an_error_there_is_raised_here() -> None:
         side_by_side(partial(fails_at, at=7), range(20), processes=2)
 
 
-def test_an_error_of_what_makes_the_values_is_raised_and_nothing_cut_short() -> None:
+@pytest.mark.parametrize("error", [KeyError, OSError, RuntimeError])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_error_of_what_makes_the_values_is_raised_and_nothing_cut_short(
+    error: type[Exception], processes: int
+) -> None:
     def values() -> Iterator[str]:
         yield from TEXTS
-        raise KeyError("the group is gone")
+        raise error("the disk is gone")
 
-    with pytest.raises(KeyError, match="the group is gone"):
-        side_by_side(int, values(), processes=2)
+    with pytest.raises(error, match="the disk is gone"):
+        side_by_side(int, values(), processes=processes)
 
 
 def test_what_a_killed_process_left_undone_is_done_here() -> None:
@@ -95,14 +108,14 @@ def test_what_a_process_that_hangs_left_undone_is_done_here(monkeypatch: pytest.
 
 
 def test_where_no_process_can_be_started_this_one_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    class None_:
+    class NoProcesses:
         def __init__(self, **_: object) -> None:
             pass
 
         def __call__(self, _: object) -> list[int]:
             raise BlockingIOError("no more processes")
 
-    monkeypatch.setattr(module, "Parallel", None_)
+    monkeypatch.setattr(module, "Parallel", NoProcesses)
     assert side_by_side(int, TEXTS, processes=2) == list(range(60))
 
 
@@ -115,7 +128,27 @@ def test_values_are_drawn_when_somebody_is_about_to_be_free_for_them(tmp_path: P
             yield tmp_path / str(number)
 
     side_by_side(Path.touch, values(), processes=2)
-    assert all(number - done <= 4 for number, done in enumerate(drawn))
+    assert all(number - done <= 3 for number, done in enumerate(drawn))
+
+
+def test_what_cannot_be_sent_there_is_done_here() -> None:
+    locks = [threading.Lock() for _ in range(4)]
+    assert side_by_side(lambda lock: lock.locked(), locks, processes=2) == [False] * 4
+
+
+def test_arrays_may_be_written_to_there() -> None:
+    assert side_by_side(cleared, [np.ones(300_000)] * 3, processes=2) == [0.0] * 3
+
+
+def test_one_thread_of_linear_algebra_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(module, "_IDLE_S", 4.0)  # other processes than those of the tests before
+    assert side_by_side(os.environ.get, ["OMP_NUM_THREADS"] * 2, processes=2) == ["1", "1"]
+
+
+def test_what_a_library_prints_there_is_not_this_ones_output(capfd: pytest.CaptureFixture[str]) -> None:
+    side_by_side(print, ["hello"] * 2, processes=2)
+    assert "hello" not in capfd.readouterr().out
 
 
 def test_no_process_outlives_this_ones_interest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from models.evaluate import predictions_of
-from models.promotion import Decision
+from models.judging.promotion import Decision
 from tasks import registry
 from tasks.installation import Installation
 from tasks.registry import Champion

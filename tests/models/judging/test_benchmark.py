@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from models.arrays import FloatArray
 from models.judging.benchmark import ask, coverage, errors
 from models.judging.noise import neighbours, placements
 from models.judging.splits import ALONE, CHOSEN, LARGER, NEIGHBOURS, PILOTS, RANDOM, UNEQUAL, Split, splits
 from models.learning import TrainingData
-from models.setups import FloatArray
 from tests.models.test_physics import INSTANCE_TYPES, random_runs
 
 DEVICES = {"g.xl": 4}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,12 +11,97 @@ import torch
 import torch.distributed as dist
 
 from tasks.node import launch, train
-from tasks.node.endings import EXIT_MAILBOX
+from tasks.node.endings import EXIT_ITEM_FAILED, EXIT_LOST_PEER, EXIT_MAILBOX
 from tasks.node.places import Places
+from tasks.node.record import Item, Plan
 
 
 class Left(Exception):
     """Stands for the end of the process."""
+
+
+def ended(code: int) -> NoReturn:
+    raise Left(code)
+
+
+class Store:
+    """The launch's: a dictionary, or gone."""
+
+    def __init__(self, gone: bool = False) -> None:
+        self.told: dict[str, str] = {}
+        self.gone = gone
+
+    def set(self, key: str, value: str) -> None:
+        if self.gone:
+            raise dist.DistNetworkError("failed to send")
+        self.told[key] = value
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.told for key in keys)
+
+    def get(self, key: str) -> bytes:
+        return self.told[key].encode()
+
+
+ITEM = Item(run_id="late", kind="train", nodes=[0, 1], devices=[2, 1], workload="w", batches=[2, 2], least_steps=1)
+
+
+def rank(number: int, mailbox: Path, store: Store) -> launch.Launch:
+    plan = Plan(lease_id="l", attempt=1, addresses=["a", "b"], workloads=[], items=[ITEM], port=1, timeout_s=1.0)
+    return launch.Launch(
+        mailbox=mailbox,
+        plan=plan,
+        places=Places(devices={0: 2, 1: 1}),
+        rank=number,
+        device=torch.device("cpu"),
+        store=store,  # type: ignore[arg-type]
+        groups={},
+    )
+
+
+def aborted(mine: launch.Launch, error: Exception) -> int:
+    with pytest.raises(Left) as left:
+        train.abort(mine, 0, ITEM, error, 0.0)
+    return int(left.value.args[0])
+
+
+@pytest.fixture
+def no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os._exit", ended)
+
+
+def told(mailbox: Path) -> dict[str, str]:
+    files = mailbox.glob("node-*/records/late.json")
+    return {file.parents[1].name: json.loads(file.read_text())["reason"] for file in files}
+
+
+@pytest.mark.usefixtures("no_end")
+@pytest.mark.parametrize(("number", "node", "label"), [(1, "node-0", "node 0 device 1"), (2, "node-1", "node 1")])
+def test_a_rank_that_fails_writes_the_record_for_the_first_one_may_be_ended_before(
+    tmp_path: Path, number: int, node: str, label: str
+) -> None:
+    store = Store()
+    assert aborted(rank(number, tmp_path, store), ValueError("row 17")) == EXIT_ITEM_FAILED
+    assert told(tmp_path) == {node: f"{label}: ValueError: row 17"} and list(store.told) == [
+        f"item-0-rank-{number}-error"
+    ]
+    assert aborted(rank(0, tmp_path, store), RuntimeError("Connection closed by peer")) == EXIT_ITEM_FAILED
+    assert told(tmp_path) == dict.fromkeys({"node-0", node}, f"{label}: ValueError: row 17")
+
+
+@pytest.mark.usefixtures("no_end")
+def test_what_was_measured_stays_although_a_neighbour_fails_afterwards(tmp_path: Path) -> None:
+    train.write_record(rank(0, tmp_path, Store()), ITEM, 0.0, {"step_s": 1.0}, "")
+    aborted(rank(1, tmp_path, Store()), ValueError("row 17"))
+    assert told(tmp_path) == {"node-0": ""}
+
+
+@pytest.mark.usefixtures("no_end")
+def test_with_the_store_gone_a_fault_may_be_the_loss_and_no_record_is_written(tmp_path: Path) -> None:
+    for number in (1, 2):
+        assert aborted(rank(number, tmp_path, Store(gone=True)), ValueError("row 17")) == EXIT_LOST_PEER
+    assert aborted(rank(2, tmp_path, Store()), RuntimeError("Connection closed by peer")) == EXIT_LOST_PEER
+    assert told(tmp_path) == {}
 
 
 def test_a_full_disk_ends_the_launch_and_says_where(
@@ -23,9 +109,6 @@ def test_a_full_disk_ends_the_launch_and_says_where(
 ) -> None:
     def full(_path: Path, _body: object) -> None:
         raise OSError(28, "No space left on device")
-
-    def ended(code: int) -> NoReturn:
-        raise Left(code)
 
     monkeypatch.setattr(launch, "write_json", full)
     monkeypatch.setattr("os._exit", ended)

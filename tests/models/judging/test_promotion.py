@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from models.evaluate import SPLITS, predictions, predictions_of, summarise
-from models.promotion import decide, verdict
+from models.judging.promotion import decide, verdict
 from models.step_time import StepTimeModel, TrainingData, fit
 from tests.models.synthetic import World
 from tests.models.test_evaluate import data, held

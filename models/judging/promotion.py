@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from .evaluate import known_of, predictions_of, summarise
-from .learning import TrainingData
-from .step_time import StepTimeModel
+from ..evaluate import known_of, predictions_of, summarise
+from ..learning import TrainingData
+from ..step_time import StepTimeModel
 
 # Fewest rows that say anything about coverage, and the coverage that they must show.
 _ENOUGH_ROWS, _LEAST_COVERAGE = 20, 0.8
