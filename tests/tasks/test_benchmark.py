@@ -209,3 +209,5 @@ def test_what_nodes_write_is_counted_only_where_it_is_a_number(tmp_path: Path) -
         write_json(records / f"{number}.json", {"kind": "train", "values": one})
     (records / "torn.json").write_text('{"kind": "tra')
     assert mailbox.benchmark_seconds(tmp_path) == 3.0
+    write_json(tmp_path / "node-1" / "records" / "2.json", {"kind": "train", "values": values[2]})
+    assert mailbox.benchmark_seconds(tmp_path) == 3.0, "a run counts once, however many nodes tell of it"

@@ -61,15 +61,21 @@ def test_results_are_in_order_and_made_by_other_processes() -> None:
     assert side_by_side(int, [], processes=2) == []
 
 
-def test_one_process_a_core_at_most_so_many_and_none_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_of_one_thread_a_core_at_most_so_many_and_none_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = []
     config = module.parallel_config
-    monkeypatch.setattr(module, "parallel_config", lambda *a, **k: asked.append(k["n_jobs"]) or config(*a, **k))
+    monkeypatch.setattr(
+        module,
+        "parallel_config",
+        lambda *a, **k: asked.append((k["n_jobs"], k["inner_max_num_threads"])) or config(*a, **k),
+    )
     for cores, quota in ((1, math.inf), (3, math.inf), (64, math.inf), (64, 1.5), (64, 2.5), (64, 0.2)):
         monkeypatch.setattr(module, "cpu_count", lambda cores=cores: cores)
         monkeypatch.setattr(module, "quota_cores", lambda quota=quota: quota)
         assert side_by_side(int, ["7"]) == [7]
-    assert asked == [3, MOST, 2]
+    assert asked == [(3, 1), (MOST, 1), (2, 1)]
 
 
 def test_in_a_thread_of_a_flow_too() -> None:
@@ -138,12 +144,6 @@ def test_what_cannot_be_sent_there_is_done_here() -> None:
 
 def test_arrays_may_be_written_to_there() -> None:
     assert side_by_side(cleared, [np.ones(300_000)] * 3, processes=2) == [0.0] * 3
-
-
-def test_one_thread_of_linear_algebra_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(module, "_IDLE_S", 4.0)  # other processes than those of the tests before
-    assert side_by_side(os.environ.get, ["OMP_NUM_THREADS"] * 2, processes=2) == ["1", "1"]
 
 
 def test_what_a_library_prints_there_is_not_this_ones_output(capfd: pytest.CaptureFixture[str]) -> None:
