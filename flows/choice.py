@@ -28,6 +28,7 @@ from warehouse.reads import mart, training_frames
 def choice(
     measure: Annotated[int, typer.Option(min=0, help="Clusters to measure for each workload first.")] = 0,
     max_hosts: Annotated[int, typer.Option(min=2)] = 4,
+    pilots: Annotated[int, typer.Option(min=0, help="Of its runs that the model may know, by its own choice.")] = 0,
     seed: int = 2026,
 ) -> None:
     """Measure if asked; print how often each chooser misses its constraint, and its regret where it does not."""
@@ -48,12 +49,13 @@ def choice(
     prices = {one.instance_type.name: one.usd_per_hour for one in offers if one.usd_per_hour is not None}
     devices = {one.instance_type.name: one.instance_type.devices for one in offers}
     parts = []
-    for workload, batch, contest in contests(data, devices, prices, pilots=0, seed=seed):
+    for workload, batch, contest in contests(data, devices, prices, pilots=pilots, seed=seed):
         parts.append(judge(contest, seed=seed).assign(workload=workload, batch=batch))
         typer.echo(f"  {workload} at {batch:g}: {len(contest.measured_s)} setups", err=True)
     if not parts:
         raise typer.BadParameter("no workload has 8 setups measured at one global batch: measure some (--measure 24)")
-    print_frame(summary(pd.concat(parts)), "each workload held out: per cent, regret of the answers that meet")
+    told = f" but for {pilots} pilots" if pilots else ""
+    print_frame(summary(pd.concat(parts)), f"each workload held out{told}: per cent, regret of the answers that meet")
 
 
 if __name__ == "__main__":
