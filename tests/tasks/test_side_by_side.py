@@ -134,7 +134,7 @@ def test_values_are_drawn_when_somebody_is_about_to_be_free_for_them(tmp_path: P
             yield tmp_path / str(number)
 
     side_by_side(Path.touch, values(), processes=2)
-    assert all(number - done <= 3 for number, done in enumerate(drawn))
+    assert max(number - done for number, done in enumerate(drawn)) <= 2  # with joblib's own choice 3 or 4
 
 
 def test_what_cannot_be_sent_there_is_done_here() -> None:
