@@ -3,7 +3,8 @@
     cost regret = dollars of the choice / dollars of the cheapest measured setup that meets the deadline - 1
     time regret = hours of the choice / hours of the fastest measured setup that meets the cap - 1
 
-A choice that misses its constraint is a failure, reported apart, and no regret. Hours are those of the work alone.
+A choice that misses its constraint is a failure, reported apart, and no regret; so is a question left unanswered. Hours
+are those of the work alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..arrays import BoolArray, FloatArray
 DEADLINE, CAP = "deadline", "cap"
 SLACKS = (1.05, 1.2, 1.5, 2.0, 3.0, 5.0)  # of a constraint, as a multiple of the least that any measured setup takes
 P_REQUIRED = 0.9  # as the table's goals have it where nobody says otherwise
+_NEARLY = 0.9  # of the greatest chance that any setup has, where none has enough
 _TENTH, _SAMPLES = 0.1, 20
 
 
@@ -39,7 +41,7 @@ class Contest:
     full: BoolArray  # all devices of all machines take part
 
 
-Chooser = Callable[["_Question"], int]
+Chooser = Callable[["_Question"], int | None]  # None: no answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +72,18 @@ class _Question:
 def _advised(question: _Question, among: BoolArray | None = None, p_required: float = P_REQUIRED) -> int:
     """The best by prediction of those that meet the constraint with enough probability, as the table ranks them.
 
-    Where none does, the table names the nearest: the likeliest to meet it.
+    Where none has it, the best of those that are nearly as likely as any: the likeliest itself is often far worse.
     """
     allowed = np.ones(len(question.contest.measured_s), dtype=bool) if among is None or not among.any() else among
     chance = np.where(allowed, question.meets(question.contest.draws).mean(axis=1), -1.0)
-    aim = question.aim(question.contest.predicted_s)
-    enough = chance >= p_required
-    if not enough.any():
-        return int(np.lexsort((aim, -chance))[0])
-    return int(np.argmin(np.where(enough, aim, np.inf)))
+    enough = chance >= (p_required if chance.max() >= p_required else _NEARLY * chance.max())
+    return int(np.argmin(np.where(enough, question.aim(question.contest.predicted_s), np.inf)))
+
+
+def _recommended(question: _Question) -> int | None:
+    """As the table: advice, or none where nothing meets the constraint with the probability that it asks."""
+    chance = question.meets(question.contest.draws).mean(axis=1)
+    return _advised(question) if chance.max() >= P_REQUIRED else None
 
 
 def _without_communication(question: _Question) -> int:
@@ -96,6 +101,7 @@ def _most_machines(question: _Question) -> int:
 
 CHOOSERS: dict[str, Chooser] = {
     "advised": _advised,
+    "recommended, or nothing": _recommended,
     "advised, even odds": lambda question: _advised(question, p_required=0.5),
     "full machines only": lambda question: _advised(question, question.contest.full),
     "ignoring communication": _without_communication,
@@ -106,15 +112,16 @@ A_TENTH = "a random tenth measured"
 
 
 def judge(contest: Contest, *, seed: int) -> pd.DataFrame:
-    """A row a question, chooser and sample: kind, slack, chooser, met, regret (NaN where the constraint is missed)."""
+    """A row a question, chooser and sample: kind, slack, chooser, answered, met, regret (NaN where it is not met)."""
     rows = []
     for slack, question in _questions(contest):
         true, meets = question.aim(contest.measured_s), question.meets(contest.measured_s)
         best = true[meets].min()
         for name, pick in _picks(question, seed):
-            regret = true[pick] / best - 1 if meets[pick] else np.nan
-            rows.append((question.kind, slack, name, bool(meets[pick]), regret))
-    return pd.DataFrame(rows, columns=["kind", "slack", "chooser", "met", "regret"])
+            met = pick is not None and bool(meets[pick])
+            regret = true[pick] / best - 1 if met else np.nan
+            rows.append((question.kind, slack, name, pick is not None, met, regret))
+    return pd.DataFrame(rows, columns=["kind", "slack", "chooser", "answered", "met", "regret"])
 
 
 def _questions(contest: Contest) -> Iterator[tuple[float, _Question]]:
@@ -124,7 +131,7 @@ def _questions(contest: Contest) -> Iterator[tuple[float, _Question]]:
             yield slack, _Question(contest=contest, kind=kind, limit=slack * least)
 
 
-def _picks(question: _Question, seed: int) -> Iterator[tuple[str, int]]:
+def _picks(question: _Question, seed: int) -> Iterator[tuple[str, int | None]]:
     for name, chooser in CHOOSERS.items():
         yield name, chooser(question)
     measured = question.contest.measured_s
@@ -140,13 +147,18 @@ def _picks(question: _Question, seed: int) -> Iterator[tuple[str, int]]:
 
 
 def summary(judged: pd.DataFrame) -> pd.DataFrame:
-    """A row a chooser and kind of constraint: questions, part that missed it, mean and 90th percentile of regret."""
-    grouped = judged.groupby(["chooser", "kind"], sort=False)
+    """A row a chooser and kind of constraint: questions, per cent left unanswered, per cent of the answers that missed
+    it; mean, 90th percentile and worst of the others' regret in per cent.
+    """
+    by = ["chooser", "kind"]
+    asked = judged.groupby(by, sort=False)["answered"].agg(
+        questions="size", unanswered=lambda answered: 100 * (1 - answered.mean())
+    )
+    grouped = judged[judged["answered"]].groupby(by, sort=False)
     told = grouped.agg(
-        answers=("met", "size"),
         missed=("met", lambda met: 100 * (1 - met.mean())),
         mean=("regret", lambda regret: 100 * regret.mean()),
         p90=("regret", lambda regret: 100 * regret.quantile(0.9)),
         worst=("regret", lambda regret: 100 * regret.max()),
     )
-    return told.reset_index()
+    return asked.join(told).reset_index()

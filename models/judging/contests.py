@@ -19,12 +19,19 @@ _FEWEST, _DRAWS = 8, 400
 
 
 def contests(
-    data: TrainingData, devices: dict[str, int], usd_per_hour: Mapping[str, float], *, pilots: int, seed: int
+    data: TrainingData,
+    devices: dict[str, int],
+    usd_per_hour: Mapping[str, float],
+    *,
+    pilots: int,
+    seed: int,
+    runs: int = 1,
 ) -> Iterator[tuple[str, float, Contest]]:
     """(workload, global batch, contest): each workload in turn known by its profiles and one-device runs only.
 
     `pilots` more of its runs are known, chosen by the model's own uncertainty. The others' runs are known in full.
-    Setups with an instance type that has no price are left out.
+    Setups with an instance type that has no price are left out, and those measured less than `runs` times: what one run
+    says is the best is partly luck.
     """
     data = replace(data, instance_types=described(data, data.runs), runs=data.runs.reset_index(drop=True))
     setups = read_setups(data.runs, devices)
@@ -43,7 +50,7 @@ def contests(
             asked = _hidden(data.runs.iloc[places])
             known[places[model.choose(asked, asked, count=pilots)]] = True
             model = fit(replace(data, runs=data.runs[known]), seed=seed)
-        for batch, at, measured_s in _groups(data.runs, setups, own, usd_per_hour):
+        for batch, at, measured_s in _groups(data.runs, setups, own, usd_per_hour, runs):
             yield workload, batch, _contest(model, data.runs, setups, at, measured_s, devices, usd_per_hour, seed=seed)
 
 
@@ -56,6 +63,7 @@ def _groups(
     setups: SetupArrays,
     own: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
     usd_per_hour: Mapping[str, float],
+    least_runs: int,
 ) -> Iterator[
     tuple[float, np.ndarray[tuple[int, ...], np.dtype[np.intp]], np.ndarray[tuple[int, ...], np.dtype[np.float64]]]
 ]:
@@ -75,7 +83,8 @@ def _groups(
     )
     priced = np.array([all(name in usd_per_hour for name in types) for types in setups.types], dtype=bool)
     for batch, group in rows[own & priced].groupby("batch"):
-        different = group.groupby("setup").agg(step_s=("step_s", "median"), at=("at", "first"))
+        different = group.groupby("setup").agg(step_s=("step_s", "median"), at=("at", "first"), runs=("step_s", "size"))
+        different = different[different["runs"] >= least_runs]
         if len(different) >= _FEWEST:
             yield float(str(batch)), different["at"].to_numpy(np.intp), different["step_s"].to_numpy(float)
 

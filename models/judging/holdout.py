@@ -74,13 +74,14 @@ def at_one_batch(
     clusters: int,
     seed: int,
 ) -> list[tuple[Cluster, tuple[Unseen, ...]]]:
-    """Up to `clusters` clusters of several hosts, each with every workload at its least global batch, split by cores.
+    """Every host alone and up to `clusters` clusters of several, with every workload at its least global batch.
 
-    What was measured already is left out, and so is a cluster with nothing left.
+    The batch is split by cores. What was measured already is left out, and so is a cluster with nothing left.
     """
     rng = np.random.default_rng(seed)
     drawn: list[tuple[Cluster, tuple[Unseen, ...]]] = []
-    for cluster in _clusters_in_turn(offers, max_hosts, fits, rng)[:clusters]:
+    alone = [cluster for cluster in (Cluster(members=(offer,)) for offer in offers) if not fits(cluster)]
+    for cluster in [*alone, *_clusters_in_turn(offers, max_hosts, fits, rng)[:clusters]]:
         types = [member.instance_type for member in cluster.members]
         items = []
         for workload in workloads:

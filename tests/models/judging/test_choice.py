@@ -73,6 +73,20 @@ def test_a_wrong_prediction_is_a_failure_and_an_unsure_one_keeps_away_from_the_l
     assert told(unsure, DEADLINE, 2.0, "advised, even odds") == (True, pytest.approx(0))
 
 
+def test_where_nothing_is_sure_enough_the_best_of_the_nearly_likeliest_is_advised_and_the_table_stays_silent() -> None:
+    # dollars and seconds: the first is the likeliest by a hair, the second a third of its time, the third too dear
+    tight = contest([3.0, 1.0, 0.9], [1.0, 3.03, 9.0], sd=0.3)
+    assert told(tight, CAP, 1.05, "advised") == (True, pytest.approx(0))
+    silent = judge(tight, seed=0).set_index(["kind", "slack", "chooser"])["answered"]
+    assert not silent[(CAP, 1.05, "recommended, or nothing")] and silent[(CAP, 5.0, "recommended, or nothing")]
+    table = summary(judge(tight, seed=0)).set_index(["chooser", "kind"])
+    assert table.loc[("recommended, or nothing", CAP), "unanswered"] == pytest.approx(
+        100 * 2 / len(SLACKS)
+    )  # 1.05, 1.2
+    assert table.loc[("recommended, or nothing", CAP), "missed"] == 0 and table.loc[("advised", CAP), "unanswered"] == 0
+    assert table.loc[("advised", CAP), "questions"] == len(SLACKS)
+
+
 def test_ignoring_communication_believes_in_more_machines() -> None:
     assert not told(contest([1.0, 2.0, 3.0], [1, 1, 1]), DEADLINE, 1.05, "ignoring communication")[0]
 
@@ -105,16 +119,23 @@ def test_contests_hold_the_workload_out_but_for_one_device_and_the_pilots() -> N
     )  # what it was not told changes nothing
     piloted = next(c for w, b, c in contests(data, {}, prices, pilots=3, seed=0) if (w, b) == ("lm", 24.0))
     assert not np.allclose(sorted(piloted.predicted_s), sorted(own.predicted_s))
+    twice = replace(
+        data, runs=pd.concat([data.runs, data.runs[data.runs["run_id"].isin([r["run_id"] for r in rows[1:]])]])
+    )
+    again = next(c for w, b, c in contests(twice, {}, prices, pilots=0, seed=0, runs=2) if (w, b) == ("lm", 24.0))
+    assert len(again.measured_s) == len(clusters) - 1  # the one that was measured once does not count
     assert not list(contests(data, {}, {}, pilots=0, seed=0))  # without prices there is nothing to choose by
 
 
 def test_clusters_at_one_batch_are_not_measured_twice() -> None:
     job = workload("mlp", 64)
     drawn = at_one_batch([job], offers("on-demand"), max_hosts=3, fits=cores_fit, measured=(), clusters=9, seed=1)
-    assert len(drawn) == 9 and all(sum(item.batches) == 64 for _, items in drawn for item in items)
+    several = [one for one in drawn if len(one[0].members) > 1]
+    assert len(several) == 9 and all(sum(item.batches) == 64 for _, items in drawn for item in items)
+    assert len(drawn) - len(several) == len(offers("on-demand"))  # every host alone too
     known = {
         key("mlp", [one.instance_type.name for one in cluster.members], items[0].batches)
-        for cluster, items in drawn[:4]
+        for cluster, items in several[:4]
     }
     again = at_one_batch([job], offers("on-demand"), max_hosts=3, fits=cores_fit, measured=known, clusters=9, seed=1)
-    assert len(again) == 5
+    assert len(again) == len(drawn) - 4
