@@ -1,9 +1,9 @@
 """How good are the choices on this machine: every cluster at one global batch, each workload held out in turn.
 
-`python -m flows.choice --measure 24` first measures every host alone and that many clusters of several, each workload at
-its least global batch; what was measured before counts too. With `--rounds 3` it measures all of them three times, round
-after round, and only setups with three runs count, by their median. Then the model is asked without the workload's runs
-on several machines.
+`python -m flows.choice --measure 24` first measures every host alone and that many clusters of several, each workload
+at its least global batch; what was measured before counts too. With `--rounds 3` it measures all of them three times,
+round after round, and only setups with three runs count, by their median. Then the model is asked without the
+workload's runs on several machines.
 """
 
 from __future__ import annotations

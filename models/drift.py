@@ -16,9 +16,9 @@ from scipy.special import bdtrc
 
 from .arrays import BoolArray
 from .cloud import parse_cluster
+from .columns import column
 from .evaluate import predictions_of
 from .learning import TrainingData, valid_runs
-from .setups import column
 from .step_time import StepTimeModel
 
 Group = tuple[str, str, str]  # scope ("type" or "provider"), instance type, zone

@@ -17,8 +17,8 @@ import pandas as pd
 from scipy.special import ndtri
 
 from .cloud import cluster_name, parse_cluster
+from .columns import column
 from .learning import TrainingData, definition_digests, valid_runs
-from .setups import column
 from .step_time import StepTimeModel, fit
 
 SPLITS = ("workload", "cluster_size", "setup")

@@ -63,7 +63,7 @@ def features_of(arrays: SetupArrays, step: PhysicalStep, physics: Physics) -> Fe
     gbps = arrays.by_type({name: one.bandwidth_gbps for name, one in known.items()}, np.inf).min(axis=1, initial=np.inf)
     pairs, which = numbered(zip(arrays.workloads.codes.tolist(), slowest.codes.tolist(), strict=True))
     doubt = np.array([physics.compute.doubt(arrays.workloads.names[one], arrays.names[at]) for one, at in pairs])
-    by_timeline = arrays.workloads.values(lambda name: name in physics.profiled) > 0
+    by_timeline = arrays.workloads.among(physics.profiled)
     arrangement, exact = placements(arrays)
     batch = np.take_along_axis(arrays.batch, times.slowest[:, None], axis=1)[:, 0]
     near = [

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar, overload
 
 import numpy as np
 
-from .arrays import FloatArray, IntArray
+from .arrays import BoolArray, FloatArray, IntArray
 
 Row = TypeVar("Row", bound=Hashable)
 
@@ -77,6 +77,10 @@ class Keys(Sequence[str]):
         for code in self.met:
             table[code] = value(self.names[code])
         return table[self.codes]
+
+    def among(self, known: Container[str]) -> BoolArray:
+        """(rows,) is it one of these?"""
+        return np.array([name in known for name in self.names], dtype=bool)[self.codes]
 
     def within(self, other: Keys) -> IntArray:
         """(rows,) codes in the other's table; -1 for names that are not in it. Equal names have equal codes."""

@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 
 from .arrays import FloatArray
+from .columns import column, in_one_order, read_setups
 from .overlap import Buckets, default_buckets
-from .setups import SetupArrays, column, in_one_order, read_setups
+from .setups import SetupArrays
 
 # More setups than this are thinned by chance.
 _MOST_SETUPS = 6000

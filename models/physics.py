@@ -62,7 +62,7 @@ class Physics:
 
     def at(self, setups: SetupArrays) -> PhysicalStep:
         """Seconds and slopes of every setup. Raises ValueError on a workload never measured."""
-        told = setups.workloads.values(lambda name: name in self.profiled) > 0
+        told = setups.workloads.among(self.profiled)
         rows, timeline, closed = len(told), len(PARAMETER_NAMES), len(NAMES)
         shared, own = np.zeros((rows, timeline + closed)), np.zeros((rows, closed))
         offset, exposed, octaves = np.zeros(rows), np.zeros(rows), np.zeros(rows)
@@ -93,7 +93,7 @@ class Physics:
 
     def seconds(self, setups: SetupArrays) -> FloatArray:
         """(rows,) the seconds of `at`, without slopes: for more setups than anybody would look at one by one."""
-        told = setups.workloads.values(lambda name: name in self.profiled) > 0
+        told = setups.workloads.among(self.profiled)
         step = np.zeros(len(told))
         if told.any():
             picked = np.flatnonzero(told)
@@ -157,7 +157,7 @@ def _exposed(line: ClosedLine, values: FloatArray, step_s: FloatArray) -> FloatA
 
 def fit_physics(physics: Physics, setups: SetupArrays, step_s: FloatArray) -> Physics:
     """The most probable parameters: robust least squares on log residuals, with the priors among them."""
-    told = setups.workloads.values(lambda name: name in physics.profiled) > 0
+    told = setups.workloads.among(physics.profiled)
     found = physics
     if told.any():
         part = setups.take(np.flatnonzero(told))

@@ -15,6 +15,7 @@ import pandas as pd
 
 from .arrays import FloatArray, IntArray
 from .cloud import InstanceType
+from .columns import column, read_setups, require_known
 from .communication import fit_collectives
 from .compute import fit_compute
 from .features import features_of, identities
@@ -35,7 +36,7 @@ from .measured import Learned, Measured
 from .memory import MemoryModel, fit_memory
 from .nearness import Nearness
 from .physics import Physics, fit_physics
-from .setups import SetupArrays, column, read_setups, require_known
+from .setups import SetupArrays
 from .workload import Workload
 
 __all__ = ["StepTimeModel", "TrainingData", "fit"]
@@ -259,7 +260,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
         profiled=frozenset(workload for (workload, _), one in compute.curves.items() if one.origin == "profile"),
     )
     known = {workload for workload, _ in compute.curves}
-    kept = np.flatnonzero(rows.setups.workloads.values(lambda name: name in known))
+    kept = np.flatnonzero(rows.setups.workloads.among(known))
     rows = rows.take(kept)
     if len(kept):
         picked = _few_of_each(rows, seed=seed)

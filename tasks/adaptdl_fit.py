@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from models.setups import SetupArrays, column, read_setups
+from models.columns import column, read_setups
+from models.setups import SetupArrays
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 # adaptdl's profile has one entry for each of these, whatever the layout of the replicas

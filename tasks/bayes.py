@@ -16,10 +16,10 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from models.arrays import FloatArray
+from models.columns import read_setups
 from models.identity import rows_of
 from models.judging.buying import BestSeen
 from models.judging.replay import Ground
-from models.setups import read_setups
 from models.wants import Costs
 from models.worth import Question
 

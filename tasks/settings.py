@@ -243,6 +243,8 @@ def _refuse_unknown_variables(body: Mapping[str, Any]) -> None:
         if section not in Settings.model_fields:
             known = [f"{PREFIX}{name.upper()}" for name in Settings.model_fields]
             raise SettingsError(f"unknown variable {variable}; {nearest(variable, known)}")
+        if rest and Settings.model_fields[section].annotation is Path:
+            raise SettingsError(f"unknown variable {variable}; {nearest(variable, [PREFIX + section.upper()])}")
         named, what = body.get(section), "workload" if section == "workloads" else ""
         if section == "local" and rest[:1] == ["instance_types"] and isinstance(named, dict):
             named, rest, what = named.get("instance_types"), rest[1:], "instance type"

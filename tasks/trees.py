@@ -9,9 +9,9 @@ import pandas as pd
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from models.cloud import parse_cluster, parse_numbers
+from models.columns import column, read_setups
 from models.identity import rows_of
 from models.learning import TrainingData
-from models.setups import column, read_setups
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 

@@ -37,7 +37,9 @@ def refusal(error: ValidationError, file: Path, model: type[BaseModel]) -> str:
     """Every wrong key of `model`: those of `file` below its name, then each that a variable states after its own."""
     of_file, of_variables = [], []
     for one in error.errors():
-        variable, sentence = _stated_by(one["loc"], unknown=one["type"] == _UNKNOWN), _explained(one, model)
+        # a key that nobody knows, or a section where a plain value is wanted, may be stated by what is below it
+        below = one["type"] == _UNKNOWN or (one["type"].endswith("_type") and isinstance(one["input"], dict))
+        variable, sentence = _stated_by(one["loc"], below=below), _explained(one, model)
         if variable:
             of_variables.append(f"{variable}: {sentence}")
         else:
@@ -74,15 +76,12 @@ def _is_section(model: Any) -> bool:
     return isinstance(model, type) and issubclass(model, BaseModel)
 
 
-def _stated_by(location: tuple[Any, ...], *, unknown: bool) -> str:
-    """The variable that states what is at `location`, the one of the longest key where many do; "" where none does.
-
-    An unknown key is stated by whatever is below it, too.
-    """
+def _stated_by(location: tuple[Any, ...], *, below: bool) -> str:
+    """The variable that states what is at `location` (or `below` it), of many that of the longest key; "" for none."""
     found = []
     for name, key, text in variables():
         shared = min(len(key), len(location))
-        if key[:shared] == location[:shared] and (unknown or len(key) == shared) and _holds(text, location[len(key) :]):
+        if key[:shared] == location[:shared] and (below or len(key) == shared) and _holds(text, location[len(key) :]):
             found.append((len(key), name))
     return max(found)[1] if found else ""
 

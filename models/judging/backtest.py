@@ -15,9 +15,9 @@ import pandas as pd
 
 from ..arrays import BoolArray, FloatArray
 from ..cloud import parse_cluster
+from ..columns import column
 from ..intervals import Z_90
 from ..learning import TrainingData, valid_runs
-from ..setups import column
 from ..step_time import StepTimeModel, fit
 
 PREDICTED = ("predicted_step_s", "low_s", "high_s")

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 
 from ..arrays import FloatArray
+from ..columns import read_setups
 from ..compute import fit_compute
 from ..learning import TrainingData, one_device_rows, training_rows
 from ..machines import read_machines
-from ..setups import read_setups
 
 
 def predict_compute_only(data: TrainingData, setups: pd.DataFrame) -> FloatArray:

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from ..columns import read_setups
 from ..learning import TrainingData
-from ..setups import SetupArrays, read_setups
+from ..setups import SetupArrays
 from ..step_time import StepTimeModel, fit
 from .backtest import described
 from .choice import Contest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from ..setups import read_setups
+from ..columns import read_setups
 
 SETUP = ["workload", "cluster", "batch_per_device", "accumulation_steps"]
 

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 
 from ..cloud import parse_cluster
+from ..columns import read_setups
 from ..identity import row_key, rows_of
-from ..setups import read_setups
 from ..wants import Costs
 from ..worth import MISS, Floats, Question
 

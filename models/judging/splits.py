@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from ..arrays import BoolArray, FloatArray
-from ..setups import SetupArrays, read_setups
+from ..columns import read_setups
+from ..setups import SetupArrays
 
 NEIGHBOURS, ALONE, PILOTS, CHOSEN, RANDOM, LARGER, UNEQUAL = (
     "neighbours",

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from ..arrays import BoolArray, FloatArray
+from ..columns import read_setups
 from ..learning import TrainingData
-from ..setups import read_setups
 from ..step_time import fit
 from ..wants import PROFILE_BATCHES, Costs
 from .backtest import described

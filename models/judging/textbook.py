@@ -17,7 +17,8 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from ..arrays import BoolArray, FloatArray
-from ..setups import SetupArrays, read_setups
+from ..columns import read_setups
+from ..setups import SetupArrays
 
 # The terms in the order of every array of them.
 A, K, A_LOCAL, B_LOCAL, A_NET, B_NET, G = range(7)

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 
 from models.cloud import Cluster, InstanceType, Offer, parse_cluster, parse_numbers
-from models.setups import SetupArrays, read_setups
+from models.columns import read_setups
+from models.setups import SetupArrays
 from models.workload import Goal, Workload
 
 CORES = {"small": 0.2, "medium": 0.4, "net": 0.4, "large": 0.8, "whole": 1.0}

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from models.arrays import FloatArray
 from models.closed_form import MEAN, NAMES, OWN_SD, SD, ClosedLine, closed_times, collective_seconds, lay_out_closed
+from models.columns import read_setups
 from models.compute import ComputeModel, Curve
 from models.machines import Machine
 from models.overlap import StepTimes
-from models.setups import read_setups
 
 MACHINES = {
     name: Machine(cores=cores, bandwidth_gbps=gbps, devices=8, prior_speed=speed)

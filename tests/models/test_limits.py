@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from models.columns import read_setups
 from models.compute import ComputeModel, Curve
 from models.limits import bottlenecks
 from models.overlap import StepTimes
-from models.setups import read_setups
 
 
 @dataclass

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.columns import read_setups
 from models.machines import Machine
 from models.memory import MemoryModel, fit_memory
-from models.setups import read_setups
 from models.step_time import StepTimeModel, fit
 from tasks.backtest import read_training
 from tests.models.synthetic import World

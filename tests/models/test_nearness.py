@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from models.columns import read_setups
 from models.nearness import Nearness
-from models.setups import read_setups
 
 DEVICES = {"a": 4, "b": 1}
 

@@ -11,12 +11,13 @@ import pytest
 
 from models.arrays import FloatArray
 from models.closed_form import NAMES, OWN_SD, SD
+from models.columns import read_setups
 from models.communication import fit_collectives
 from models.compute import fit_compute
 from models.machines import read_machines
 from models.overlap import PARAMETER_NAMES, PARAMETER_SD, Buckets, StepParameters, default_buckets
 from models.physics import Physics, fit_physics
-from models.setups import SetupArrays, read_setups
+from models.setups import SetupArrays
 from models.step_time import StepTimeModel, TrainingData, fit
 from tests.models.synthetic import World
 

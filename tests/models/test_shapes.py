@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.cloud import Offer
+from models.columns import read_setups
 from models.compositions import compositions
-from models.setups import read_setups
 from models.shapes import Shapes, shapes_of
 from models.split import finish_together
 from tests.models.planning import frame, machine, offer, workload

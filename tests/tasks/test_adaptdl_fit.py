@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from models.columns import read_setups
 from models.judging.textbook import step_seconds
-from models.setups import read_setups
 from tasks.adaptdl_fit import predict_adaptdl
 
 goodput = pytest.importorskip("adaptdl.goodput")

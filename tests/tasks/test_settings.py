@@ -96,6 +96,8 @@ def test_a_wrong_file_is_refused_with_the_nearest_right_name(project: Path, old:
 WRONG_VARIABLES = [
     ("SRIFT_HOM", "x", "unknown variable SRIFT_HOM; did you mean 'SRIFT_HOME'"),
     ("SRIFT_CAMPAIGN__MAX_USDD", "1", "campaign.max_usdd: unknown key; did you mean 'max_usd'"),
+    ("SRIFT_HOME__X", "1", "unknown variable SRIFT_HOME__X; did you mean 'SRIFT_HOME'"),
+    ("SRIFT_CAMPAIGN__MAX_USD__A", "1", "SRIFT_CAMPAIGN__MAX_USD__A: campaign.max_usd: "),
     ("SRIFT_CAMPAIGN__MAX_USD", "cheap", "campaign.max_usd: "),
     ("SRIFT_CAMPAIGN", "cheap", "must be JSON"),
     ("SRIFT_EC2__VOLUME_GIB", "4", "ec2.volume_gib: "),

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from models.columns import read_setups
 from models.judging.textbook import predict_textbook, step_seconds
-from models.setups import read_setups
 
 DEVICES = {"x.large": 4}
 LAYOUTS = ("1", "2", "3", "4", "1+1", "2+2", "4+4", "1+3", "2+2+2", "4+4+4", "4+4+4+4")
