@@ -30,6 +30,10 @@ _FORWARD_PART = 1 / 3
 _FEWEST_BATCHES, _MEASURED_SD = 3, 0.1
 # Rows that know how long they waited are off by less than this; without it a curve is a guess.
 _INFERRED_SD = 0.2
+# Standard deviations of log(a / k): where nothing is known of it, and of one type around the others.
+_BEND_SD, _TYPE_BEND_SD = 2.0, 0.7
+# A second point beside the only batch that was measured, so that the two say how the line goes on.
+_BESIDE = np.array([1.0, 1.01])
 # A time further than this from the line, in logs, is an outlier and not a bend.
 _OUTLYING = 0.7
 # Standard deviations of log speed: of a type around its prior, and of one workload around its type.
@@ -190,10 +194,11 @@ def fit_compute(profiles: pd.DataFrame, alone: pd.DataFrame, machines: dict[str,
                 origin="profile",
                 input_part=_input_part(rows),
             )
-    for (workload, name), rows in alone.groupby(["workload", "instance_type"]):
-        pair = (str(workload), str(name))
-        if pair not in curves:
-            curves[pair] = _curve_from_runs(rows)
+    for workload, rows in alone.groupby("workload"):
+        for name, own in rows.groupby("instance_type"):
+            pair = (str(workload), str(name))
+            if pair not in curves:
+                curves[pair] = _curve_from_runs(own, _bend(rows[rows["instance_type"] != name]))
     return ComputeModel(curves=curves, delta=_speeds(curves, machines), machines=machines)
 
 
@@ -215,9 +220,46 @@ def straight(x: FloatArray, y: FloatArray) -> tuple[float, float]:
     return (intercept, slope) if intercept >= 0 else (0.0, float(x @ y / (x @ x)))
 
 
-def _curve_from_runs(rows: pd.DataFrame) -> Curve:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bend:
+    """What is thought of log(a / k) of a line a + k batch before it is measured, and how far that may be off."""
+
+    log_samples: float
+    sd: float
+
+    @classmethod
+    def of(cls, batch: FloatArray) -> _Bend:
+        """Where nothing tells: at a middle batch most of the time is proportional to it."""
+        return cls(log_samples=float(np.log((1 - _PROPORTIONAL) / _PROPORTIONAL * np.median(batch))), sd=_BEND_SD)
+
+
+def _bend(rows: pd.DataFrame) -> _Bend | None:
+    """What a workload's rows on other types say of its line on one more; None without rows.
+
+    One log(a / k) fits them all, each type at its own speed; where their batches do not differ it stays unknown.
+    """
+    if not len(rows):
+        return None
+    batch, seconds, sd = (rows[name].to_numpy(float) for name in ("batch", "seconds", "sd"))
+    which = pd.factorize(rows["instance_type"])[0]
+    before = _Bend.of(batch)
+    levels = np.array([np.log(np.median(seconds[which == at])) for at in range(which.max() + 1)])
+    middle = float(np.median(batch))
+
+    def residuals(z: FloatArray) -> FloatArray:
+        samples = np.exp(z[0])
+        fitted = z[1:][which] + np.log((samples + batch) / (samples + middle))
+        return np.append((fitted - np.log(seconds)) / sd, (z[0] - before.log_samples) / before.sd)
+
+    start = np.append(before.log_samples, levels)
+    found = least_squares(residuals, start, loss="soft_l1", bounds=(start - 12, start + 12))
+    off = float(np.linalg.pinv(found.jac.T @ found.jac)[0, 0])
+    return _Bend(log_samples=float(found.x[0]), sd=float(np.hypot(_TYPE_BEND_SD, np.sqrt(off))))
+
+
+def _curve_from_runs(rows: pd.DataFrame, bend: _Bend | None) -> Curve:
     """Medians by batch where one device was measured at three batches or more, since some workloads bend [physics.md];
-    else the robust straight line of all rows, each with its own doubt.
+    else the robust straight line of all rows, each with its own doubt, bent as other types' are.
     """
     alone = rows[rows["sd"] == rows["sd"].min()]
     measured = len(alone["batch"].unique()) >= _FEWEST_BATCHES and float(alone["sd"].iloc[0]) < _MEASURED_SD
@@ -225,10 +267,11 @@ def _curve_from_runs(rows: pd.DataFrame) -> Curve:
     batches = np.sort(rows["batch"].unique()).astype(float)
     if measured:
         batches, total = middle.index.to_numpy(float), middle.to_numpy(float)
-        line = _robust_line(alone, batches)
+        line = _robust_line(alone, batches, bend)
         total = np.where(np.abs(np.log(total / line)) > _OUTLYING, line, total)
     else:
-        total = _robust_line(rows, batches)
+        batches = batches if len(batches) > 1 else batches * _BESIDE
+        total = _robust_line(rows, batches, bend)
     return Curve(
         batches=tuple(float(one) for one in batches),
         forward_s=tuple(float(one) for one in _FORWARD_PART * total),
@@ -238,15 +281,16 @@ def _curve_from_runs(rows: pd.DataFrame) -> Curve:
     )
 
 
-def _robust_line(rows: pd.DataFrame, batches: FloatArray) -> FloatArray:
-    """Seconds at `batches` of exp(i) + exp(j) batch, by log residuals; without contrast 0.9 of them grow with batch."""
+def _robust_line(rows: pd.DataFrame, batches: FloatArray, bend: _Bend | None) -> FloatArray:
+    """Seconds at `batches` of exp(i) + exp(j) batch, by log residuals; without contrast as bent as was thought."""
     batch, seconds, sd = (rows[name].to_numpy(float) for name in ("batch", "seconds", "sd"))
-    middle = float(np.median(batch))
+    middle, before = float(np.median(batch)), bend or _Bend.of(batch)
     start = np.log(np.array([1 - _PROPORTIONAL, _PROPORTIONAL]) * float(np.median(seconds)))
 
     def residuals(logs: FloatArray) -> FloatArray:
         fitted = np.exp(logs[0]) + np.exp(logs[1]) * batch / middle
-        return np.append(np.log(fitted / seconds) / sd, (logs - start) @ np.array([1.0, -1.0]) / 2)
+        away = logs[0] - logs[1] + np.log(middle) - before.log_samples
+        return np.append(np.log(fitted / seconds) / sd, away / before.sd)
 
     found = least_squares(residuals, start, loss="soft_l1", bounds=(start - 12, start + 12)).x
     return np.asarray(np.exp(found[0]) + np.exp(found[1]) * batches / middle, dtype=float)
