@@ -30,6 +30,8 @@ _FORWARD_PART = 1 / 3
 _FEWEST_BATCHES, _MEASURED_SD = 3, 0.1
 # Rows that know how long they waited are off by less than this; without it a curve is a guess.
 _INFERRED_SD = 0.2
+# A row further off than this tells less of a type than another type does: it is left out where there is any other.
+_TELLING_SD = 0.25
 # Standard deviations of log(a / k): where nothing is known of it, and of one type around the others.
 _BEND_SD, _TYPE_BEND_SD = 2.0, 0.7
 # A second point beside the only batch that was measured, so that the two say how the line goes on.
@@ -195,7 +197,8 @@ def fit_compute(profiles: pd.DataFrame, alone: pd.DataFrame, machines: dict[str,
                 input_part=_input_part(rows),
             )
     for workload, rows in alone.groupby("workload"):
-        for name, own in rows.groupby("instance_type"):
+        told = rows[rows["sd"] < _TELLING_SD]
+        for name, own in (rows if told.empty else told).groupby("instance_type"):
             pair = (str(workload), str(name))
             if pair not in curves:
                 curves[pair] = _curve_from_runs(own, _bend(rows[rows["instance_type"] != name]))
