@@ -163,6 +163,11 @@ class ComputeModel:
         from_source = min(sources)
         return float(np.hypot(from_source, _PAIR_SD if instance_type in self.delta else np.hypot(_PAIR_SD, _TYPE_SD)))
 
+    def doubt_apart(self, workload: str, instance_type: str) -> float:
+        """That part of `doubt` which another type of the workload does not share: all, but for its only curve."""
+        own = [name for owner, name in self.curves if owner == workload]
+        return 0.0 if own == [instance_type] else self.doubt(workload, instance_type)
+
     def seconds(self, setups: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """(rows, members) forward, backward, optimizer seconds and distance in log2 batch from the measured range."""
         forward, backward = np.zeros_like(setups.batch), np.zeros_like(setups.batch)
@@ -196,13 +201,39 @@ def fit_compute(profiles: pd.DataFrame, alone: pd.DataFrame, machines: dict[str,
                 origin="profile",
                 input_part=_input_part(rows),
             )
+    hazy: list[pd.DataFrame] = []
     for workload, rows in alone.groupby("workload"):
         told = rows[rows["sd"] < _TELLING_SD]
-        for name, own in (rows if told.empty else told).groupby("instance_type"):
-            pair = (str(workload), str(name))
-            if pair not in curves:
-                curves[pair] = _curve_from_runs(own, _bend(rows[rows["instance_type"] != name]))
-    return ComputeModel(curves=curves, delta=_speeds(curves, machines), machines=machines)
+        if told.empty:
+            hazy.append(rows)
+        curves |= {(str(workload), name): one for name, one in _curves_from_runs(told).items()} | curves
+    delta = _speeds(curves, machines)
+    for rows in hazy:
+        speed = np.array(
+            [machines[str(name)].prior_speed * np.exp(delta.get(str(name), 0.0)) for name in rows["instance_type"]]
+        )
+        own = _curves_from_runs(rows.assign(seconds=_least_after(rows, speed)))
+        curves |= {(str(rows["workload"].iloc[0]), name): one for name, one in own.items()} | curves
+    return ComputeModel(curves=curves, delta=delta or _speeds(curves, machines), machines=machines)
+
+
+def _curves_from_runs(rows: pd.DataFrame) -> dict[str, Curve]:
+    """By instance type, of one workload's rows."""
+    return {
+        str(name): _curve_from_runs(own, _bend(rows[rows["instance_type"] != name]))
+        for name, own in rows.groupby("instance_type")
+    }
+
+
+def _least_after(rows: pd.DataFrame, speed: FloatArray) -> FloatArray:
+    """Seconds of rows that tell little of one workload, none longer than a device of that speed takes in another row.
+
+    No batch takes longer than a larger one does, whatever the larger one waited for.
+    """
+    order = np.argsort(-rows["batch"].to_numpy(float), kind="stable")
+    least = np.empty(len(rows))
+    least[order] = np.minimum.accumulate((rows["seconds"].to_numpy(float) * speed)[order])
+    return np.asarray(least / speed, dtype=float)
 
 
 def _input_part(rows: pd.DataFrame) -> float:
