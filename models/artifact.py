@@ -10,7 +10,8 @@ import numpy as np
 
 from . import first_guess
 from .communication import CollectiveModel
-from .compute import ComputeModel, Curve
+from .compute import ComputeModel
+from .curves import Curve
 from .effects import FAMILIES, GIVEN
 from .machines import Machine
 from .measured import Measured

@@ -161,4 +161,5 @@ def summary(judged: pd.DataFrame) -> pd.DataFrame:
         p90=("regret", lambda regret: 100 * regret.quantile(0.9)),
         worst=("regret", lambda regret: 100 * regret.max()),
     )
-    return asked.join(told).reset_index()
+    whole: pd.DataFrame = asked.join(told).reset_index()
+    return whole
