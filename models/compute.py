@@ -94,9 +94,9 @@ class ComputeModel:
         return float(np.hypot(from_source, _PAIR_SD if instance_type in self.delta else np.hypot(_PAIR_SD, _TYPE_SD)))
 
     def doubt_apart(self, workload: str, instance_type: str) -> float:
-        """That part of `doubt` which another type of the workload does not share: all, but for its only curve."""
+        """That part of `doubt` which other types do not share: nothing of a first guess, nor of an only curve."""
         own = [name for owner, name in self.curves if owner == workload]
-        return 0.0 if own == [instance_type] else self.doubt(workload, instance_type)
+        return 0.0 if own in ([], [instance_type]) else self.doubt(workload, instance_type)
 
     def seconds(self, setups: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """(rows, members) forward, backward, optimizer seconds and distance in log2 batch from the measured range."""
