@@ -23,7 +23,7 @@ from .setups import SetupArrays
 if TYPE_CHECKING:
     from .step_time import StepTimeModel
 
-_FORMAT = "srift-step-time-3"
+_FORMAT = "srift-step-time-4"
 
 
 class OtherFormat(ValueError):

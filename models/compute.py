@@ -15,15 +15,13 @@ import numpy as np
 import pandas as pd
 
 from .arrays import FloatArray
-from .curves import Curve, curves_from_runs
+from .curves import TELLING_SD, Curve, curves_from_runs
 from .machines import Machine
 from .setups import SetupArrays
 
 if TYPE_CHECKING:
     from .first_guess import FirstGuess
 
-# A row further off than this tells less of a type than another type does: it is left out where there is any other.
-_TELLING_SD = 0.25
 # Standard deviations of log speed: of a type around its prior, and of one workload around its type.
 _TYPE_SD, _PAIR_SD = 0.2, 0.08
 # The same of a curve, by where it comes from.
@@ -90,13 +88,21 @@ class ComputeModel:
         sources = [_DOUBT[one.origin] for (owner, _), one in self.curves.items() if owner == workload]
         if not sources:
             return self._guessed(workload, instance_type)[1]
-        from_source = min(sources)
-        return float(np.hypot(from_source, _PAIR_SD if instance_type in self.delta else np.hypot(_PAIR_SD, _TYPE_SD)))
+        return float(np.hypot(min(sources), self._borrowing_sd(instance_type)))
 
     def doubt_apart(self, workload: str, instance_type: str) -> float:
-        """That part of `doubt` which other types do not share: nothing of a first guess, nor of an only curve."""
+        """What a type's time is off by itself, beside what all types of the workload are off by together (`doubt`).
+
+        How much of it they share nobody knows: both are counted. 0 where there is but one curve, or a first guess.
+        """
         own = [name for owner, name in self.curves if owner == workload]
-        return 0.0 if own in ([], [instance_type]) else self.doubt(workload, instance_type)
+        if own in ([], [instance_type]):
+            return 0.0
+        return self.doubt(workload, instance_type) if instance_type in own else self._borrowing_sd(instance_type)
+
+    def _borrowing_sd(self, instance_type: str) -> float:
+        """Of the log of a time that is scaled from another type's."""
+        return _PAIR_SD if instance_type in self.delta else float(np.hypot(_PAIR_SD, _TYPE_SD))
 
     def seconds(self, setups: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """(rows, members) forward, backward, optimizer seconds and distance in log2 batch from the measured range."""
@@ -115,7 +121,8 @@ class ComputeModel:
 def fit_compute(profiles: pd.DataFrame, alone: pd.DataFrame, machines: dict[str, Machine]) -> ComputeModel:
     """Curves from `profiles`; for other pairs from `alone`.
 
-    Its columns are workload, instance_type, batch, seconds of one device, and sd, how far their log may be off.
+    Its columns are workload, instance_type, batch, seconds of one device, and sd, how far their log may be off. Rows
+    that tell little are left out where others tell more of the workload, and bounded by each other where none does.
     """
     curves: dict[tuple[str, str], Curve] = {}
     if len(profiles):
@@ -133,29 +140,39 @@ def fit_compute(profiles: pd.DataFrame, alone: pd.DataFrame, machines: dict[str,
             )
     hazy: list[pd.DataFrame] = []
     for workload, rows in alone.groupby("workload"):
-        told = rows[rows["sd"] < _TELLING_SD]
+        told = rows[rows["sd"] < TELLING_SD]
         if told.empty:
             hazy.append(rows)
-        curves |= {(str(workload), name): one for name, one in curves_from_runs(told).items()} | curves
+        known = {name: one for (owner, name), one in curves.items() if owner == workload}
+        curves |= {(str(workload), name): one for name, one in curves_from_runs(told, known).items()}
     delta = _speeds(curves, machines)
     for rows in hazy:
-        speed = np.array(
-            [machines[str(name)].prior_speed * np.exp(delta.get(str(name), 0.0)) for name in rows["instance_type"]]
-        )
-        own = curves_from_runs(rows.assign(seconds=_least_after(rows, speed)))
-        curves |= {(str(rows["workload"].iloc[0]), name): one for name, one in own.items()} | curves
-    return ComputeModel(curves=curves, delta=delta or _speeds(curves, machines), machines=machines)
+        speed = [machines[str(name)].prior_speed * np.exp(delta.get(str(name), 0.0)) for name in rows["instance_type"]]
+        own = curves_from_runs(rows.assign(seconds=_least_after(rows, np.array(speed))), {})
+        curves |= {(str(rows["workload"].iloc[0]), name): one for name, one in own.items()}
+    # types of which nothing but guesses tell have at least those
+    return ComputeModel(curves=curves, delta=_speeds(curves, machines) | delta, machines=machines)
 
 
 def _least_after(rows: pd.DataFrame, speed: FloatArray) -> FloatArray:
-    """Seconds of rows that tell little of one workload, none longer than a device of that speed takes in another row.
+    """Seconds of rows that tell little of one workload, none much longer than a device of that speed in another row.
 
-    No batch takes longer than a larger one does, whatever the larger one waited for.
+    No batch takes longer than a larger one does, whatever the larger one waited for. Of two types this is true as far
+    as their speeds are known.
     """
-    order = np.argsort(-rows["batch"].to_numpy(float), kind="stable")
-    least = np.empty(len(rows))
-    least[order] = np.minimum.accumulate((rows["seconds"].to_numpy(float) * speed)[order])
+    batch, taken = rows["batch"].to_numpy(float), rows["seconds"].to_numpy(float) * speed
+    least = np.exp(_TYPE_SD) * _least_from(batch, taken)
+    for own in rows.groupby("instance_type").indices.values():
+        least[own] = np.minimum(least[own], _least_from(batch[own], taken[own]))
     return np.asarray(least / speed, dtype=float)
+
+
+def _least_from(batch: FloatArray, seconds: FloatArray) -> FloatArray:
+    """(rows,) the least seconds of all rows of as large a batch."""
+    order = np.lexsort((seconds, -batch))
+    found = np.empty_like(seconds)
+    found[order] = np.minimum.accumulate(seconds[order])
+    return found
 
 
 def _input_part(rows: pd.DataFrame) -> float:

@@ -5,6 +5,7 @@ A line is a + k batch. Where a type's few runs do not tell a from k, what other 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +20,10 @@ _PROPORTIONAL = 0.9
 _FORWARD_PART = 1 / 3
 # A curve is measured if one device was run alone at this many batches; such rows are off by less than this.
 _FEWEST_BATCHES, _MEASURED_SD = 3, 0.1
-# Rows that know how long they waited are off by less than this; without it a curve is a guess.
-_INFERRED_SD = 0.2
+# Rows further off than this tell less of a type than another type does, and a curve of such rows alone is a guess.
+TELLING_SD = 0.25
+# How far a measured curve's points may be off where they say how other types bend.
+_POINT_SD = 0.03
 # Standard deviations of log(a / k): where nothing is known of it, and of one type around the others.
 _BEND_SD, _TYPE_BEND_SD = 2.0, 0.7
 # A second point beside the only batch that was measured, so that the two say how the line goes on.
@@ -33,8 +36,8 @@ _OUTLYING = 0.7
 class Curve:
     """One workload on one type: seconds at the measured batches, ascending.
 
-    `origin` is profile, runs (of one device), inferred (from several, less their waiting),
-    guessed (from several whose waiting nobody recorded), scaled (from another type) or flops (nothing was measured).
+    `origin` is profile, runs (of one device), inferred (from several, less their waiting), guessed (from several whose
+    waiting is unknown or nearly all), scaled (from another type) or flops (nothing was measured).
     """
 
     batches: tuple[float, ...]
@@ -96,12 +99,22 @@ def straight(x: FloatArray, y: FloatArray) -> tuple[float, float]:
     return (intercept, slope) if intercept >= 0 else (0.0, float(x @ y / (x @ x)))
 
 
-def curves_from_runs(rows: pd.DataFrame) -> dict[str, Curve]:
-    """By instance type, of one workload's rows."""
+def curves_from_runs(rows: pd.DataFrame, known: Mapping[str, Curve]) -> dict[str, Curve]:
+    """By instance type, of one workload's rows, for types that are not among the `known` ones.
+
+    `rows` have instance_type, batch, seconds, sd. What is known of other types says how a type bends.
+    """
+    points = pd.concat([rows, *(_points(name, one) for name, one in known.items())])
     return {
-        str(name): _curve_from_runs(own, _bend(rows[rows["instance_type"] != name]))
+        str(name): _curve_from_runs(own, _bend(points[points["instance_type"] != name]))
         for name, own in rows.groupby("instance_type")
+        if str(name) not in known
     }
+
+
+def _points(name: str, curve: Curve) -> pd.DataFrame:
+    seconds = np.add(curve.forward_s, curve.backward_s)
+    return pd.DataFrame({"instance_type": name, "batch": curve.batches, "seconds": seconds, "sd": _POINT_SD})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +175,7 @@ def _curve_from_runs(rows: pd.DataFrame, bend: _Bend | None) -> Curve:
         forward_s=tuple(float(one) for one in _FORWARD_PART * total),
         backward_s=tuple(float(one) for one in (1 - _FORWARD_PART) * total),
         optimizer_s=0.0,
-        origin="runs" if measured else "inferred" if float(rows["sd"].median()) < _INFERRED_SD else "guessed",
+        origin="runs" if measured else "inferred" if float(rows["sd"].median()) < TELLING_SD else "guessed",
     )
 
 

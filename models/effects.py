@@ -55,7 +55,7 @@ LOCAL = {
     "placement_batch": 0.05,
 }
 NOISE = {"noise": 0.025, "noise_exposed": 0.04}
-# Given, not learned: a compute time that was filled in, and an octave of batch outside what was measured.
+# Given, not learned: a compute time that was not measured, and an octave of batch outside what was measured.
 GIVEN = {"doubt": 1.0, "octaves": 0.08}
 FAMILIES = (*LINEAR, *SMOOTH, *LOCAL, *NOISE)
 PRIOR_SD = np.array([*LINEAR.values(), *SMOOTH.values(), *LOCAL.values(), *NOISE.values()])

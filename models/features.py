@@ -25,7 +25,7 @@ class Features:
     arrangement: Keys  # types and devices used, in one order
     exact: Keys  # the same as it was written: another order is another placement
     exposed: FloatArray  # part of the step that answers to communication
-    doubt: FloatArray  # of a compute time that was not measured, as far as no parameter stands for it
+    doubt: FloatArray  # of a compute time that was not measured, by itself
     octaves: FloatArray  # log2 batch outside the measured range
     near: FloatArray
     batch: FloatArray  # log batch of the slowest machine, scaled

@@ -7,6 +7,7 @@ rows.
 from __future__ import annotations
 
 import numpy as np
+from scipy.stats import chi2
 
 from .arrays import FloatArray
 from .effects import NOISE, blocks, noise_variance
@@ -68,7 +69,9 @@ def _share(repeats: FloatArray, spread: FloatArray) -> FloatArray:
     again, more = repeats > 1, np.maximum(repeats - 1, 0)
     if not again.any():
         return np.ones_like(repeats)
-    usual = max(float(np.median(spread[again])), NOISE["noise"]) ** 2
+    # the middle of what such few runs show lies below what they are drawn from
+    shown = spread[again] ** 2 * more[again] / chi2.ppf(0.5, more[again])
+    usual = max(float(np.median(shown)), NOISE["noise"] ** 2)
     own = (more * spread**2 + _USUAL_RUNS * usual) / (more + _USUAL_RUNS)
     return np.asarray(_LASTING + (1 - _LASTING) * own / usual / np.maximum(repeats, 1), dtype=float)
 

@@ -18,6 +18,8 @@ from .nearest import nearest
 
 PREFIX = "SRIFT_"
 _UNKNOWN = "extra_forbidden"
+# What a section as such may be refused for; anything else is said of a value.
+_OF_SECTIONS = {"value_error", "missing", "dict_type", "model_type"}
 _PLAINLY = {
     "tuple_type": 'a list is wanted: ["one", "another"]',
     "too_short": "at least one that is known is wanted",
@@ -38,7 +40,7 @@ def refusal(error: ValidationError, file: Path, model: type[BaseModel]) -> str:
     of_file, of_variables = [], []
     for one in error.errors():
         # a key that nobody knows, or a section where a plain value is wanted, may be stated by what is below it
-        below = one["type"] == _UNKNOWN or (one["type"].endswith("_type") and isinstance(one["input"], dict))
+        below = one["type"] == _UNKNOWN or (isinstance(one["input"], dict) and one["type"] not in _OF_SECTIONS)
         variable, sentence = _stated_by(one["loc"], below=below), _explained(one, model)
         if variable:
             of_variables.append(f"{variable}: {sentence}")

@@ -72,10 +72,13 @@ class _Question:
 def _advised(question: _Question, among: BoolArray | None = None, p_required: float = P_REQUIRED) -> int:
     """The best by prediction of those that meet the constraint with enough probability, as the table ranks them.
 
-    Where none has it, the best of those that are nearly as likely as any: the likeliest itself is often far worse.
+    Where none has it, and the table would recommend nothing, the best of those that are nearly as likely as any: the
+    likeliest itself is often far worse. Where none has a chance, what uses least of what is limited.
     """
     allowed = np.ones(len(question.contest.measured_s), dtype=bool) if among is None or not among.any() else among
     chance = np.where(allowed, question.meets(question.contest.draws).mean(axis=1), -1.0)
+    if chance.max() <= 0:
+        return int(np.argmin(np.where(allowed, question.used(question.contest.predicted_s), np.inf)))
     enough = chance >= (p_required if chance.max() >= p_required else _NEARLY * chance.max())
     return int(np.argmin(np.where(enough, question.aim(question.contest.predicted_s), np.inf)))
 

@@ -84,7 +84,9 @@ def _groups(
     )
     priced = np.array([all(name in usd_per_hour for name in types) for types in setups.types], dtype=bool)
     for batch, group in rows[own & priced].groupby("batch"):
-        different = group.groupby("setup").agg(step_s=("step_s", "median"), at=("at", "first"), runs=("step_s", "size"))
+        different = group.groupby("setup").agg(
+            step_s=("step_s", "median"), at=("at", "first"), runs=("step_s", "count")
+        )
         different = different[different["runs"] >= least_runs]
         if len(different) >= _FEWEST:
             yield float(str(batch)), different["at"].to_numpy(np.intp), different["step_s"].to_numpy(float)

@@ -98,6 +98,7 @@ WRONG_VARIABLES = [
     ("SRIFT_CAMPAIGN__MAX_USDD", "1", "campaign.max_usdd: unknown key; did you mean 'max_usd'"),
     ("SRIFT_HOME__X", "1", "unknown variable SRIFT_HOME__X; did you mean 'SRIFT_HOME'"),
     ("SRIFT_CAMPAIGN__MAX_USD__A", "1", "SRIFT_CAMPAIGN__MAX_USD__A: campaign.max_usd: "),
+    ("SRIFT_CAMPAIGN__MARKET__X", "1", "SRIFT_CAMPAIGN__MARKET__X: campaign.market: "),
     ("SRIFT_CAMPAIGN__MAX_USD", "cheap", "campaign.max_usd: "),
     ("SRIFT_CAMPAIGN", "cheap", "must be JSON"),
     ("SRIFT_EC2__VOLUME_GIB", "4", "ec2.volume_gib: "),
