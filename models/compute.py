@@ -22,6 +22,8 @@ from .setups import SetupArrays
 if TYPE_CHECKING:
     from .first_guess import FirstGuess
 
+# And rows further off than this tell nothing of a type where there are others of the workload.
+_HAZY_SD = 0.35
 # Standard deviations of log speed: of a type around its prior, and of one workload around its type.
 _TYPE_SD, _PAIR_SD = 0.2, 0.08
 # The same of a curve, by where it comes from.
@@ -138,18 +140,20 @@ def fit_compute(profiles: pd.DataFrame, alone: pd.DataFrame, machines: dict[str,
                 origin="profile",
                 input_part=_input_part(rows),
             )
-    hazy: list[pd.DataFrame] = []
+    hazy: list[tuple[pd.DataFrame, pd.DataFrame]] = []
     for workload, rows in alone.groupby("workload"):
-        told = rows[rows["sd"] < TELLING_SD]
-        if told.empty:
-            hazy.append(rows)
+        told, guessed = rows[rows["sd"] < TELLING_SD], rows[rows["sd"] < _HAZY_SD]
+        hazy.append((rows if guessed.empty else guessed, told))
         known = {name: one for (owner, name), one in curves.items() if owner == workload}
         curves |= {(str(workload), name): one for name, one in curves_from_runs(told, known).items()}
     delta = _speeds(curves, machines)
-    for rows in hazy:
+    for rows, told in hazy:
         speed = [machines[str(name)].prior_speed * np.exp(delta.get(str(name), 0.0)) for name in rows["instance_type"]]
-        own = curves_from_runs(rows.assign(seconds=_least_after(rows, np.array(speed))), {})
-        curves |= {(str(rows["workload"].iloc[0]), name): one for name, one in own.items()}
+        bounded = rows.assign(seconds=_least_after(rows, np.array(speed)))
+        workload = str(rows["workload"].iloc[0])
+        known = {name: one for (owner, name), one in curves.items() if owner == workload}
+        unknown = bounded[~bounded["instance_type"].isin(told["instance_type"])]
+        curves |= {(workload, name): one for name, one in curves_from_runs(unknown, known).items()}
     # types of which nothing but guesses tell have at least those
     return ComputeModel(curves=curves, delta=_speeds(curves, machines) | delta, machines=machines)
 
