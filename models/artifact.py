@@ -10,8 +10,7 @@ import numpy as np
 
 from . import first_guess
 from .communication import CollectiveModel
-from .compute import ComputeModel
-from .curves import Curve
+from .compute import ComputeModel, Curve
 from .effects import FAMILIES, GIVEN
 from .machines import Machine
 from .measured import Measured
@@ -23,7 +22,7 @@ from .setups import SetupArrays
 if TYPE_CHECKING:
     from .step_time import StepTimeModel
 
-_FORMAT = "srift-step-time-4"
+_FORMAT = "srift-step-time-3"
 
 
 class OtherFormat(ValueError):

@@ -18,8 +18,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtrit
 
-from .compute import ComputeModel
-from .curves import Curve
+from .compute import ComputeModel, Curve
 from .intervals import Z_90
 
 Floats = NDArray[np.float64]
