@@ -18,7 +18,7 @@ ROWS      ?= ../shared/data/training_runs.csv
 FACTS     ?= ../shared/data/workloads.csv
 CATALOGUE ?= ../shared/data/ec2_catalogue.csv
 
-.PHONY: help setup tools refresh refresh-emulated chaos test check up bench bench-models bench-campaign bench-planner bench-spot clean
+.PHONY: help setup tools refresh refresh-emulated chaos test check up bench bench-models bench-campaign bench-planner bench-world bench-spot clean
 
 help: ## the targets below
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -60,6 +60,9 @@ bench-campaign: setup ## dollars until choices are good, ours and rivals': ROWS=
 bench-planner: setup ## the planner at EC2's scale, in a made-up market: ARGS="--plot planner.png" (about 3 minutes)
 	@$(BIN)/pip install --quiet --quiet --constraint constraints.txt --editable '.[dev,bench]'
 	@$(BIN)/python -m flows.bench_planner $(ARGS)
+
+bench-world: setup ## the models on GPUs and sizes that no file has, in a made-up world: ARGS="--seed 1" (about 8 minutes)
+	@$(BIN)/python -m flows.bench_world $(ARGS)
 
 bench-spot: setup ## what is said of jobs on spot machines, on records in ../shared/data: ARGS="--jobs 600" (a minute or two)
 	@$(BIN)/python -m flows.bench_spot $(ARGS)

@@ -10,7 +10,8 @@ import numpy as np
 
 from . import first_guess
 from .communication import CollectiveModel
-from .compute import ComputeModel, Curve
+from .compute import ComputeModel
+from .curves import Curve
 from .effects import FAMILIES, GIVEN
 from .machines import Machine
 from .measured import Measured
@@ -22,7 +23,7 @@ from .setups import SetupArrays
 if TYPE_CHECKING:
     from .step_time import StepTimeModel
 
-_FORMAT = "srift-step-time-3"
+_FORMAT = "srift-step-time-4"
 
 
 class OtherFormat(ValueError):

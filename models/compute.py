@@ -13,87 +13,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
 
 from .arrays import FloatArray
+from .curves import TELLING_SD, Curve, curves_from_runs
 from .machines import Machine
 from .setups import SetupArrays
 
 if TYPE_CHECKING:
     from .first_guess import FirstGuess
 
-# With a single measured batch, the part of its time taken to be proportional to batch.
-_PROPORTIONAL = 0.9
-# Backward costs about twice forward (two products to one): the split where only the sum is known.
-_FORWARD_PART = 1 / 3
-# A curve is measured if one device was run alone at this many batches; such rows are off by less than this.
-_FEWEST_BATCHES, _MEASURED_SD = 3, 0.1
-# Rows that know how long they waited are off by less than this; without it a curve is a guess.
-_INFERRED_SD = 0.2
-# A time further than this from the line, in logs, is an outlier and not a bend.
-_OUTLYING = 0.7
+# And rows further off than this tell nothing of a type where there are others of the workload.
+_HAZY_SD = 0.35
 # Standard deviations of log speed: of a type around its prior, and of one workload around its type.
 _TYPE_SD, _PAIR_SD = 0.2, 0.08
 # The same of a curve, by where it comes from.
 _DOUBT = {"profile": 0.0, "runs": 0.01, "inferred": 0.1, "guessed": 0.6}
 # Batches at which a first guess is made; beyond them it goes on as a measured curve does.
 _GUESSED_AT = (8.0, 16.0, 32.0, 64.0, 128.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """One workload on one type: seconds at the measured batches, ascending.
-
-    `origin` is profile, runs (of one device), inferred (from several, less their waiting),
-    guessed (from several whose waiting nobody recorded), scaled (from another type) or flops (nothing was measured).
-    """
-
-    batches: tuple[float, ...]
-    forward_s: tuple[float, ...]
-    backward_s: tuple[float, ...]
-    optimizer_s: float
-    origin: str
-    input_part: float = 0.0  # of forward and backward, making the batch; 0 where nobody told
-
-    def at(self, batch: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Forward and backward seconds of one micro-step at `batch`."""
-        return _line(self.batches, self.forward_s, batch), _line(self.batches, self.backward_s, batch)
-
-    def line(self) -> tuple[float, float]:
-        """(a, k): forward and backward of one micro-step take about a + k * batch seconds, neither negative."""
-        total = np.array(self.forward_s) + np.array(self.backward_s)
-        if len(total) == 1:
-            return (1 - _PROPORTIONAL) * float(total[0]), _PROPORTIONAL * float(total[0]) / self.batches[0]
-        batches = np.array(self.batches)
-        slope, intercept = (float(one) for one in np.polyfit(batches, total, 1, w=1 / total))
-        slope = max(slope, 0.05 * float(np.min(total / batches)))
-        return max(intercept, 0.0), slope
-
-    def scaled(self, factor: float) -> Curve:
-        """The same shape, `factor` times as long."""
-        return Curve(
-            batches=self.batches,
-            forward_s=tuple(factor * one for one in self.forward_s),
-            backward_s=tuple(factor * one for one in self.backward_s),
-            optimizer_s=factor * self.optimizer_s,
-            origin="scaled",
-            input_part=self.input_part,
-        )
-
-
-def _line(batches: tuple[float, ...], seconds: tuple[float, ...], batch: FloatArray) -> FloatArray:
-    """Straight lines between the points; outside, a line whose slope and intercept are never negative."""
-    x, y = np.array(batches), np.array(seconds)
-    if len(x) == 1:
-        low_slope = high_slope = _PROPORTIONAL * y[0] / x[0]
-    else:
-        low_slope = float(np.clip((y[1] - y[0]) / (x[1] - x[0]), 0, y[0] / x[0]))
-        back = max(-3, -len(x))
-        high_slope = max((y[-1] - y[back]) / (x[-1] - x[back]), 0.0)
-    inside = np.interp(batch, x, y)
-    return np.asarray(
-        inside - low_slope * np.maximum(x[0] - batch, 0) + high_slope * np.maximum(batch - x[-1], 0), dtype=float
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +90,21 @@ class ComputeModel:
         sources = [_DOUBT[one.origin] for (owner, _), one in self.curves.items() if owner == workload]
         if not sources:
             return self._guessed(workload, instance_type)[1]
-        from_source = min(sources)
-        return float(np.hypot(from_source, _PAIR_SD if instance_type in self.delta else np.hypot(_PAIR_SD, _TYPE_SD)))
+        return float(np.hypot(min(sources), self._borrowing_sd(instance_type)))
+
+    def doubt_apart(self, workload: str, instance_type: str) -> float:
+        """What a type's time is off by itself, beside what all types of the workload are off by together (`doubt`).
+
+        How much of it they share nobody knows: both are counted. 0 where there is but one curve, or a first guess.
+        """
+        own = [name for owner, name in self.curves if owner == workload]
+        if own in ([], [instance_type]):
+            return 0.0
+        return self.doubt(workload, instance_type) if instance_type in own else self._borrowing_sd(instance_type)
+
+    def _borrowing_sd(self, instance_type: str) -> float:
+        """Of the log of a time that is scaled from another type's."""
+        return _PAIR_SD if instance_type in self.delta else float(np.hypot(_PAIR_SD, _TYPE_SD))
 
     def seconds(self, setups: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """(rows, members) forward, backward, optimizer seconds and distance in log2 batch from the measured range."""
@@ -174,7 +123,8 @@ class ComputeModel:
 def fit_compute(profiles: pd.DataFrame, alone: pd.DataFrame, machines: dict[str, Machine]) -> ComputeModel:
     """Curves from `profiles`; for other pairs from `alone`.
 
-    Its columns are workload, instance_type, batch, seconds of one device, and sd, how far their log may be off.
+    Its columns are workload, instance_type, batch, seconds of one device, and sd, how far their log may be off. Rows
+    that tell little are left out where others tell more of the workload, and bounded by each other where none does.
     """
     curves: dict[tuple[str, str], Curve] = {}
     if len(profiles):
@@ -190,11 +140,43 @@ def fit_compute(profiles: pd.DataFrame, alone: pd.DataFrame, machines: dict[str,
                 origin="profile",
                 input_part=_input_part(rows),
             )
-    for (workload, name), rows in alone.groupby(["workload", "instance_type"]):
-        pair = (str(workload), str(name))
-        if pair not in curves:
-            curves[pair] = _curve_from_runs(rows)
-    return ComputeModel(curves=curves, delta=_speeds(curves, machines), machines=machines)
+    hazy: list[tuple[pd.DataFrame, pd.DataFrame]] = []
+    for workload, rows in alone.groupby("workload"):
+        told, guessed = rows[rows["sd"] < TELLING_SD], rows[rows["sd"] < _HAZY_SD]
+        hazy.append((rows if guessed.empty else guessed, told))
+        known = {name: one for (owner, name), one in curves.items() if owner == workload}
+        curves |= {(str(workload), name): one for name, one in curves_from_runs(told, known).items()}
+    delta = _speeds(curves, machines)
+    for rows, told in hazy:
+        speed = [machines[str(name)].prior_speed * np.exp(delta.get(str(name), 0.0)) for name in rows["instance_type"]]
+        bounded = rows.assign(seconds=_least_after(rows, np.array(speed)))
+        workload = str(rows["workload"].iloc[0])
+        known = {name: one for (owner, name), one in curves.items() if owner == workload}
+        unknown = bounded[~bounded["instance_type"].isin(told["instance_type"])]
+        curves |= {(workload, name): one for name, one in curves_from_runs(unknown, known).items()}
+    # types of which nothing but guesses tell have at least those
+    return ComputeModel(curves=curves, delta=_speeds(curves, machines) | delta, machines=machines)
+
+
+def _least_after(rows: pd.DataFrame, speed: FloatArray) -> FloatArray:
+    """Seconds of rows that tell little of one workload, none much longer than a device of that speed in another row.
+
+    No batch takes longer than a larger one does, whatever the larger one waited for. Of two types this is true as far
+    as their speeds are known.
+    """
+    batch, taken = rows["batch"].to_numpy(float), rows["seconds"].to_numpy(float) * speed
+    least = np.exp(_TYPE_SD) * _least_from(batch, taken)
+    for own in rows.groupby("instance_type").indices.values():
+        least[own] = np.minimum(least[own], _least_from(batch[own], taken[own]))
+    return np.asarray(least / speed, dtype=float)
+
+
+def _least_from(batch: FloatArray, seconds: FloatArray) -> FloatArray:
+    """(rows,) the least seconds of all rows of as large a batch."""
+    order = np.lexsort((seconds, -batch))
+    found = np.empty_like(seconds)
+    found[order] = np.minimum.accumulate(seconds[order])
+    return found
 
 
 def _input_part(rows: pd.DataFrame) -> float:
@@ -202,54 +184,6 @@ def _input_part(rows: pd.DataFrame) -> float:
         return 0.0
     part = (rows["input_s"] / (rows["forward_s"] + rows["backward_s"])).dropna()
     return float(np.clip(part.median(), 0, 1)) if len(part) else 0.0
-
-
-def straight(x: FloatArray, y: FloatArray) -> tuple[float, float]:
-    """Intercept and slope by least squares, neither negative; through the origin's side where only one x is known."""
-    if len(np.unique(x)) == 1:
-        middle = float(np.median(y))
-        return (1 - _PROPORTIONAL) * middle, _PROPORTIONAL * middle / float(x[0])
-    slope, intercept = (float(one) for one in np.polyfit(x, y, 1))
-    if slope < 0:
-        return float(np.mean(y)), 0.0
-    return (intercept, slope) if intercept >= 0 else (0.0, float(x @ y / (x @ x)))
-
-
-def _curve_from_runs(rows: pd.DataFrame) -> Curve:
-    """Medians by batch where one device was measured at three batches or more, since some workloads bend [physics.md];
-    else the robust straight line of all rows, each with its own doubt.
-    """
-    alone = rows[rows["sd"] == rows["sd"].min()]
-    measured = len(alone["batch"].unique()) >= _FEWEST_BATCHES and float(alone["sd"].iloc[0]) < _MEASURED_SD
-    middle = alone.groupby("batch")["seconds"].median().sort_index()
-    batches = np.sort(rows["batch"].unique()).astype(float)
-    if measured:
-        batches, total = middle.index.to_numpy(float), middle.to_numpy(float)
-        line = _robust_line(alone, batches)
-        total = np.where(np.abs(np.log(total / line)) > _OUTLYING, line, total)
-    else:
-        total = _robust_line(rows, batches)
-    return Curve(
-        batches=tuple(float(one) for one in batches),
-        forward_s=tuple(float(one) for one in _FORWARD_PART * total),
-        backward_s=tuple(float(one) for one in (1 - _FORWARD_PART) * total),
-        optimizer_s=0.0,
-        origin="runs" if measured else "inferred" if float(rows["sd"].median()) < _INFERRED_SD else "guessed",
-    )
-
-
-def _robust_line(rows: pd.DataFrame, batches: FloatArray) -> FloatArray:
-    """Seconds at `batches` of exp(i) + exp(j) batch, by log residuals; without contrast 0.9 of them grow with batch."""
-    batch, seconds, sd = (rows[name].to_numpy(float) for name in ("batch", "seconds", "sd"))
-    middle = float(np.median(batch))
-    start = np.log(np.array([1 - _PROPORTIONAL, _PROPORTIONAL]) * float(np.median(seconds)))
-
-    def residuals(logs: FloatArray) -> FloatArray:
-        fitted = np.exp(logs[0]) + np.exp(logs[1]) * batch / middle
-        return np.append(np.log(fitted / seconds) / sd, (logs - start) @ np.array([1.0, -1.0]) / 2)
-
-    found = least_squares(residuals, start, loss="soft_l1", bounds=(start - 12, start + 12)).x
-    return np.asarray(np.exp(found[0]) + np.exp(found[1]) * batches / middle, dtype=float)
 
 
 def _speeds(curves: Mapping[tuple[str, str], Curve], machines: dict[str, Machine]) -> dict[str, float]:

@@ -41,7 +41,7 @@ LINEAR = {
     "workload_exposed": 0.05,
     "pair": 0.03,
     "type": 0.03,
-    "link": 0.05,
+    "link": 0.1,
     "arrangement": 0.03,
     "batch": 0.02,
 }
@@ -55,7 +55,7 @@ LOCAL = {
     "placement_batch": 0.05,
 }
 NOISE = {"noise": 0.025, "noise_exposed": 0.04}
-# Given, not learned: a compute time that was filled in, and an octave of batch outside what was measured.
+# Given, not learned: a compute time that was not measured, and an octave of batch outside what was measured.
 GIVEN = {"doubt": 1.0, "octaves": 0.08}
 FAMILIES = (*LINEAR, *SMOOTH, *LOCAL, *NOISE)
 PRIOR_SD = np.array([*LINEAR.values(), *SMOOTH.values(), *LOCAL.values(), *NOISE.values()])
@@ -74,6 +74,7 @@ def terms(features: Features) -> dict[str, Term]:
     numbers, which = np.unique(features.batch, return_inverse=True)
     batches = Keys.joined(pair, Keys.of(f"{one:.6g}" for one in numbers.tolist()).take(which))
     block, exact = blocks(features), Keys.joined(work, features.exact)
+    across = Keys(("inside", "across"), (features.instances > 1).astype(np.intp))  # other wires
     found = {name: Term(keys=work, weight=features.own[:, at]) for name, at in zip(DEVIATIONS, _DEVIATING, strict=True)}
     two = answers * (features.instances == 2)
     found |= {
@@ -82,7 +83,7 @@ def terms(features: Features) -> dict[str, Term]:
         "workload_exposed": Term(keys=work, weight=answers),
         "pair": Term(keys=pair, weight=hidden),
         "type": Term(keys=kind, weight=hidden),
-        "link": Term(keys=kind, weight=answers),
+        "link": Term(keys=Keys.joined(kind, across), weight=answers),
         "arrangement": Term(keys=features.arrangement, weight=answers),
         "batch": Term(keys=batches, weight=features.several),
         "doubt": Term(keys=pair, weight=features.doubt * hidden),

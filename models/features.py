@@ -25,7 +25,7 @@ class Features:
     arrangement: Keys  # types and devices used, in one order
     exact: Keys  # the same as it was written: another order is another placement
     exposed: FloatArray  # part of the step that answers to communication
-    doubt: FloatArray  # of a filled-in compute time, where no parameter stands for it
+    doubt: FloatArray  # of a compute time that was not measured, by itself
     octaves: FloatArray  # log2 batch outside the measured range
     near: FloatArray
     batch: FloatArray  # log batch of the slowest machine, scaled
@@ -62,8 +62,11 @@ def features_of(arrays: SetupArrays, step: PhysicalStep, physics: Physics) -> Fe
     cores = arrays.by_type({name: one.cores for name, one in known.items()}, np.inf).min(axis=1, initial=np.inf)
     gbps = arrays.by_type({name: one.bandwidth_gbps for name, one in known.items()}, np.inf).min(axis=1, initial=np.inf)
     pairs, which = numbered(zip(arrays.workloads.codes.tolist(), slowest.codes.tolist(), strict=True))
-    doubt = np.array([physics.compute.doubt(arrays.workloads.names[one], arrays.names[at]) for one, at in pairs])
-    by_timeline = arrays.workloads.among(physics.profiled)
+    compute = physics.compute
+    named = [(arrays.workloads.names[one], arrays.names[at]) for one, at in pairs]
+    doubt = np.array(
+        [(compute.doubt if one in physics.profiled else compute.doubt_apart)(one, at) for one, at in named]
+    )
     arrangement, exact = placements(arrays)
     batch = np.take_along_axis(arrays.batch, times.slowest[:, None], axis=1)[:, 0]
     near = [
@@ -82,7 +85,7 @@ def features_of(arrays: SetupArrays, step: PhysicalStep, physics: Physics) -> Fe
         arrangement=arrangement,
         exact=exact,
         exposed=step.exposed,
-        doubt=np.where(by_timeline, doubt[which] if pairs else 0.0, 0.0),
+        doubt=doubt[which],
         octaves=step.octaves,
         near=np.stack(near, axis=1),
         batch=np.log(batch) / 0.5,

@@ -18,7 +18,8 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtrit
 
-from .compute import ComputeModel, Curve
+from .compute import ComputeModel
+from .curves import Curve
 from .intervals import Z_90
 
 Floats = NDArray[np.float64]

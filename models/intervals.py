@@ -7,6 +7,7 @@ rows.
 from __future__ import annotations
 
 import numpy as np
+from scipy.stats import chi2
 
 from .arrays import FloatArray
 from .effects import NOISE, blocks, noise_variance
@@ -24,6 +25,8 @@ _PRIOR_SCALE, _PRIOR_ROWS = 1.15, 20
 _LEAST_SCALE, _MOST_SCALE = 1.0, 2.5
 # Groups of a kind that are left out in turn, and how far off a row is an outlier.
 _MOST_GROUPS, _OUTLYING, _LEAST_SPREAD = 30, 4.0, 0.05
+# Part of a run's noise that its repeats share, and how many runs' worth the other setups' repeats say of its noise.
+_LASTING, _USUAL_RUNS = 0.1, 2.0
 # Fewer where the regression has many columns, since each group costs their cube.
 _GROUP_COLUMNS = 24_000
 
@@ -33,8 +36,7 @@ def calibrated(features: Features, target: FloatArray, repeats: FloatArray, spre
 
     `repeats` is the number of runs behind each row, `spread` the standard deviation of their logs (0 for one).
     """
-    apart = spread**2 / np.maximum(repeats, 1) / NOISE["noise"] ** 2
-    share = (0.5 + 0.5 / np.maximum(repeats, 1)) * _outlying(features, target) + apart
+    share = _share(repeats, spread) * _outlying(features, target)
     variances = learn_variances(features, target, share)
     plain = Posterior(features, target, share, variances)
     if len(target) < 10:
@@ -57,6 +59,21 @@ def _some(groups: Keys, most: int) -> Keys:
     names = sorted(groups.distinct)
     kept = {names[at] for at in np.random.default_rng(0).permutation(len(names))[:most]}
     return Keys.of(one if one in kept else "" for one in groups.names).take(groups.codes)
+
+
+def _share(repeats: FloatArray, spread: FloatArray) -> FloatArray:
+    """Factor on each row's noise: less where the median is of many runs, more where these differ by more than others'.
+
+    What a setup's few repeats say of its own noise is shrunk towards what all repeats say together.
+    """
+    again, more = repeats > 1, np.maximum(repeats - 1, 0)
+    if not again.any():
+        return np.ones_like(repeats)
+    # the middle of what such few runs show lies below what they are drawn from
+    shown = spread[again] ** 2 * more[again] / chi2.ppf(0.5, more[again])
+    usual = max(float(np.median(shown)), NOISE["noise"] ** 2)
+    own = (more * spread**2 + _USUAL_RUNS * usual) / (more + _USUAL_RUNS)
+    return np.asarray(_LASTING + (1 - _LASTING) * own / usual / np.maximum(repeats, 1), dtype=float)
 
 
 def _outlying(features: Features, target: FloatArray) -> FloatArray:

@@ -16,6 +16,8 @@ from .setups import SetupArrays
 _MOST_SETUPS = 6000
 # How far the log of one device's time may be off: measured alone, of several less sync_s, of several without it.
 _ALONE_SD, _WAITED_SD, _GUESSED_SD = 0.03, 0.12, 0.3
+# How far sync_s may be off, as a part of it; and the least part of a step that is taken to be compute.
+_WAITING_SD, _LEAST_COMPUTE = 0.05, 0.02
 # Part of a step taken to be compute where a workload has only multi-machine rows without sync_s.
 _COMPUTE_PART = 0.7
 
@@ -140,8 +142,16 @@ def one_device_rows(rows: TrainingRows, profiles: pd.DataFrame) -> pd.DataFrame:
             continue
         known = bool(np.isfinite(rows.sync_s[at]))
         waited = 0.0 if alone else rows.sync_s[at] if known else (1 - _COMPUTE_PART) * step
-        seconds = max(step - waited, 0.2 * step) / setups.accumulation[at]
-        sd = _ALONE_SD if alone else _WAITED_SD if known else _GUESSED_SD
+        seconds = max(step - waited, _LEAST_COMPUTE * step)
+        # a little too much waiting is a lot too little compute where most of the step is waiting
+        sd = (
+            _ALONE_SD
+            if alone
+            else float(np.hypot(_WAITED_SD, _WAITING_SD * waited / seconds))
+            if known
+            else _GUESSED_SD
+        )
+        seconds /= setups.accumulation[at]
         found.append((workload, types[0], float(setups.batch[at, 0]), float(seconds), sd))
     return pd.DataFrame(found, columns=["workload", "instance_type", "batch", "seconds", "sd"])
 

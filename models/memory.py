@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
-from .compute import straight
+from .curves import straight
 from .machines import Machine
 from .setups import SetupArrays
 

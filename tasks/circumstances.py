@@ -6,6 +6,7 @@ The one place that says so: the table, a campaign's contenders, the ledger and a
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 
 from models.circumstances import exposure, spot
 from models.circumstances.availability import fit_availability
@@ -29,14 +30,15 @@ def circumstances(here: Installation) -> Circumstances:
     """By the launches in the warehouse; without any the prior stands.
 
     Local hosts are revoked exactly as often as srift.toml states and refused only where they do not fit: nothing of
-    that is learned, and until one was launched their start-up is taken to be known.
+    that is learned, and until one was launched their start-up is taken to be known. They start alike in both markets.
     """
     machines, refusals = reads.launched(here.warehouse, here.provider.name)
     launches = exposure.launches(machines)
     if here.provider.name == "local":
         if not len(launches):
             return Stated()
-        return Learned(startup=fit_startup(launches, LOCAL_STARTUP_S), checkpoint=prior_checkpoints())
+        alike = pd.concat([launches.assign(market=market) for market in LOCAL_STARTUP_S], ignore_index=True)
+        return Learned(startup=fit_startup(alike, LOCAL_STARTUP_S), checkpoint=prior_checkpoints())
     windows = exposure.windows(machines)
     return Learned(
         startup=fit_startup(launches, EC2_STARTUP_S),

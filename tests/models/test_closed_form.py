@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from models.arrays import FloatArray
 from models.closed_form import MEAN, NAMES, OWN_SD, SD, ClosedLine, closed_times, collective_seconds, lay_out_closed
 from models.columns import read_setups
-from models.compute import ComputeModel, Curve
+from models.compute import ComputeModel
+from models.curves import Curve
 from models.machines import Machine
 from models.overlap import StepTimes
 

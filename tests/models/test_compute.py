@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.compute import Curve, fit_compute, straight
+from models.compute import fit_compute
+from models.curves import Curve, straight
 from models.machines import Machine
 
 NO_RUNS = pd.DataFrame({"workload": [], "instance_type": [], "batch": [], "seconds": []})

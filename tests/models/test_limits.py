@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from models.columns import read_setups
-from models.compute import ComputeModel, Curve
+from models.compute import ComputeModel
+from models.curves import Curve
 from models.limits import bottlenecks
 from models.overlap import StepTimes
 

@@ -1,0 +1,121 @@
+"""A workload known here and there: what one type, one batch, one wire or one run tells of the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from models.compute import fit_compute
+from models.machines import read_machines
+from models.step_time import StepTimeModel, fit
+from tests.models.synthetic import World
+from tests.models.test_rows import model_of, row
+
+
+def seconds(model: StepTimeModel, cluster: str, batch: int, layout: str = "1", workload: str = "w") -> pd.Series[float]:
+    """The prediction of one setup."""
+    asked = {"workload": workload, "cluster": cluster, "batch_per_device": str(batch), "layout": layout}
+    return model.predict(pd.DataFrame([asked])).iloc[0]
+
+
+def lines(name: str, fixed_s: float, sample_s: float, batches: tuple[int, ...]) -> list[dict[str, object]]:
+    """One device alone."""
+    return [row("w", f"1x{name}", one, fixed_s + sample_s * one, layout="1", sync_s=0.0) for one in batches]
+
+
+def test_a_profile_says_how_other_types_bend() -> None:
+    batches = (1, 4, 16, 64)
+    profile = pd.DataFrame(
+        {"workload": "w", "instance_type": "a", "provider": "ec2", "batch": batches, "optimizer_s": 0.0}
+    )
+    profile["forward_s"] = [(0.1 + 0.01 * one) / 3 for one in batches]
+    profile["backward_s"] = 2 * profile["forward_s"]
+    known = pd.DataFrame([{"instance_type": "b", "batch": 64, "seconds": 0.37, "sd": 0.03, "workload": "w"}])
+    machines = read_machines(pd.DataFrame(), ("a", "b"))
+    forward, backward = fit_compute(profile, known, machines).curve("w", "b").at(np.array([1.0]))
+    assert forward + backward == pytest.approx([0.055], rel=0.2)
+
+
+def test_a_borrowed_time_is_off_by_the_borrowing_and_an_only_curve_by_nothing_of_its_own() -> None:
+    machines = read_machines(pd.DataFrame(), ("a", "b", "c"))
+    rows = pd.DataFrame({"workload": "w", "instance_type": ["a", "b"], "batch": 4, "seconds": 0.1, "sd": 0.3})
+    both, one = (fit_compute(pd.DataFrame(), known, machines) for known in (rows, rows.iloc[:1]))
+    assert one.doubt_apart("w", "a") == 0 < one.doubt_apart("w", "c") < one.doubt("w", "c")
+    assert both.doubt_apart("w", "a") == both.doubt("w", "a") > 0
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_a_type_seen_at_one_batch_bends_as_the_others_do(batch: int) -> None:
+    asked = 65 - batch
+    known = lines("a", 0.1, 0.01, (1, 2, 4, 8, 16, 32, 64))
+    model = model_of([*known, *lines("b", 0.05, 0.005, (batch,))])
+    found = seconds(model, "1xb", asked)
+    assert found["step_s"] == pytest.approx(0.05 + 0.005 * asked, rel=0.25)
+    alone = seconds(model_of(lines("b", 0.05, 0.005, (batch,))), "1xb", asked)
+    assert abs(np.log(alone["step_s"] / (0.05 + 0.005 * asked))) > 0.25  # nobody could know
+
+
+def test_a_step_that_is_mostly_waiting_tells_little_of_compute() -> None:
+    known = lines("a", 0.004, 0.001, (1, 4, 16))
+    waiting = row("w", "8xb", 4, 1.0, layout="+".join("1" * 8), sync_s=0.9)
+    assert seconds(model_of([*known, waiting]), "1xb", 4)["step_s"] < 0.02  # and not the 0.1 s that it leaves
+
+
+def test_no_device_takes_longer_alone_than_in_a_step_of_a_larger_batch() -> None:
+    slow = row("w", "8xa", 4, 0.5, layout="+".join("1" * 8))
+    quick = row("w", "2xb", 8, 0.1, layout="1+1")
+    same = row("w", "2xa", 4, 0.09, layout="1+1")
+    for rows in ([slow, quick], [quick, slow], [slow, same], [same, slow]):
+        found = seconds(model_of(rows), "1xa", 4)
+        assert found["step_s"] < 0.2
+        assert found["step_high_s"] / found["step_low_s"] > 5  # a guess
+
+
+def test_what_is_known_inside_a_machine_says_little_of_the_wires_between_machines() -> None:
+    types = pd.DataFrame(
+        [{"name": name, "devices": 4, "cores": 8, "bandwidth_gbps": 10.0, "digest": name} for name in ("a", "b")]
+    )
+    rows = []
+    for workload, size, compute in (("w", 4e8, 0.02), ("v", 2e8, 0.04), ("u", 1e8, 0.03)):
+        for name, batch in ((one, batch) for one in ("a", "b") for batch in (4, 8, 16)):
+            for layout in ("1", "2", "4") if name == "b" else ("1", "2", "4", "1+1", "2+2", "4+4"):
+                used = [int(one) for one in layout.split("+")]
+                waited = size * ((len(used) - 1) * 1e-9 + (max(used) - 1) * 3e-11)
+                step = compute * batch / 4 + waited
+                cluster = f"{len(used)}x{name}"
+                rows.append(row(workload, cluster, batch, step, layout=layout, sync_s=waited, gradient_bytes=size))
+    model = model_of(rows, types)
+    width = {
+        name: np.log(seconds(model, f"2x{name}", 8, "4+4").pipe(lambda p: p["step_high_s"] / p["step_low_s"]))
+        for name in ("a", "b")
+    }
+    assert width["b"] > 10 * width["a"]  # 8 where one effect stands for both wires
+
+
+def test_three_runs_tell_more_than_one_where_every_run_is_as_noisy() -> None:
+    data = World(3).data(60)
+    at = data.runs.index[data.runs["cluster"] == "2xs.large"][0]
+    asked = data.runs.loc[[at]].drop(columns="step_s")
+    others = data.runs.drop(index=at)
+    noise = np.exp(0.12 * np.random.default_rng(0).standard_normal((3, len(others))))
+    others = pd.concat([others.assign(step_s=others["step_s"] * one) for one in noise])
+    expected = float(fit(replace(data, runs=others), seed=0).predict(asked)["step_s"].iloc[0])
+
+    def told(*factors: float) -> float:
+        again = [data.runs.loc[[at]].assign(step_s=expected * one, run_id=f"again-{one}") for one in factors]
+        model = fit(replace(data, runs=pd.concat([others, *again])), seed=0)
+        return float(model.predict(asked)["step_s"].iloc[0]) / expected
+
+    assert told(1.1, 1.25, 1.4) > told(1.25) + 0.005
+
+
+@pytest.mark.parametrize("seconds_s", [(0.5, 0.1, 0.05), (0.05, 0.1, 0.5)])
+def test_guesses_at_one_batch_bound_each_other_in_any_order(seconds_s: tuple[float, ...]) -> None:
+    rows = pd.DataFrame({"workload": "w", "instance_type": "a", "batch": 4, "seconds": seconds_s, "sd": 0.3})
+    forward, backward = (
+        fit_compute(pd.DataFrame(), rows, read_machines(pd.DataFrame(), ("a",))).curve("w", "a").at(np.array([4.0]))
+    )
+    assert forward + backward == pytest.approx([0.05], rel=1e-3)
