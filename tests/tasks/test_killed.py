@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tasks import killed
@@ -23,7 +25,9 @@ def test_a_killed_job_goes_on_from_its_checkpoint(monkeypatch: pytest.MonkeyPatc
     assert len(job.killed_at) == 1 and len(job.replacement_s) == 1
     assert len(job.piece_s) == 4  # those of before the kill were not done again
     assert job.seconds == pytest.approx(predicted_s([job], job.killed_at), rel=0.1)
-    assert job.seconds == pytest.approx(predicted_s([alone], job.killed_at), rel=0.4)  # starts are as uneven as that
+    # Another job's pieces tell as much; its starts do not, since they are as uneven as the machine is.
+    started_alike = replace(alone, startup_s=job.startup_s, replacement_s=job.replacement_s)
+    assert job.seconds == pytest.approx(predicted_s([started_alike], job.killed_at), rel=0.15)
 
 
 def test_what_a_job_should_take_follows_from_other_jobs_and_the_moments() -> None:
