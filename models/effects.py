@@ -55,8 +55,9 @@ LOCAL = {
     "placement_batch": 0.05,
 }
 NOISE = {"noise": 0.025, "noise_exposed": 0.04}
-# Given, not learned: a compute time that was not measured, and an octave of batch outside what was measured.
-GIVEN = {"doubt": 1.0, "octaves": 0.08}
+# Given, not learned: a compute time that was not measured, an octave of batch outside what was measured, and a doubling
+# of devices beyond it.
+GIVEN = {"doubt": 1.0, "octaves": 0.08, "larger": 0.04}
 FAMILIES = (*LINEAR, *SMOOTH, *LOCAL, *NOISE)
 PRIOR_SD = np.array([*LINEAR.values(), *SMOOTH.values(), *LOCAL.values(), *NOISE.values()])
 
@@ -88,6 +89,7 @@ def terms(features: Features) -> dict[str, Term]:
         "batch": Term(keys=batches, weight=features.several),
         "doubt": Term(keys=pair, weight=features.doubt * hidden),
         "octaves": Term(keys=work, weight=features.octaves),
+        "larger": Term(keys=work, weight=features.larger * answers),
         "shape": Term(keys=everywhere, weight=answers, shape=True),
         "own_shape": Term(keys=work, weight=answers, shape=True),
         "own_dense": Term(keys=work, weight=hidden, shape=True),

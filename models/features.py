@@ -27,6 +27,7 @@ class Features:
     exposed: FloatArray  # part of the step that answers to communication
     doubt: FloatArray  # of a compute time that was not measured, by itself
     octaves: FloatArray  # log2 batch outside the measured range
+    larger: FloatArray  # log2 devices beyond the largest cluster that was measured
     near: FloatArray
     batch: FloatArray  # log batch of the slowest machine, scaled
     instances: FloatArray
@@ -87,6 +88,7 @@ def features_of(arrays: SetupArrays, step: PhysicalStep, physics: Physics) -> Fe
         exposed=step.exposed,
         doubt=doubt[which],
         octaves=step.octaves,
+        larger=np.log2(np.maximum(arrays.ranks / physics.most_devices, 1.0)),
         near=np.stack(near, axis=1),
         batch=np.log(batch) / 0.5,
         instances=machines,

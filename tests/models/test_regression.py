@@ -50,6 +50,7 @@ def features(rows: int, seed: int, workloads: int = 3, arrangements: int = 4, sl
         exposed=exposed,
         doubt=random.choice([0.0, 0.1], rows),
         octaves=random.choice([0.0, 0.0, 1.5], rows),
+        larger=random.choice([0.0, 0.0, 1.0], rows),
         near=np.array([places[one] for one in arrangement]),
         batch=np.log(random.choice([8.0, 16.0, 32.0], rows)) / 0.5,
         instances=random.integers(1, 5, rows).astype(float),

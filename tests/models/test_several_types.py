@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -93,6 +94,22 @@ def test_what_is_known_inside_a_machine_says_little_of_the_wires_between_machine
         for name in ("a", "b")
     }
     assert width["b"] > 10 * width["a"]  # 8 where one effect stands for both wires
+
+
+def test_every_doubling_beyond_the_largest_measured_cluster_is_doubted() -> None:
+    rows = []
+    for count, batch in ((count, batch) for count in (1, 2, 4) for batch in (4, 8, 16)):
+        waited = 0.05 * (count - 1) / count
+        rows.append(row("w", f"{count}xa", batch, 0.005 * batch + waited, layout="+".join("1" * count), sync_s=waited))
+    text = model_of(rows).to_json()
+    unbounded = json.dumps({**json.loads(text), "most_devices": None})
+
+    def width(text: str, count: int) -> float:
+        found = seconds(StepTimeModel.from_json(text), f"{count}xa", 8, "+".join("1" * count))
+        return float(np.log(found["step_high_s"] / found["step_low_s"]))
+
+    beyond = [width(text, count) / width(unbounded, count) for count in (4, 8, 16, 32)]
+    assert beyond[0] == 1 < beyond[1] < beyond[2] < beyond[3]
 
 
 def test_three_runs_tell_more_than_one_where_every_run_is_as_noisy() -> None:
