@@ -122,6 +122,7 @@ def _curve(body: dict[str, Any]) -> Curve:
         optimizer_s=body["optimizer_s"],
         origin=body["origin"],
         input_part=body.get("input_part", 0.0),
+        off=body["off"],
     )
 
 

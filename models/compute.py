@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from .arrays import FloatArray
-from .curves import TELLING_SD, Curve, curves_from_runs
+from .curves import TELLING_SD, Curve, curves_from_runs, far_below
 from .machines import Machine
 from .setups import SetupArrays
 
@@ -59,14 +59,21 @@ class ComputeModel:
         return self._filled[pair]
 
     def _fill(self, workload: str, instance_type: str) -> Curve:
-        others = [(name, one) for (owner, name), one in self.curves.items() if owner == workload]
-        if not others:
+        near = self._nearest(workload, instance_type)
+        if near is None:
             return self._guessed(workload, instance_type)[0]
+        ratio = self._log_speed(near) - self._log_speed(instance_type)
+        return self.curves[workload, near].scaled(float(np.exp(ratio)))
+
+    def _nearest(self, workload: str, instance_type: str) -> str | None:
+        """Whose curve stands in: of the types where it was profiled, or else of all, the nearest in speed."""
         wanted = self._log_speed(instance_type)
-        near = min(
-            others, key=lambda item: (item[1].origin != "profile", abs(self._log_speed(item[0]) - wanted), item[0])
-        )
-        return near[1].scaled(float(np.exp(self._log_speed(near[0]) - wanted)))
+        others = [
+            (one.origin != "profile", abs(self._log_speed(name) - wanted), name)
+            for (owner, name), one in self.curves.items()
+            if owner == workload
+        ]
+        return min(others)[2] if others else None
 
     def can_guess(self, instance_type: str) -> bool:
         """Can a first guess be made on the type? Only where the peak rate of its device is known."""
@@ -86,11 +93,11 @@ class ComputeModel:
         """Standard deviation of the log of the time on one device: 0 where profiled, most where it was filled in."""
         pair = (workload, instance_type)
         if pair in self.curves:
-            return _DOUBT[self.curves[pair].origin]
-        sources = [_DOUBT[one.origin] for (owner, _), one in self.curves.items() if owner == workload]
-        if not sources:
+            return _doubt_of(self.curves[pair])
+        near = self._nearest(workload, instance_type)
+        if near is None:
             return self._guessed(workload, instance_type)[1]
-        return float(np.hypot(min(sources), self._borrowing_sd(instance_type)))
+        return float(np.hypot(_doubt_of(self.curves[workload, near]), self._borrowing_sd(instance_type)))
 
     def doubt_apart(self, workload: str, instance_type: str) -> float:
         """What a type's time is off by itself, beside what all types of the workload are off by together (`doubt`).
@@ -118,6 +125,11 @@ class ComputeModel:
             outside = np.maximum(batch / curve.batches[-1], curve.batches[0] / batch)
             distance[at] = np.log2(np.maximum(outside, 1.0))
         return forward, backward, optimizer, distance
+
+
+def _doubt_of(curve: Curve) -> float:
+    """Of the log of a curve's seconds; a guess is as doubtful as the best of the rows that it is made of."""
+    return max(_DOUBT[curve.origin], curve.off) if curve.origin == "guessed" else _DOUBT[curve.origin]
 
 
 def fit_compute(profiles: pd.DataFrame, alone: pd.DataFrame, machines: dict[str, Machine]) -> ComputeModel:
@@ -148,8 +160,10 @@ def fit_compute(profiles: pd.DataFrame, alone: pd.DataFrame, machines: dict[str,
         curves |= {(str(workload), name): one for name, one in curves_from_runs(told, known).items()}
     delta = _speeds(curves, machines)
     for rows, told in hazy:
-        speed = [machines[str(name)].prior_speed * np.exp(delta.get(str(name), 0.0)) for name in rows["instance_type"]]
-        bounded = rows.assign(seconds=_least_after(rows, np.array(speed)))
+        types = [str(name) for name in rows["instance_type"]]
+        speed = np.array([machines[name].prior_speed * np.exp(delta.get(name, 0.0)) for name in types])
+        comparable = np.array([machines[name].speed_told for name in types])
+        bounded = rows.assign(seconds=_least_after(rows, np.where(comparable, speed, np.nan)))
         workload = str(rows["workload"].iloc[0])
         known = {name: one for (owner, name), one in curves.items() if owner == workload}
         unknown = bounded[~bounded["instance_type"].isin(told["instance_type"])]
@@ -162,13 +176,16 @@ def _least_after(rows: pd.DataFrame, speed: FloatArray) -> FloatArray:
     """Seconds of rows that tell little of one workload, none much longer than a device of that speed in another row.
 
     No batch takes longer than a larger one does, whatever the larger one waited for. Of two types this is true as far
-    as their speeds are known.
+    as their speeds are known (`speed` is NaN where nobody told it). An outlier bounds nothing.
     """
-    batch, taken = rows["batch"].to_numpy(float), rows["seconds"].to_numpy(float) * speed
-    least = np.exp(_TYPE_SD) * _least_from(batch, taken)
+    batch, seconds = rows["batch"].to_numpy(float), rows["seconds"].to_numpy(float)
+    telling, least = np.where(far_below(rows), np.inf, seconds), seconds.copy()
     for own in rows.groupby("instance_type").indices.values():
-        least[own] = np.minimum(least[own], _least_from(batch[own], taken[own]))
-    return np.asarray(least / speed, dtype=float)
+        least[own] = np.minimum(least[own], _least_from(batch[own], telling[own]))
+    told = np.isfinite(speed)
+    across = np.exp(_TYPE_SD) * _least_from(batch[told], (telling * speed)[told]) / speed[told]
+    least[told] = np.minimum(least[told], across)
+    return np.asarray(least, dtype=float)
 
 
 def _least_from(batch: FloatArray, seconds: FloatArray) -> FloatArray:

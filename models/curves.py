@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from .arrays import FloatArray
+from .arrays import BoolArray, FloatArray
 
 # With a single measured batch, the part of its time taken to be proportional to batch.
 _PROPORTIONAL = 0.9
@@ -28,8 +28,8 @@ _POINT_SD = 0.03
 _BEND_SD, _TYPE_BEND_SD = 2.0, 0.7
 # A second point beside the only batch that was measured, so that the two say how the line goes on.
 _BESIDE = np.array([1.0, 1.01])
-# A time further than this from the line, in logs, is an outlier and not a bend.
-_OUTLYING = 0.7
+# A time further than this from the line, in logs, is an outlier and not a bend; told by so many rows.
+_OUTLYING, _TELL_OUTLIERS = 0.7, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,7 @@ class Curve:
     optimizer_s: float
     origin: str
     input_part: float = 0.0  # of forward and backward, making the batch; 0 where nobody told
+    off: float = 0.0  # how far its log may be off at least, by the best of its rows
 
     def at(self, batch: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Forward and backward seconds of one micro-step at `batch`."""
@@ -70,6 +71,7 @@ class Curve:
             optimizer_s=factor * self.optimizer_s,
             origin="scaled",
             input_part=self.input_part,
+            off=self.off,
         )
 
 
@@ -113,7 +115,8 @@ def curves_from_runs(rows: pd.DataFrame, known: Mapping[str, Curve]) -> dict[str
 
 
 def _points(name: str, curve: Curve) -> pd.DataFrame:
-    seconds = np.add(curve.forward_s, curve.backward_s)
+    """As runs would tell it, which take the optimizer's time too."""
+    seconds = np.add(curve.forward_s, curve.backward_s) + curve.optimizer_s
     return pd.DataFrame({"instance_type": name, "batch": curve.batches, "seconds": seconds, "sd": _POINT_SD})
 
 
@@ -176,7 +179,19 @@ def _curve_from_runs(rows: pd.DataFrame, bend: _Bend | None) -> Curve:
         backward_s=tuple(float(one) for one in (1 - _FORWARD_PART) * total),
         optimizer_s=0.0,
         origin="runs" if measured else "inferred" if float(rows["sd"].median()) < TELLING_SD else "guessed",
+        off=float(rows["sd"].min()),
     )
+
+
+def far_below(rows: pd.DataFrame) -> BoolArray:
+    """(rows,) of one workload: far quicker than the line of the type's other rows says? Few rows cannot tell."""
+    found = np.zeros(len(rows), dtype=bool)
+    for own in rows.groupby("instance_type").indices.values():
+        if len(own) >= _TELL_OUTLIERS:
+            mine = rows.iloc[own]
+            line = _robust_line(mine, mine["batch"].to_numpy(float), None)
+            found[own] = np.log(mine["seconds"].to_numpy(float) / line) < -_OUTLYING
+    return found
 
 
 def _robust_line(rows: pd.DataFrame, batches: FloatArray, bend: _Bend | None) -> FloatArray:

@@ -27,7 +27,7 @@ class Features:
     exposed: FloatArray  # part of the step that answers to communication
     doubt: FloatArray  # of a compute time that was not measured, by itself
     octaves: FloatArray  # log2 batch outside the measured range
-    larger: FloatArray  # log2 devices beyond the largest cluster that was measured
+    larger: FloatArray  # log2 devices beyond the largest cluster on which any workload was measured
     near: FloatArray
     batch: FloatArray  # log batch of the slowest machine, scaled
     instances: FloatArray

@@ -25,8 +25,9 @@ _PRIOR_SCALE, _PRIOR_ROWS = 1.15, 20
 _LEAST_SCALE, _MOST_SCALE = 1.0, 2.5
 # Groups of a kind that are left out in turn, and how far off a row is an outlier.
 _MOST_GROUPS, _OUTLYING, _LEAST_SPREAD = 30, 4.0, 0.05
-# Part of a run's noise that its repeats share, and how many runs' worth the other setups' repeats say of its noise.
-_LASTING, _USUAL_RUNS = 0.1, 2.0
+# Part of a run's noise that its repeats share, how many runs' worth the other setups' repeats say of its noise, and how
+# many setups the prior of the noise stands for among them.
+_LASTING, _USUAL_RUNS, _PRIOR_SETUPS = 0.1, 2.0, 5
 # Fewer where the regression has many columns, since each group costs their cube.
 _GROUP_COLUMNS = 24_000
 
@@ -71,7 +72,8 @@ def _share(repeats: FloatArray, spread: FloatArray) -> FloatArray:
         return np.ones_like(repeats)
     # the middle of what such few runs show lies below what they are drawn from
     shown = spread[again] ** 2 * more[again] / chi2.ppf(0.5, more[again])
-    usual = max(float(np.median(shown)), NOISE["noise"] ** 2)
+    before = NOISE["noise"] ** 2
+    usual = max(float(np.median([*shown, *[before] * _PRIOR_SETUPS])), before)
     own = (more * spread**2 + _USUAL_RUNS * usual) / (more + _USUAL_RUNS)
     return np.asarray(_LASTING + (1 - _LASTING) * own / usual / np.maximum(repeats, 1), dtype=float)
 

@@ -25,6 +25,7 @@ class Machine:
     prior_speed: float
     device_memory_gib: float | None = None
     device_tflops: float | None = None
+    speed_told: bool = True  # or it is that of the others
 
 
 def _positive(value: object) -> float | None:
@@ -61,6 +62,7 @@ def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str
         bandwidth_gbps=_middle((_positive(row.get("bandwidth_gbps")) for row in rows), _GBPS),
         devices=1,
         prior_speed=_middle((_speed(row) for row in accelerated or rows), _SPEED),
+        speed_told=False,
     )
     described = {
         str(row["name"]): Machine(
@@ -70,6 +72,7 @@ def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str
             prior_speed=_speed(row) or middle.prior_speed,
             device_memory_gib=_positive(row.get("device_memory_gib")),
             device_tflops=_positive(row.get("device_tflops")) if _accelerated(row) else None,
+            speed_told=_speed(row) is not None,
         )
         for row in rows
     }

@@ -59,7 +59,7 @@ class Physics:
     parameters: StepParameters = field(default_factory=StepParameters)
     closed: FloatArray = field(default_factory=lambda: np.zeros(len(NAMES)))  # z, shared by the workloads
     own: dict[str, FloatArray] = field(default_factory=dict)  # z of each workload's deviation
-    most_devices: float = np.inf  # of the largest cluster that was measured
+    most_devices: float = np.inf  # of the largest cluster that was measured, of any workload
 
     def at(self, setups: SetupArrays) -> PhysicalStep:
         """Seconds and slopes of every setup. Raises ValueError on a workload never measured."""

@@ -265,7 +265,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     if len(kept):
         picked = _few_of_each(rows, seed=seed)
         physics = fit_physics(physics, rows.setups.take(picked), rows.step_s[picked])
-        physics = replace(physics, most_devices=float(rows.setups.ranks.max()))
+    physics = replace(physics, most_devices=float(rows.setups.ranks.max(initial=1)))
     measured, posterior = Measured.of(physics, rows)
     return StepTimeModel(
         provider=rows.provider,

@@ -5,6 +5,8 @@ The one place that says so: the table, a campaign's contenders, the ledger and a
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
@@ -13,7 +15,7 @@ from models.circumstances.availability import fit_availability
 from models.circumstances.checkpoints import prior_checkpoints
 from models.circumstances.conditions import Circumstances, Learned, Stated
 from models.circumstances.hazard import fit_hazard
-from models.circumstances.startup import PRIOR_S, fit_startup
+from models.circumstances.startup import PRIOR_S, StartupModel, fit_startup
 from warehouse import reads
 
 from .installation import Installation
@@ -37,11 +39,10 @@ def circumstances(here: Installation) -> Circumstances:
     if here.provider.name == "local":
         if not len(launches):
             return Stated()
-        alike = pd.concat([launches.assign(market=market) for market in LOCAL_STARTUP_S], ignore_index=True)
-        return Learned(startup=fit_startup(alike, LOCAL_STARTUP_S), checkpoint=prior_checkpoints())
+        return Learned(startup=_startup(here, launches), checkpoint=prior_checkpoints())
     windows = exposure.windows(machines)
     return Learned(
-        startup=fit_startup(launches, EC2_STARTUP_S),
+        startup=_startup(here, launches),
         checkpoint=prior_checkpoints(),
         hazard=fit_hazard(
             windows,
@@ -51,6 +52,16 @@ def circumstances(here: Installation) -> Circumstances:
         ),
         availability=fit_availability(exposure.requests(machines, refusals)),
     )
+
+
+def _startup(here: Installation, launches: pd.DataFrame) -> StartupModel:
+    """Local hosts start alike in both markets, so that each launch tells of both."""
+    if here.provider.name != "local":
+        return fit_startup(launches, EC2_STARTUP_S)
+    one, *_ = LOCAL_STARTUP_S
+    found = fit_startup(launches.assign(market=one), LOCAL_STARTUP_S)
+    pools = {(name, market): known for (name, _), known in found.pools.items() for market in LOCAL_STARTUP_S}
+    return replace(found, pools=pools, markets=dict.fromkeys(LOCAL_STARTUP_S, found.markets[one]))
 
 
 def _advised(here: Installation) -> dict[str, float]:
@@ -63,9 +74,9 @@ def _advised(here: Installation) -> dict[str, float]:
 
 
 def seconds_to_work(here: Installation, market: str) -> float | None:
-    """Median seconds from asking for a machine to its being at work, by our own launches in `market`; None without."""
+    """Median seconds from asking for a machine to its being at work, by own launches that tell of `market`, or None."""
     launches = exposure.launches(reads.launched(here.warehouse, here.provider.name)[0])
-    if not (launches["market"] == market).any():
+    alike = here.provider.name == "local"
+    if not len(launches if alike else launches[launches["market"] == market]):
         return None
-    prior_s = LOCAL_STARTUP_S if here.provider.name == "local" else EC2_STARTUP_S
-    return float(np.exp(fit_startup(launches, prior_s).markets[market][0]))
+    return float(np.exp(_startup(here, launches).markets[market][0]))

@@ -65,7 +65,7 @@ class GpuWorld:
     """Measures setups; `seed` decides the hidden truth, which setups are measured, and the noise."""
 
     def __init__(self, seed: int) -> None:
-        self._random = random = np.random.default_rng(seed)
+        self._seed, random = seed, np.random.default_rng(seed)
         self._reached, self._latency_s = random.uniform(0.55, 0.9), random.uniform(30e-6, 80e-6)
         self._truth = {
             name: _Truth(
@@ -116,7 +116,8 @@ class GpuWorld:
 
     def data(self) -> TrainingData:
         """Measured rows in the import format, with the facts of workloads and types; no profile, no probe."""
-        rows = [row for workload in WORKLOADS for name in TYPES for row in self._rows(workload, name)]
+        random = np.random.default_rng([self._seed, 1])
+        rows = [row for workload in WORKLOADS for name in TYPES for row in self._rows(workload, name, random)]
         types = [
             {"name": name, "device": name.split(".")[0], "digest": name}
             | dict(zip(("devices", "cores", "device_tflops", "bandwidth_gbps"), (*row[:3], row[4]), strict=True))
@@ -132,8 +133,8 @@ class GpuWorld:
             instance_types=pd.DataFrame(types),
         )
 
-    def _rows(self, workload: str, name: str) -> Iterator[dict[str, object]]:
-        devices, random = TYPES[name][0], self._random
+    def _rows(self, workload: str, name: str, random: np.random.Generator) -> Iterator[dict[str, object]]:
+        devices = TYPES[name][0]
         if random.random() < 0.35:  # nobody ran it there
             return
         batches = _BATCHES[:6] if WORKLOADS[workload][1] > _LARGE else _BATCHES

@@ -18,13 +18,13 @@ def test_a_figure_that_nobody_knows_is_the_middle_of_those_known() -> None:
     assert read_machines(types, ["d", "a"]) == {
         "a": Machine(cores=2.0, bandwidth_gbps=4.0, devices=1, prior_speed=2.0),
         "b": Machine(cores=8.0, bandwidth_gbps=14.5, devices=1, prior_speed=8.0),
-        "c": Machine(cores=5.0, bandwidth_gbps=25.0, devices=1, prior_speed=5.0),
-        "d": Machine(cores=5.0, bandwidth_gbps=14.5, devices=1, prior_speed=5.0),
+        "c": Machine(cores=5.0, bandwidth_gbps=25.0, devices=1, prior_speed=5.0, speed_told=False),
+        "d": Machine(cores=5.0, bandwidth_gbps=14.5, devices=1, prior_speed=5.0, speed_told=False),
     }
 
 
 def test_where_nobody_knows_anything_types_are_equal_on_usual_ethernet() -> None:
-    plain = Machine(cores=1.0, bandwidth_gbps=10.0, devices=1, prior_speed=1.0)
+    plain = Machine(cores=1.0, bandwidth_gbps=10.0, devices=1, prior_speed=1.0, speed_told=False)
     assert read_machines(pd.DataFrame([{"name": "a", "cores": None}]), ["b"]) == {"a": plain, "b": plain}
     assert read_machines(pd.DataFrame(), ["b"]) == {"b": plain}
 

@@ -27,12 +27,13 @@ def lines(name: str, fixed_s: float, sample_s: float, batches: tuple[int, ...]) 
     return [row("w", f"1x{name}", one, fixed_s + sample_s * one, layout="1", sync_s=0.0) for one in batches]
 
 
-def test_a_profile_says_how_other_types_bend() -> None:
+@pytest.mark.parametrize("optimizer_s", [0.0, 0.1])
+def test_a_profile_says_how_other_types_bend(optimizer_s: float) -> None:
     batches = (1, 4, 16, 64)
     profile = pd.DataFrame(
-        {"workload": "w", "instance_type": "a", "provider": "ec2", "batch": batches, "optimizer_s": 0.0}
+        {"workload": "w", "instance_type": "a", "provider": "ec2", "batch": batches, "optimizer_s": optimizer_s}
     )
-    profile["forward_s"] = [(0.1 + 0.01 * one) / 3 for one in batches]
+    profile["forward_s"] = [(0.1 + 0.01 * one - optimizer_s) / 3 for one in batches]
     profile["backward_s"] = 2 * profile["forward_s"]
     known = pd.DataFrame([{"instance_type": "b", "batch": 64, "seconds": 0.37, "sd": 0.03, "workload": "w"}])
     machines = read_machines(pd.DataFrame(), ("a", "b"))
@@ -69,10 +70,53 @@ def test_no_device_takes_longer_alone_than_in_a_step_of_a_larger_batch() -> None
     slow = row("w", "8xa", 4, 0.5, layout="+".join("1" * 8))
     quick = row("w", "2xb", 8, 0.1, layout="1+1")
     same = row("w", "2xa", 4, 0.09, layout="1+1")
+    alike = pd.DataFrame([{"name": name, "devices": 1, "cores": 4} for name in ("a", "b")])
     for rows in ([slow, quick], [quick, slow], [slow, same], [same, slow]):
-        found = seconds(model_of(rows), "1xa", 4)
+        found = seconds(model_of(rows, alike), "1xa", 4)
         assert found["step_s"] < 0.2
         assert found["step_high_s"] / found["step_low_s"] > 5  # a guess
+    assert seconds(model_of([slow, quick]), "1xa", 4)["step_s"] > 0.2  # b may be far quicker, for all that is known
+
+
+def test_one_row_that_is_far_too_quick_bounds_no_other() -> None:
+    rows = [row("w", "4xa", batch, 0.02 * batch, layout="1+1+1+1") for batch in (1, 2, 4, 8, 16, 32, 64)]
+    odd = row("w", "4xa", 128, 0.005, layout="1+1+1+1")
+    for batch in (4, 64):
+        found, wanted = (seconds(model_of(one), "1xa", batch)["step_s"] for one in ([*rows, odd], rows))
+        assert found == pytest.approx(wanted, rel=0.4)
+
+
+def test_what_is_borrowed_from_a_guess_is_doubted_as_the_guess_is() -> None:
+    known = lines("a", 0.01, 0.01, (1, 4, 16))
+    guess = row("w", "8xb", 4, 1.0, layout="+".join("1" * 8))
+    types = pd.DataFrame(
+        [{"name": name, "devices": 1, "cores": cores} for name, cores in (("a", 4), ("b", 8), ("c", 8))]
+    )
+    compute = model_of([*known, guess], types).physics.compute
+    assert compute.doubt("w", "c") > compute.doubt("w", "b") > 0.5 > compute.doubt("w", "a")
+
+
+def test_a_guess_of_rows_that_tell_next_to_nothing_is_doubted_more() -> None:
+    machines = read_machines(pd.DataFrame(), ("a",))
+    rows = pd.DataFrame({"workload": "w", "instance_type": "a", "batch": 4, "seconds": [0.1], "sd": [0.3]})
+    plain, hazy = (fit_compute(pd.DataFrame(), rows.assign(sd=sd), machines).doubt("w", "a") for sd in (0.3, 2.5))
+    assert hazy == 2.5 > plain > 0.3
+
+
+def test_two_runs_that_contradict_each_other_tell_less_than_the_single_runs_around_them() -> None:
+    rows = [
+        row("w", f"{count}xa", batch, 0.02 + 0.01 * batch + 0.02 * (count > 1), layout="+".join("1" * count))
+        for count in (1, 2, 4, 8)
+        for batch in (4, 8, 16, 32)
+    ]
+    odd = [row("w", "3xa", 8, step, layout="1+1+1") for step in (0.10, 0.30)]
+    with_them, without = (seconds(model_of(one), "3xa", 8, "1+1+1") for one in ([*rows, *odd], rows))
+    assert with_them["step_s"] == pytest.approx(without["step_s"], rel=0.005)
+
+
+def test_profiles_alone_tell_nothing_of_clusters() -> None:
+    data = World(3).data(20)
+    assert fit(replace(data, runs=data.runs.iloc[:0]), seed=0).physics.most_devices == 1
 
 
 def test_what_is_known_inside_a_machine_says_little_of_the_wires_between_machines() -> None:

@@ -6,10 +6,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from models.circumstances import spot
 from models.circumstances.conditions import Learned, Stated
+from models.circumstances.startup import fit_startup
 from tasks.circumstances import EC2_STARTUP_S, LOCAL_STARTUP_S, circumstances, seconds_to_work
 from tasks.installation import Installation
 from tasks.prices import snapshot_offers
@@ -79,6 +81,16 @@ def test_local_hosts_start_alike_in_both_markets_whichever_was_launched(tmp_path
     assert isinstance(met, Learned) and met.hazard is None, "local hosts are revoked as srift.toml states"
     by_market = {market: met.startup.gang([("s.large", market)]).mean_s for market in LOCAL_STARTUP_S}
     assert 120 < by_market["on-demand"] < 220 and by_market["spot"] == by_market["on-demand"]
+    assert seconds_to_work(here, "spot") == seconds_to_work(here, "on-demand") > 120
+
+
+def test_a_launch_counts_once_though_it_tells_of_both_markets(tmp_path: Path) -> None:
+    here = install(tmp_path)
+    for number, seconds in enumerate((10.0, 20.0, 10.0, 20.0)):
+        held(here, 1, zone=f"z{number}", startup_s=seconds)
+    launches = pd.DataFrame({"instance_type": "s.small", "market": "spot", "seconds": [10.0, 20.0, 10.0, 20.0]})
+    met = circumstances(here)
+    assert isinstance(met, Learned) and met.startup.launch_sd == fit_startup(launches).launch_sd
 
 
 def test_a_campaign_reckons_with_what_launches_took(tmp_path: Path) -> None:

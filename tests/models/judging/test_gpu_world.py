@@ -17,8 +17,10 @@ def test_more_bytes_slower_wires_and_larger_batches_take_longer() -> None:
 
 
 def test_one_seed_is_one_world_and_what_is_asked_is_never_known() -> None:
-    runs = GpuWorld(3).data().runs
-    assert runs.equals(GpuWorld(3).data().runs) and not runs.equals(GpuWorld(4).data().runs)
+    world = GpuWorld(3)
+    runs = world.data().runs
+    assert runs.equals(world.data().runs) and runs.equals(GpuWorld(3).data().runs)
+    assert not runs.equals(GpuWorld(4).data().runs)
     asked = list(questions(runs, seed=0))
     assert len({(one.name, one.group) for one in asked}) == len(asked) > 40
     assert all(one.asked.any() and one.known.any() and not (one.known & one.asked).any() for one in asked)
