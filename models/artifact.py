@@ -50,6 +50,7 @@ def dump(model: StepTimeModel) -> str:
         "parameters": physics.parameters.to_dict(),
         "closed": physics.closed.tolist(),
         "own": {name: one.tolist() for name, one in physics.own.items()},
+        "by_type": {name: one.tolist() for name, one in physics.by_type.items()},
         "most_devices": physics.most_devices if np.isfinite(physics.most_devices) else None,
         "measured": {
             "workloads": list(setups.workloads),
@@ -99,6 +100,7 @@ def load(text: str) -> StepTimeModel:
             parameters=StepParameters(**body["parameters"]),
             closed=np.array(body["closed"], dtype=float),
             own={name: np.array(one, dtype=float) for name, one in body["own"].items()},
+            by_type={name: np.array(one, dtype=float) for name, one in body["by_type"].items()},
             most_devices=np.inf if body["most_devices"] is None else body["most_devices"],
         ),
         measured=_measured(body["measured"]),

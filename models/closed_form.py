@@ -7,7 +7,9 @@
            its own scale and no m on one machine; 0 on one device
 
 T1 is the workload's curve on the type (compute.py), times exp(doubt (level + tilt x)) where it was not measured alone.
-Each parameter has a value for all workloads, learned around a prior, and a deviation by workload where one is sensible.
+Each parameter has a value for all, learned around a prior, and a deviation by workload or by instance type where one is
+sensible: what joins the devices of a machine differs by a factor of thirty between types, and no catalogue tells it,
+and types give one job more or less of their nominal rate.
 """
 
 from __future__ import annotations
@@ -31,16 +33,17 @@ _STEEPEST = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """Prior mean and standard deviation over all workloads, and of one workload's deviation (0: none)."""
+    """Prior mean and standard deviation over all, and of one workload's or one instance type's deviation (0: none)."""
 
     mean: float
     sd: float
     own_sd: float = 0.0
+    type_sd: float = 0.0
 
 
 # Priors are wide where any value is possible and narrow where data seldom identify the term [physics.md].
 PARAMETERS: dict[str, Parameter] = {
-    "log_scale": Parameter(mean=1.8, sd=1.0, own_sd=0.15),  # between machines, against the nominal rate
+    "log_scale": Parameter(mean=1.8, sd=1.0, own_sd=0.15, type_sd=0.3),  # between machines, against the nominal rate
     "machines": Parameter(mean=0.1, sd=0.1, own_sd=0.06),  # slope in log(m / 2)
     "two": Parameter(mean=0.2, sd=0.5, own_sd=0.08),  # two machines: another algorithm
     "devices": Parameter(mean=0.1, sd=0.3, own_sd=0.05),  # slope in the log of devices a machine, m > 2
@@ -52,7 +55,7 @@ PARAMETERS: dict[str, Parameter] = {
     "bytes": Parameter(mean=0.0, sd=0.15),  # nu - 1
     "log_alpha": Parameter(mean=-7.0, sd=1.0),
     "log_sharpness": Parameter(mean=0.7, sd=0.4),  # log(p - 1)
-    "log_inside": Parameter(mean=0.5, sd=1.0, own_sd=0.5),
+    "log_inside": Parameter(mean=0.5, sd=1.0, own_sd=0.5, type_sd=1.2),
     "inside_devices": Parameter(mean=0.3, sd=0.5),
     "log_inside_alpha": Parameter(mean=-8.0, sd=1.5),
     "logit_hidden": Parameter(mean=0.7, sd=0.8, own_sd=1.2),
@@ -70,7 +73,7 @@ _OF_COMPUTE = {"log_slowdown", "slowdown_batch", "log_contention", "log_crowding
 _OF_OVERLAP = {"log_sharpness", "logit_hidden"}
 # By how much a parameter is moved to learn its slope: the curve over it and the rounding under it both stay below 1e-4.
 STEP = 1e-4
-MEAN, SD, OWN_SD = np.array([(one.mean, one.sd, one.own_sd) for one in PARAMETERS.values()]).T
+MEAN, SD, OWN_SD, TYPE_SD = np.array([(one.mean, one.sd, one.own_sd, one.type_sd) for one in PARAMETERS.values()]).T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +184,8 @@ def _alone(line: ClosedLine, value: dict[str, FloatArray]) -> _Alone:
     crowd = np.where(others > 0, np.maximum(others, 1e-9) ** np.minimum(np.exp(tall["log_crowding"]), _STEEPEST), 0.0)
     drift = np.exp(line.doubt * (value["level"] + value["tilt"] * line.octaves))[:, None]
     part = np.maximum(line.part, 1e-6)
-    slower = 1 + np.exp(tall["log_slowdown"]) * crowd * part ** tall["slowdown_batch"]
+    # below -1 a step would take the longer the smaller its batch is
+    slower = 1 + np.exp(tall["log_slowdown"]) * crowd * part ** np.maximum(tall["slowdown_batch"], -1.0)
     micro = drift * (line.alone_s * slower + np.exp(tall["log_contention"]) * line.fixed_s * others)
     micro = np.where(line.present, micro, 0.0)
     last = micro.max(axis=1, initial=0.0)

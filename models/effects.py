@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .arrays import FloatArray
-from .closed_form import NAMES, OWN_SD
+from .closed_form import NAMES, OWN_SD, TYPE_SD
 from .features import Features
 from .keys import Keys
 
@@ -33,9 +33,11 @@ class Term:
 
 DEVIATIONS = tuple(f"own_{name}" for name, sd in zip(NAMES, OWN_SD, strict=True) if sd > 0)
 _DEVIATING = tuple(int(at) for at in np.flatnonzero(OWN_SD > 0))
+TYPE_DEVIATIONS = tuple(f"type_{name}" for name, sd in zip(NAMES, TYPE_SD, strict=True) if sd > 0)
+_DEVIATING_BY_TYPE = tuple(int(at) for at in np.flatnonzero(TYPE_SD > 0))
 # Prior standard deviation of log step by family; the variances are learned around these.
 LINEAR = {
-    **dict.fromkeys(DEVIATIONS, 1.0),
+    **dict.fromkeys((*DEVIATIONS, *TYPE_DEVIATIONS), 1.0),
     "all": 0.02,
     "workload": 0.03,
     "workload_exposed": 0.05,
@@ -77,6 +79,10 @@ def terms(features: Features) -> dict[str, Term]:
     block, exact = blocks(features), Keys.joined(work, features.exact)
     across = Keys(("inside", "across"), (features.instances > 1).astype(np.intp))  # other wires
     found = {name: Term(keys=work, weight=features.own[:, at]) for name, at in zip(DEVIATIONS, _DEVIATING, strict=True)}
+    found |= {
+        name: Term(keys=features.link_type, weight=features.by_type[:, at])
+        for name, at in zip(TYPE_DEVIATIONS, _DEVIATING_BY_TYPE, strict=True)
+    }
     two = answers * (features.instances == 2)
     found |= {
         "all": Term(keys=everywhere, weight=ones),

@@ -22,6 +22,7 @@ class Features:
 
     workload: Keys
     slowest_type: Keys
+    link_type: Keys  # of the machine with the slowest link
     arrangement: Keys  # types and devices used, in one order
     exact: Keys  # the same as it was written: another order is another placement
     exposed: FloatArray  # part of the step that answers to communication
@@ -34,6 +35,7 @@ class Features:
     several: FloatArray  # 1 with more than one device
     shared: FloatArray  # (rows, parameters) slopes by whitened parameter
     own: FloatArray  # (rows, parameters) slopes by a workload's deviation
+    by_type: FloatArray  # (rows, parameters) slopes by an instance type's deviation
     offset: FloatArray
 
     def take(self, picked: IntArray) -> Features:
@@ -83,6 +85,7 @@ def features_of(arrays: SetupArrays, step: PhysicalStep, physics: Physics) -> Fe
     return Features(
         workload=arrays.workloads,
         slowest_type=slowest,
+        link_type=physics.link_types(arrays),
         arrangement=arrangement,
         exact=exact,
         exposed=step.exposed,
@@ -95,6 +98,7 @@ def features_of(arrays: SetupArrays, step: PhysicalStep, physics: Physics) -> Fe
         several=(arrays.ranks > 1).astype(float),
         shared=step.shared,
         own=step.own,
+        by_type=step.by_type,
         offset=step.offset,
     )
 

@@ -35,8 +35,9 @@ from .machines import Machine, read_machines
 from .measured import Learned, Measured
 from .memory import MemoryModel, fit_memory
 from .nearness import Nearness
-from .physics import Physics, fit_physics
+from .physics import Physics
 from .setups import SetupArrays
+from .sought import fit_physics
 from .workload import Workload
 
 __all__ = ["StepTimeModel", "TrainingData", "fit"]

@@ -158,8 +158,7 @@ def test_a_step_grows_with_the_batch(
     cluster: tuple[list[str], list[int]], z: list[float], batch: int, more: float
 ) -> None:
     types, layout = cluster
-    # slower by a power of T1 above -1 still grows with it; eta below that is no slowdown anyone has seen
-    values = at_least(parameters(z), "slowdown_batch", -1.0)
+    values = parameters(z)
     larger = int(np.ceil(batch * more))
     steps = [of(closed_times(line(types, layout, batch=one), values).step_s) for one in (batch, larger)]
     assert steps[1] > steps[0]

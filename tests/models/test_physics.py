@@ -10,14 +10,15 @@ import pandas as pd
 import pytest
 
 from models.arrays import FloatArray
-from models.closed_form import NAMES, OWN_SD, SD
+from models.closed_form import NAMES, OWN_SD, SD, TYPE_SD
 from models.columns import read_setups
 from models.communication import fit_collectives
 from models.compute import fit_compute
 from models.machines import read_machines
 from models.overlap import PARAMETER_NAMES, PARAMETER_SD, Buckets, StepParameters, default_buckets
-from models.physics import Physics, fit_physics
+from models.physics import Physics
 from models.setups import SetupArrays
+from models.sought import fit_physics
 from models.step_time import StepTimeModel, TrainingData, fit
 from tests.models.synthetic import World
 
@@ -103,7 +104,9 @@ def elsewhere(seed: int, far: float = 0.7) -> Physics:
     """The closed form at parameters drawn around the prior, which nobody is told."""
     random = np.random.default_rng(seed)
     own = {name: far * random.normal(size=len(NAMES)) * (OWN_SD > 0) for name in WORKLOADS}
-    return replace(closed(), closed=far * random.normal(size=len(NAMES)) * (SD > 0), own=own)
+    shared = far * random.normal(size=len(NAMES)) * (SD > 0)
+    by_type = {name: far * random.normal(size=len(NAMES)) * (TYPE_SD > 0) for name in TYPES}
+    return replace(closed(), closed=shared, own=own, by_type=by_type)
 
 
 def log_step(physics: Physics, asked: SetupArrays) -> FloatArray:
@@ -119,8 +122,13 @@ def test_slopes_of_the_closed_form_are_what_a_moved_parameter_does() -> None:
         moved = [{name: one + far * side * move for name, one in here.own.items()} for side in (1, -1)]
         ends = [log_step(replace(here, own=one), asked) for one in moved]
         assert found.own[:, at] == pytest.approx((ends[0] - ends[1]) / (2 * far), rel=2e-3, abs=2e-4)
-    deviations = np.array([here.own[name] for name in asked.workloads])
-    assert found.offset == pytest.approx(found.shared[:, first:] @ here.closed + (found.own * deviations).sum(axis=1))
+        moved = [{name: one + far * side * move for name, one in here.by_type.items()} for side in (1, -1)]
+        ends = [log_step(replace(here, by_type=one), asked) for one in moved]
+        assert found.by_type[:, at] == pytest.approx((ends[0] - ends[1]) / (2 * far), rel=2e-3, abs=2e-4)
+    own = np.array([here.own[name] for name in asked.workloads])
+    by_type = np.array([here.by_type[name] for name in here.link_types(asked)])
+    expected = found.shared[:, first:] @ here.closed + (found.own * own + found.by_type * by_type).sum(axis=1)
+    assert found.offset == pytest.approx(expected)
     assert (found.shared[:, :first] == 0).all()
 
 

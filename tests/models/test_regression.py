@@ -10,7 +10,7 @@ import pytest
 
 from models import intervals
 from models.arrays import FloatArray
-from models.closed_form import NAMES, OWN_SD
+from models.closed_form import NAMES, OWN_SD, TYPE_SD
 from models.effects import (
     FAMILIES,
     GIVEN,
@@ -45,6 +45,7 @@ def features(rows: int, seed: int, workloads: int = 3, arrangements: int = 4, sl
     return Features(
         workload=Keys.of(f"w{one}" for one in random.integers(0, workloads, rows)),
         slowest_type=Keys.of(f"t{one}" for one in random.integers(0, 2, rows)),
+        link_type=Keys.of(f"t{one}" for one in random.integers(0, 2, rows)),
         arrangement=Keys.of(arrangement),
         exact=Keys.of(f"{one}{random.integers(0, 2)}" for one in arrangement),
         exposed=exposed,
@@ -57,6 +58,7 @@ def features(rows: int, seed: int, workloads: int = 3, arrangements: int = 4, sl
         several=random.choice([0.0, 1.0], rows),
         shared=shared,
         own=slopes * 0.03 * random.normal(size=(rows, len(NAMES))) * (OWN_SD > 0),
+        by_type=slopes * 0.03 * random.normal(size=(rows, len(NAMES))) * (TYPE_SD > 0),
         offset=slopes * 0.05 * random.normal(size=rows),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -140,6 +141,27 @@ def test_what_is_known_inside_a_machine_says_little_of_the_wires_between_machine
     assert width["b"] > 10 * width["a"]  # 8 where one effect stands for both wires
 
 
+def test_what_joins_the_devices_of_a_machine_is_another_on_every_type() -> None:
+    types = pd.DataFrame([{"name": name, "devices": 4, "cores": 8, "bandwidth_gbps": 10.0} for name in ("a", "b")])
+    seconds_a_byte = {"a": 5e-12, "b": 1.5e-10}
+
+    def rows_of(workload: str, size: float, compute_s: float, layouts: tuple[str, ...]) -> list[dict[str, object]]:
+        rows = []
+        for name, batch, layout in product(("a", "b"), (4, 8, 16), layouts):
+            used = int(layout)
+            waited = 2 * (used - 1) / used * size * seconds_a_byte[name]
+            step = compute_s * batch / 4 + waited
+            facts = {"layout": layout, "sync_s": waited, "gradient_bytes": size}
+            rows.append(row(workload, f"1x{name}", batch, step, **facts))
+        return rows
+
+    known = [*rows_of("v", 8e8, 0.02, ("1", "2", "4")), *rows_of("u", 4e8, 0.01, ("1", "2", "4"))]
+    model = model_of([*known, *rows_of("w", 6e8, 0.03, ("1",))], types)
+    for asked in rows_of("w", 6e8, 0.03, ("4",)):
+        found = seconds(model, str(asked["cluster"]), int(str(asked["batch_per_device"])), "4")
+        assert found["step_s"] == pytest.approx(asked["step_s"], rel=0.25)
+
+
 def test_every_doubling_beyond_the_largest_measured_cluster_is_doubted() -> None:
     rows = []
     for count, batch in ((count, batch) for count in (1, 2, 4) for batch in (4, 8, 16)):
@@ -152,8 +174,8 @@ def test_every_doubling_beyond_the_largest_measured_cluster_is_doubted() -> None
         found = seconds(StepTimeModel.from_json(text), f"{count}xa", 8, "+".join("1" * count))
         return float(np.log(found["step_high_s"] / found["step_low_s"]))
 
-    beyond = [width(text, count) / width(unbounded, count) for count in (4, 8, 16, 32)]
-    assert beyond[0] == 1 < beyond[1] < beyond[2] < beyond[3]
+    added = [width(text, count) ** 2 - width(unbounded, count) ** 2 for count in (4, 8, 16, 32)]
+    assert added[0] == 0 < added[1] < added[2] < added[3]
 
 
 def test_three_runs_tell_more_than_one_where_every_run_is_as_noisy() -> None:
