@@ -2,14 +2,14 @@
 
     step = (s - 1) t + t - f t + ((f t)^p + C^p)^(1/p)          s accumulation steps; f: what can hide communication
     t    = T1(b) [1 + sigma h (T1 / T1_max)^eta] + c a (k - 1)/3     k devices on the machine share its cores and links
-    h    = ((k - 1)/3)^q;  a: the part of T1 that does not grow with the batch
+    h    = ((k - 1)/3)^q;  q at most 2, eta at least -1;  a: the part of T1 that does not grow with the batch
     C    = sigma_C beta(layout) 2 (n - 1)/n G^nu / B^gamma + alpha m (1 + G / 25 MB)          on m machines
            its own scale and no m on one machine; 0 on one device
 
 T1 is the workload's curve on the type (compute.py), times exp(doubt (level + tilt x)) where it was not measured alone.
 Each parameter has a value for all, learned around a prior, and a deviation by workload or by instance type where one is
-sensible: what joins the devices of a machine differs by a factor of thirty between types, and no catalogue tells it,
-and types give one job more or less of their nominal rate.
+sensible: what joins the devices of a machine (PCIe or NVLink: some 10 to 300 GB/s by NVIDIA's data sheets [D]) stands
+in no catalogue of instances, and types give one job more or less of their nominal rate.
 """
 
 from __future__ import annotations

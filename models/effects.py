@@ -90,7 +90,7 @@ def terms(features: Features) -> dict[str, Term]:
         "workload_exposed": Term(keys=work, weight=answers),
         "pair": Term(keys=pair, weight=hidden),
         "type": Term(keys=kind, weight=hidden),
-        "link": Term(keys=Keys.joined(kind, across), weight=answers),
+        "link": Term(keys=Keys.joined(features.link_type, across), weight=answers),
         "arrangement": Term(keys=features.arrangement, weight=answers),
         "batch": Term(keys=batches, weight=features.several),
         "doubt": Term(keys=pair, weight=features.doubt * hidden),

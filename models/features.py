@@ -22,7 +22,7 @@ class Features:
 
     workload: Keys
     slowest_type: Keys
-    link_type: Keys  # of the machine with the slowest link
+    link_type: Keys  # of the machine with the slowest link as far as that is learned
     arrangement: Keys  # types and devices used, in one order
     exact: Keys  # the same as it was written: another order is another placement
     exposed: FloatArray  # part of the step that answers to communication

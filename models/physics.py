@@ -50,7 +50,7 @@ class Physics:
     machines: dict[str, Machine]
     profiled: frozenset[str]  # workloads that go by the timeline
     parameters: StepParameters = field(default_factory=StepParameters)
-    closed: FloatArray = field(default_factory=lambda: np.zeros(len(NAMES)))  # z, shared by the workloads
+    closed: FloatArray = field(default_factory=lambda: np.zeros(len(NAMES)))  # z, shared by workloads and types
     own: dict[str, FloatArray] = field(default_factory=dict)  # z of each workload's deviation
     by_type: dict[str, FloatArray] = field(default_factory=dict)  # z of each instance type's deviation
     most_devices: float = np.inf  # of the largest cluster that was measured, of any workload
@@ -112,13 +112,21 @@ class Physics:
     def closed_line(self, setups: SetupArrays) -> ClosedLine:
         """The setups laid out for the closed form."""
         sizes = {name: float(sum(one.size_bytes)) for name, one in self.buckets.items()}
-        return lay_out_closed(setups, compute=self.compute, gradient_bytes=sizes, machines=self.machines)
+        line = lay_out_closed(setups, compute=self.compute, gradient_bytes=sizes, machines=self.machines)
+        return replace(line, gbps=self.link_types(setups).values(lambda name: self.machines[name].bandwidth_gbps))
 
     def link_types(self, setups: SetupArrays) -> Keys:
-        """The type of each setup's machine with the slowest link, the first of equals."""
-        gbps = setups.by_type({name: self.machines[name].bandwidth_gbps for name in setups.names}, np.inf)
-        slowest = np.where(setups.kind >= 0, gbps, np.inf).argmin(axis=1)
+        """The type of each setup's machine with the slowest link, as far as learned; of equals the first by name."""
+        by_speed = sorted(setups.names, key=lambda name: (self._log_rate(name), name))
+        place = setups.by_type({name: float(at) for at, name in enumerate(by_speed)}, np.inf)
+        slowest = np.where(setups.kind >= 0, place, np.inf).argmin(axis=1)
         return Keys(setups.names, setups.kind[np.arange(len(slowest)), slowest])
+
+    def _log_rate(self, name: str) -> float:
+        """Of a type's link, but for what all types have in common."""
+        power = np.exp(MEAN[_GAMMA] + SD[_GAMMA] * self.closed[_GAMMA])
+        slower = TYPE_SD[_SCALE] * self.by_type[name][_SCALE] if name in self.by_type else 0.0
+        return float(power * np.log(self.machines[name].bandwidth_gbps) - slower)
 
     def _values(self, setups: SetupArrays) -> FloatArray:
         """(rows, parameters) of the closed form."""
@@ -137,6 +145,7 @@ def _known(deviations: dict[str, FloatArray], keys: Keys) -> FloatArray:
     return np.asarray(known[keys.codes], dtype=float)
 
 
+_SCALE, _GAMMA = NAMES.index("log_scale"), NAMES.index("log_gamma")
 _SECONDS = ("step_s", "compute_s", "mean_compute_s", "communication_s")
 
 

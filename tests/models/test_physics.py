@@ -293,3 +293,15 @@ def test_steps_that_are_no_times_are_left_out() -> None:
     runs = clean()[0]
     bad = runs.iloc[:5].assign(step_s=[0.0, -1.0, np.nan, np.inf, -np.inf])
     assert from_rows(pd.concat([bad, runs])).to_json() == clean()[1].to_json()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_wider_link_of_any_type_never_slows_a_step(seed: int) -> None:
+    here, asked = elsewhere(seed), setups(random_runs(60, seed))
+    for name, machine in here.machines.items():
+        for gbps in sorted({one.bandwidth_gbps for one in here.machines.values()}):
+            narrow, wide = (  # just below each other type's, and just beyond it
+                replace(here, machines={**here.machines, name: replace(machine, bandwidth_gbps=part * gbps)})
+                for part in (0.99, 1.01)
+            )
+            assert (wide.seconds(asked) <= narrow.seconds(asked) * (1 + 1e-12)).all()

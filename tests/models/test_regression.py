@@ -102,7 +102,7 @@ def strangers(seen: Features) -> Features:
     """The same numbers of workloads, types, arrangements and shapes that nobody has seen."""
     others = {
         name: Keys.of(f"new-{one}" for one in getattr(seen, name))
-        for name in ("workload", "slowest_type", "arrangement", "exact")
+        for name in ("workload", "slowest_type", "link_type", "arrangement", "exact")
     }
     return replace(seen, near=seen.near + 30, batch=seen.batch + 30, **others)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 
@@ -10,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from models.closed_form import NAMES
 from models.compute import fit_compute
 from models.machines import read_machines
 from models.step_time import StepTimeModel, fit
@@ -160,6 +162,42 @@ def test_what_joins_the_devices_of_a_machine_is_another_on_every_type() -> None:
     for asked in rows_of("w", 6e8, 0.03, ("4",)):
         found = seconds(model, str(asked["cluster"]), int(str(asked["batch_per_device"])), "4")
         assert found["step_s"] == pytest.approx(asked["step_s"], rel=0.25)
+
+
+def between_machines(names: Iterable[str]) -> list[dict[str, object]]:
+    """Two workloads on clusters of a and of b, whose links are said to be equal and are not."""
+    rows = []
+    for (workload, size), name, count, batch in product((("v", 8e8), ("u", 4e8)), names, (1, 2, 4), (4, 8, 16)):
+        waited = 2 * (count - 1) / count * size * {"a": 1e-9, "b": 4e-9}[name]
+        facts = {"layout": "+".join("1" * count), "sync_s": waited, "gradient_bytes": size}
+        rows.append(row(workload, f"{count}x{name}", batch, 0.01 * batch + waited, **facts))
+    return rows
+
+
+LINKS = pd.DataFrame([{"name": name, "devices": 1, "cores": 8, "bandwidth_gbps": 10.0} for name in "abc"])
+
+
+def test_a_new_workload_is_told_which_type_gives_less_of_its_nominal_rate() -> None:
+    alone = [
+        row("w", f"1x{name}", batch, 0.02 * batch, layout="1", sync_s=0.0, gradient_bytes=6e8)
+        for name, batch in product("abc", (4, 8, 16))
+    ]
+    model = model_of([*between_machines("ab"), *alone], LINKS)
+    slow, quick = (seconds(model, f"2x{name}", 8, "1+1")["step_s"] for name in "ba")
+    assert slow == pytest.approx(0.16 + 2.4, rel=0.15) and quick == pytest.approx(0.16 + 0.6, rel=0.15)
+    learned = {name: model.physics.by_type[name][NAMES.index("log_scale")] for name in "ab"}
+    assert learned["b"] > learned["a"] + 1
+    unknown = seconds(model, "2xc", 8, "1+1")
+    assert unknown["step_low_s"] < 0.16 + 0.6 and unknown["step_high_s"] > 0.16 + 2.4
+
+
+@pytest.mark.parametrize("gbps", [10.0, 12.0])
+def test_a_mixed_cluster_goes_by_the_link_that_was_found_slow_in_any_order(gbps: float) -> None:
+    types = LINKS.assign(bandwidth_gbps=[10.0, gbps, 10.0])
+    model = model_of(between_machines("ab"), types)
+    both = [seconds(model, cluster, 8, "1+1", "v")["step_s"] for cluster in ("1xa+1xb", "1xb+1xa")]
+    assert both[0] == pytest.approx(both[1], rel=1e-3)
+    assert both[0] == pytest.approx(seconds(model, "2xb", 8, "1+1", "v")["step_s"], rel=0.15)
 
 
 def test_every_doubling_beyond_the_largest_measured_cluster_is_doubted() -> None:
