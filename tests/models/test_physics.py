@@ -1,4 +1,4 @@
-"""Slopes, the parameters sought from step times, and models of nothing but imported runs."""
+"""Slopes of the parameters, and models of nothing but imported runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from models.machines import read_machines
 from models.overlap import PARAMETER_NAMES, PARAMETER_SD, Buckets, StepParameters, default_buckets
 from models.physics import Physics
 from models.setups import SetupArrays
-from models.sought import fit_physics
 from models.step_time import StepTimeModel, TrainingData, fit
 from tests.models.synthetic import World
 
@@ -173,30 +172,6 @@ def test_what_answers_to_communication_and_what_to_compute_make_the_whole_step()
     assert (here.at(asked).exposed[asked.ranks == 1] < 1e-6).all()
     speed = [[TYPES[name][0] for name in one] for one in asked.types]
     assert all(one[at] == min(one) for one, at in zip(speed, here.at(asked).times.slowest, strict=True))
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_parameters_that_nobody_was_told_are_found_well_enough_for_a_larger_cluster(seed: int) -> None:
-    hidden, random = elsewhere(seed), np.random.default_rng(seed)
-    seen, larger = setups(random_runs(200, seed)), setups(random_runs(90, seed + 10, 8, 16))
-    measured = np.exp(log_step(hidden, seen) + random.normal(0, 0.02, 200))
-    found = fit_physics(closed(), seen, measured)
-    error = np.abs(log_step(found, larger) - log_step(hidden, larger))
-    assert np.median(error) < 0.035 and np.quantile(error, 0.9) < 0.07
-    before = np.median(np.abs(log_step(closed(), larger) - log_step(hidden, larger)))
-    assert before > 0.1 and before > 4 * np.median(error)
-    measured[random.choice(200, 6, replace=False)] *= 10
-    moved = np.abs(log_step(fit_physics(closed(), seen, measured), larger) - log_step(found, larger))
-    assert np.median(moved) < 0.02 and np.quantile(moved, 0.9) < 0.05
-
-
-def test_a_workload_with_many_rows_counts_for_no_more_than_150_of_them() -> None:
-    seen = random_runs(450, 4)  # 150 of each workload
-    measured = np.exp(log_step(elsewhere(4), setups(seen)))
-    again = np.flatnonzero((seen["workload"] == seen["workload"].iloc[0]).to_numpy())
-    often = np.concatenate([np.arange(450), again, again])
-    once, thrice = (fit_physics(closed(), setups(seen.iloc[at]), measured[at]) for at in (np.arange(450), often))
-    assert np.abs(log_step(thrice, setups(seen)) - log_step(once, setups(seen))).max() < 1e-4
 
 
 def from_rows(runs: pd.DataFrame) -> StepTimeModel:
