@@ -61,7 +61,7 @@ bench-planner: setup ## the planner at EC2's scale, in a made-up market: ARGS="-
 	@$(BIN)/pip install --quiet --quiet --constraint constraints.txt --editable '.[dev,bench]'
 	@$(BIN)/python -m flows.bench_planner $(ARGS)
 
-bench-world: setup ## the models on GPUs and sizes that no file has, in a made-up world: ARGS="--seed 1" (about 8 minutes)
+bench-world: setup ## the models on GPUs and sizes that no file has, in a made-up world: ARGS="--seed 1" (about 9 minutes)
 	@$(BIN)/python -m flows.bench_world $(ARGS)
 
 bench-spot: setup ## what is said of jobs on spot machines, on records in ../shared/data: ARGS="--jobs 600" (a minute or two)
