@@ -1,10 +1,11 @@
 """One optimizer step where no bucket profile exists: overlap in closed form, after Pollux [P, physics.md].
 
-    step = (s - 1) t + t - f t + ((f t)^p + C^p)^(1/p)          s accumulation steps; f: what can hide communication
+    step = (s - 1) t + t - f t + ((f t)^p + (C - L)^p)^(1/p) + L       s accumulation steps; f: what hides an exchange
     t    = T1(b) [1 + sigma h (T1 / T1_max)^eta] + c a (k - 1)/3     k devices on the machine share its cores and links
     h    = ((k - 1)/3)^q;  q at most 2, eta at least -1;  a: the part of T1 that does not grow with the batch
     C    = sigma_C beta(layout) 2 (n - 1)/n G^nu / B^gamma + alpha m (1 + G / 25 MB)          on m machines
            its own scale and no m on one machine; 0 on one device
+    L    = the exchange of the last bucket, which nothing is left to hide: of min(G, 25 MB tau) bytes [DDP's buckets]
 
 T1 is the workload's curve on the type (compute.py), times exp(doubt (level + tilt x)) where it was not measured alone.
 Each parameter has a value for all, learned around a prior, and a deviation by workload or by instance type where one is
@@ -55,10 +56,11 @@ PARAMETERS: dict[str, Parameter] = {
     "bytes": Parameter(mean=0.0, sd=0.15),  # nu - 1
     "log_alpha": Parameter(mean=-7.0, sd=1.0),
     "log_sharpness": Parameter(mean=0.7, sd=0.4),  # log(p - 1)
+    "log_last": Parameter(mean=-0.7, sd=0.5, own_sd=0.3),  # log tau: the last bucket is filled by half on average
     "log_inside": Parameter(mean=0.5, sd=1.0, own_sd=0.5, type_sd=1.2),
     "inside_devices": Parameter(mean=0.3, sd=0.5),
     "log_inside_alpha": Parameter(mean=-8.0, sd=1.5),
-    "logit_hidden": Parameter(mean=0.7, sd=0.8, own_sd=1.2),
+    "logit_hidden": Parameter(mean=0.7, sd=0.8, own_sd=0.4),
     "log_slowdown": Parameter(mean=-2.0, sd=0.8, own_sd=0.8),
     "slowdown_batch": Parameter(mean=0.0, sd=0.5, own_sd=0.5),  # eta
     "log_contention": Parameter(mean=-2.0, sd=1.0, own_sd=0.6),
@@ -140,8 +142,15 @@ def lay_out_closed(
     )
 
 
-def collective_seconds(line: ClosedLine, value: dict[str, FloatArray]) -> FloatArray:
-    """(rows,) seconds of one exchange of all gradients; `value` holds each parameter, (rows,) or a scalar."""
+def exchanges(line: ClosedLine, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
+    """(rows,) seconds of one exchange of all gradients, and of its last bucket alone."""
+    sizes = line.gradient_bytes * np.exp(line.untold * value["size"])
+    last = np.minimum(sizes, _BUCKET * np.exp(value["log_last"]))
+    return collective_seconds(line, value, sizes), collective_seconds(line, value, last)
+
+
+def collective_seconds(line: ClosedLine, value: dict[str, FloatArray], sizes: FloatArray) -> FloatArray:
+    """(rows,) seconds of one exchange of so many bytes; `value` holds each parameter, (rows,) or a scalar."""
     ranks = (line.count * line.devices).sum(axis=1)
     machines = line.count.sum(axis=1)
     each = ranks / machines
@@ -153,7 +162,6 @@ def collective_seconds(line: ClosedLine, value: dict[str, FloatArray]) -> FloatA
         value["two"] + value["two_devices"] * dense + value["two_imbalance"] * uneven,
         value["devices"] * dense + value["imbalance"] * uneven,
     )
-    sizes = line.gradient_bytes * np.exp(line.untold * value["size"])
     ring = 2 * (ranks - 1) / np.maximum(ranks, 1) * (sizes / _BYTES) ** (1 + value["bytes"]) * _BYTES
     buckets = 1 + sizes / _BUCKET
     nominal = _GBPS * (line.gbps / _GBPS) ** np.exp(value["log_gamma"])
@@ -199,23 +207,24 @@ def _alone(line: ClosedLine, value: dict[str, FloatArray]) -> _Alone:
     )
 
 
-def _step_s(alone: _Alone, exchange: FloatArray, value: dict[str, FloatArray]) -> FloatArray:
-    hidden = alone.last_s / (1 + np.exp(-value["logit_hidden"]))
+def _step_s(alone: _Alone, sent: tuple[FloatArray, FloatArray], value: dict[str, FloatArray]) -> FloatArray:
+    whole, last = sent
+    hidden, early = alone.last_s / (1 + np.exp(-value["logit_hidden"])), np.maximum(whole - last, 0.0)
     power = 1 + np.exp(value["log_sharpness"])
-    top = np.maximum(np.maximum(hidden, exchange), 1e-30)
-    both = top * ((hidden / top) ** power + (exchange / top) ** power) ** (1 / power)
-    return np.asarray(alone.before_s + alone.last_s - hidden + both, dtype=float)
+    top = np.maximum(np.maximum(hidden, early), 1e-30)
+    both = top * ((hidden / top) ** power + (early / top) ** power) ** (1 / power)
+    return np.asarray(alone.before_s + alone.last_s - hidden + both + last, dtype=float)
 
 
 def closed_times(line: ClosedLine, values: FloatArray) -> StepTimes:
     """The equation of the module's docstring; `values` is (rows, parameters) in the order of NAMES."""
     value = _by_name(values)
-    alone, exchange = _alone(line, value), collective_seconds(line, value)
+    alone, sent = _alone(line, value), exchanges(line, value)
     return StepTimes(
-        step_s=_step_s(alone, exchange, value),
+        step_s=_step_s(alone, sent, value),
         compute_s=alone.before_s + alone.last_s,
         mean_compute_s=alone.mean_s,
-        communication_s=exchange,
+        communication_s=sent[0],
         slowest=alone.slowest,
     )
 
@@ -226,17 +235,16 @@ def closed_slopes(line: ClosedLine, values: FloatArray) -> FloatArray:
     A parameter is moved where it is at work alone, in the compute, the exchange or their overlap: a third of the cost.
     """
     value = _by_name(values)
-    alone, exchange = _alone(line, value), collective_seconds(line, value)
-    logs = np.log(_step_s(alone, exchange, value))
-    met = np.where(exchange > 0, exchange, 1.0)
-    answers = (np.log(_step_s(alone, exchange * (1 + STEP), value)) - logs) / STEP  # to the log of the exchange
+    alone, sent = _alone(line, value), exchanges(line, value)
+    logs = np.log(_step_s(alone, sent, value))
     slopes = np.zeros(values.shape)
     for at, name in enumerate(NAMES):
         moved = value | {name: value[name] + STEP}
         if name in _OF_COMPUTE:
-            slopes[:, at] = (np.log(_step_s(_alone(line, moved), exchange, value)) - logs) / STEP
+            after = _step_s(_alone(line, moved), sent, value)
         elif name in _OF_OVERLAP:
-            slopes[:, at] = (np.log(_step_s(alone, exchange, moved)) - logs) / STEP
+            after = _step_s(alone, sent, moved)
         else:
-            slopes[:, at] = answers * np.where(exchange > 0, collective_seconds(line, moved) / met - 1, 0.0) / STEP
+            after = _step_s(alone, exchanges(line, moved), value)
+        slopes[:, at] = (np.log(after) - logs) / STEP
     return slopes

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.arrays import FloatArray
-from models.closed_form import MEAN, NAMES, OWN_SD, SD, ClosedLine, closed_times, collective_seconds, lay_out_closed
+from models.closed_form import MEAN, NAMES, OWN_SD, SD, ClosedLine, closed_times, exchanges, lay_out_closed
 from models.columns import read_setups
 from models.compute import ComputeModel
 from models.curves import Curve
@@ -38,7 +38,7 @@ def compute() -> ComputeModel:
     # "quick" and "wide" of "tiny" and "unknown" were never run: filled in, hence doubted
     curves = {("net", name): curve(3.0 / one.prior_speed) for name, one in MACHINES.items()}
     curves |= {(name, "slow"): curve(1.0, "inferred") for name in ("tiny", "unknown")}
-    return ComputeModel(curves=curves, delta={}, machines=MACHINES)
+    return ComputeModel(curves=curves, machines=MACHINES)
 
 
 def line(
@@ -80,7 +80,11 @@ def of(found: FloatArray) -> float:
 
 
 def exchange(one: ClosedLine, values: FloatArray) -> float:
-    return of(collective_seconds(one, {name: values[:, at] for at, name in enumerate(NAMES)}))
+    return of(exchanges(one, {name: values[:, at] for at, name in enumerate(NAMES)})[0])
+
+
+def last_bucket(one: ClosedLine, values: FloatArray) -> float:
+    return of(exchanges(one, {name: values[:, at] for at, name in enumerate(NAMES)})[1])
 
 
 def hidden_part(values: FloatArray) -> float:
@@ -233,7 +237,35 @@ def test_the_equation_by_hand_on_two_machines_of_seven_devices() -> None:
     micro = 0.084 * (1 + 0.5 * 4 * 0.084 / 1.044) + 0.25 * 0.02 * 2
     assert of(times.compute_s) == pytest.approx(micro + 0.003, rel=1e-6)
     assert 0.3 * micro < sent < 3 * micro
-    assert of(times.step_s) == pytest.approx(0.003 + micro / 2 + np.hypot(micro / 2, sent), rel=1e-6)
+    last = last_bucket(here, values)
+    assert 0 < last < 0.3 * sent  # 25 MiB of 100 MB, or less
+    assert of(times.step_s) == pytest.approx(0.003 + micro / 2 + np.hypot(micro / 2, sent - last) + last, rel=1e-6)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(MEMBERS, Z, st.floats(1e3, 1e9), st.floats(1.01, 100))
+def test_a_step_never_gets_quicker_with_more_bytes_and_its_last_bucket_is_never_hidden(
+    cluster: tuple[list[str], list[int]], z: list[float], sent_bytes: float, more: float
+) -> None:
+    types, layout = cluster
+    values = at_least(parameters(z), "bytes", -1.0)
+    few = replace(line(types, layout), gradient_bytes=np.array([sent_bytes]))
+    many = replace(few, gradient_bytes=np.array([sent_bytes * more]))
+    before, after = (closed_times(one, values) for one in (few, many))
+    assert of(after.step_s) >= of(before.step_s) * (1 - 1e-12)
+    for one, times in ((few, before), (many, after)):
+        assert of(times.step_s) >= (of(times.compute_s) + last_bucket(one, values)) * (1 - 1e-12)
+
+
+def test_a_network_of_one_bucket_hides_nothing_and_a_large_one_nearly_all_but_its_last() -> None:
+    values = parameters(log_last=0.0)
+    busy = line(["wide"] * 2, [1, 1], batch=256)
+    small, large = (replace(busy, gradient_bytes=np.array([size])) for size in (20e6, 400e6))
+    times = closed_times(small, values)
+    assert of(times.step_s) == pytest.approx(of(times.compute_s) + exchange(small, values), rel=1e-9)
+    times = closed_times(large, values)
+    exposed = of(times.step_s) - of(times.compute_s)
+    assert last_bucket(large, values) < exposed < 0.3 * exchange(large, values)
 
 
 def test_one_device_alone_is_as_it_was_measured_and_more_on_a_machine_slow_each_other_down() -> None:
