@@ -19,11 +19,12 @@ from .memory import MemoryModel
 from .overlap import Buckets, StepParameters
 from .physics import Physics
 from .setups import SetupArrays
+from .speeds import Speeds
 
 if TYPE_CHECKING:
     from .step_time import StepTimeModel
 
-_FORMAT = "srift-step-time-4"
+_FORMAT = "srift-step-time-5"
 
 
 class OtherFormat(ValueError):
@@ -39,7 +40,7 @@ def dump(model: StepTimeModel) -> str:
         "provider": model.provider,
         "machines": {name: asdict(one) for name, one in physics.machines.items()},
         "curves": [[*pair, asdict(one)] for pair, one in compute.curves.items()],
-        "delta": compute.delta,
+        "speeds": [compute.speeds.devices, compute.speeds.mean.tolist(), compute.speeds.covariance.tolist()],
         "guess": None if compute.guess is None else first_guess.to_dict(compute.guess),
         "memory": [[*pair, *line] for pair, line in model.memory.lines.items()],
         "memory_facts": model.memory.facts,
@@ -52,6 +53,7 @@ def dump(model: StepTimeModel) -> str:
         "own": {name: one.tolist() for name, one in physics.own.items()},
         "by_type": {name: one.tolist() for name, one in physics.by_type.items()},
         "most_devices": physics.most_devices if np.isfinite(physics.most_devices) else None,
+        "links_gbps": physics.links_gbps if np.isfinite(physics.links_gbps[1]) else None,
         "measured": {
             "workloads": list(setups.workloads),
             "types": setups.types,
@@ -86,8 +88,8 @@ def load(text: str) -> StepTimeModel:
         physics=Physics(
             compute=ComputeModel(
                 curves={(workload, name): _curve(one) for workload, name, one in body["curves"]},
-                delta=body["delta"],
                 machines=machines,
+                speeds=_speeds(*body["speeds"]),
                 guess=first_guess.from_dict(body["guess"]) if body.get("guess") else None,
             ),
             collectives=CollectiveModel(**body["collectives"]),
@@ -102,6 +104,7 @@ def load(text: str) -> StepTimeModel:
             own={name: np.array(one, dtype=float) for name, one in body["own"].items()},
             by_type={name: np.array(one, dtype=float) for name, one in body["by_type"].items()},
             most_devices=np.inf if body["most_devices"] is None else body["most_devices"],
+            links_gbps=(0.0, np.inf) if body["links_gbps"] is None else tuple(body["links_gbps"]),
         ),
         measured=_measured(body["measured"]),
         memory=MemoryModel(
@@ -114,6 +117,10 @@ def load(text: str) -> StepTimeModel:
         workload_digests=body.get("workload_digests", {}),
         type_digests=body.get("type_digests", {}),
     )
+
+
+def _speeds(devices: list[str], mean: list[float], covariance: list[list[float]]) -> Speeds:
+    return Speeds(devices=tuple(devices), mean=np.array(mean), covariance=np.array(covariance))
 
 
 def _curve(body: dict[str, Any]) -> Curve:

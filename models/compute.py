@@ -1,8 +1,7 @@
 """Seconds of one device: forward, backward and optimizer by batch.
 
 T(b) = a + k b at large [D]; measured batches are kept and joined by straight lines, since some workloads bend. A type
-on which a workload was never profiled borrows another type's curve: its time is scaled by the ratio of speeds, a prior
-(cores) times exp(delta), delta per type shrunk towards zero and learned from workloads that were profiled on both.
+on which a workload was never profiled borrows another's curve: its time is scaled by the ratio of speeds (speeds.py).
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ from .arrays import FloatArray
 from .curves import TELLING_SD, Curve, curves_from_runs, far_below
 from .machines import Machine
 from .setups import SetupArrays
+from .speeds import CORES_SD, PEAK_SD, Speeds, Timed, learn_speeds
 
 if TYPE_CHECKING:
     from .first_guess import FirstGuess
 
 # And rows further off than this tell nothing of a type where there are others of the workload.
 _HAZY_SD = 0.35
-# Standard deviations of log speed: of a type around its prior, and of one workload around its type.
-_TYPE_SD, _PAIR_SD = 0.2, 0.08
-# The same of a curve, by where it comes from.
+# Standard deviation of the log of a curve, by where it comes from.
 _DOUBT = {"profile": 0.0, "runs": 0.01, "inferred": 0.1, "guessed": 0.6}
 # Batches at which a first guess is made; beyond them it goes on as a measured curve does.
 _GUESSED_AT = (8.0, 16.0, 32.0, 64.0, 128.0)
@@ -40,8 +38,8 @@ class ComputeModel:
     """
 
     curves: dict[tuple[str, str], Curve]
-    delta: dict[str, float]  # log speed beyond the prior, by type
     machines: dict[str, Machine]
+    speeds: Speeds = field(default_factory=Speeds)
     guess: FirstGuess | None = field(default=None, compare=False, repr=False)
     flops: dict[str, float] = field(default_factory=dict)
     _filled: dict[tuple[str, str], Curve] = field(default_factory=dict, compare=False, repr=False)
@@ -62,18 +60,22 @@ class ComputeModel:
         near = self._nearest(workload, instance_type)
         if near is None:
             return self._guessed(workload, instance_type)[0]
-        ratio = self._log_speed(near) - self._log_speed(instance_type)
+        ratio = self.speeds.log(self.machines, near) - self.speeds.log(self.machines, instance_type)
         return self.curves[workload, near].scaled(float(np.exp(ratio)))
 
     def _nearest(self, workload: str, instance_type: str) -> str | None:
-        """Whose curve stands in: of the types where it was profiled, or else of all, the nearest in speed."""
-        wanted = self._log_speed(instance_type)
+        """Whose curve stands in: that which tells the most of this type, of equals the nearest in speed."""
+        wanted = self.speeds.log(self.machines, instance_type)
         others = [
-            (one.origin != "profile", abs(self._log_speed(name) - wanted), name)
+            (
+                float(np.hypot(_doubt_of(one), self._borrowing_sd(instance_type, name))),
+                abs(self.speeds.log(self.machines, name) - wanted),
+                name,
+            )
             for (owner, name), one in self.curves.items()
             if owner == workload
         ]
-        return min(others)[2] if others else None
+        return min(others)[-1] if others else None
 
     def can_guess(self, instance_type: str) -> bool:
         """Can a first guess be made on the type? Only where the peak rate of its device is known."""
@@ -86,9 +88,6 @@ class ComputeModel:
             raise ValueError(f"workload {workload!r} was never measured: it needs a profile or a run on one instance")
         return self.guess.curve(flops, tflops, _GUESSED_AT)
 
-    def _log_speed(self, instance_type: str) -> float:
-        return float(np.log(self.machines[instance_type].prior_speed)) + self.delta.get(instance_type, 0.0)
-
     def doubt(self, workload: str, instance_type: str) -> float:
         """Standard deviation of the log of the time on one device: 0 where profiled, most where it was filled in."""
         pair = (workload, instance_type)
@@ -97,7 +96,7 @@ class ComputeModel:
         near = self._nearest(workload, instance_type)
         if near is None:
             return self._guessed(workload, instance_type)[1]
-        return float(np.hypot(_doubt_of(self.curves[workload, near]), self._borrowing_sd(instance_type)))
+        return float(np.hypot(_doubt_of(self.curves[workload, near]), self._borrowing_sd(instance_type, near)))
 
     def doubt_apart(self, workload: str, instance_type: str) -> float:
         """What a type's time is off by itself, beside what all types of the workload are off by together (`doubt`).
@@ -107,11 +106,13 @@ class ComputeModel:
         own = [name for owner, name in self.curves if owner == workload]
         if own in ([], [instance_type]):
             return 0.0
-        return self.doubt(workload, instance_type) if instance_type in own else self._borrowing_sd(instance_type)
+        if instance_type in own:
+            return self.doubt(workload, instance_type)
+        return self._borrowing_sd(instance_type, str(self._nearest(workload, instance_type)))
 
-    def _borrowing_sd(self, instance_type: str) -> float:
+    def _borrowing_sd(self, instance_type: str, near: str) -> float:
         """Of the log of a time that is scaled from another type's."""
-        return _PAIR_SD if instance_type in self.delta else float(np.hypot(_PAIR_SD, _TYPE_SD))
+        return self.speeds.sd(self.machines, instance_type, near)
 
     def seconds(self, setups: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """(rows, members) forward, backward, optimizer seconds and distance in log2 batch from the measured range."""
@@ -158,33 +159,33 @@ def fit_compute(profiles: pd.DataFrame, alone: pd.DataFrame, machines: dict[str,
         hazy.append((rows if guessed.empty else guessed, told))
         known = {name: one for (owner, name), one in curves.items() if owner == workload}
         curves |= {(str(workload), name): one for name, one in curves_from_runs(told, known).items()}
-    delta = _speeds(curves, machines)
+    speeds = _speeds(curves, machines)
     for rows, told in hazy:
-        types = [str(name) for name in rows["instance_type"]]
-        speed = np.array([machines[name].prior_speed * np.exp(delta.get(name, 0.0)) for name in types])
-        comparable = np.array([machines[name].speed_told for name in types])
-        bounded = rows.assign(seconds=_least_after(rows, np.where(comparable, speed, np.nan)))
+        bounded = rows.assign(seconds=_least_after(rows, machines, speeds))
         workload = str(rows["workload"].iloc[0])
         known = {name: one for (owner, name), one in curves.items() if owner == workload}
         unknown = bounded[~bounded["instance_type"].isin(told["instance_type"])]
         curves |= {(workload, name): one for name, one in curves_from_runs(unknown, known).items()}
-    # types of which nothing but guesses tell have at least those
-    return ComputeModel(curves=curves, delta=_speeds(curves, machines) | delta, machines=machines)
+    return ComputeModel(curves=curves, speeds=_speeds(curves, machines), machines=machines)
 
 
-def _least_after(rows: pd.DataFrame, speed: FloatArray) -> FloatArray:
+def _least_after(rows: pd.DataFrame, machines: Mapping[str, Machine], speeds: Speeds) -> FloatArray:
     """Seconds of rows that tell little of one workload, none much longer than a device of that speed in another row.
 
     No batch takes longer than a larger one does, whatever the larger one waited for. Of two types this is true as far
-    as their speeds are known (`speed` is NaN where nobody told it). An outlier bounds nothing.
+    as speeds that somebody told are; accelerators and cores say nothing of each other. An outlier bounds nothing.
     """
     batch, seconds = rows["batch"].to_numpy(float), rows["seconds"].to_numpy(float)
     telling, least = np.where(far_below(rows), np.inf, seconds), seconds.copy()
     for own in rows.groupby("instance_type").indices.values():
         least[own] = np.minimum(least[own], _least_from(batch[own], telling[own]))
-    told = np.isfinite(speed)
-    across = np.exp(_TYPE_SD) * _least_from(batch[told], (telling * speed)[told]) / speed[told]
-    least[told] = np.minimum(least[told], across)
+    types = [str(name) for name in rows["instance_type"]]
+    speed = np.array([np.exp(speeds.log(machines, name)) for name in types])
+    for accelerated, sd in ((False, CORES_SD), (True, PEAK_SD)):
+        alike = [machines[name].speed_told and machines[name].accelerated == accelerated for name in types]
+        own = np.flatnonzero(alike)
+        across = np.exp(sd) * _least_from(batch[own], (telling * speed)[own]) / speed[own]
+        least[own] = np.minimum(least[own], across)
     return np.asarray(least, dtype=float)
 
 
@@ -203,22 +204,14 @@ def _input_part(rows: pd.DataFrame) -> float:
     return float(np.clip(part.median(), 0, 1)) if len(part) else 0.0
 
 
-def _speeds(curves: Mapping[tuple[str, str], Curve], machines: dict[str, Machine]) -> dict[str, float]:
-    """delta by type: ridge solution of log(T(w, t) prior_speed(t)) = mu_w - delta_t + noise, at a middle batch of w."""
-    rows: list[tuple[str, str, float]] = []
+def _speeds(curves: Mapping[tuple[str, str], Curve], machines: Mapping[str, Machine]) -> Speeds:
+    """From one device's seconds of every workload at a batch in the middle of its curves."""
+    times: list[Timed] = []
     for workload in sorted({owner for owner, _ in curves}):
         own = {name: one for (owner, name), one in curves.items() if owner == workload}
         shared = np.array([float(np.median([one.batches[len(one.batches) // 2] for one in own.values()]))])
-        for name, one in sorted(own.items()):
-            seconds = float(sum(part[0] for part in one.at(shared)))
-            rows.append((workload, name, float(np.log(seconds * machines[name].prior_speed))))
-    workloads, types = sorted({row[0] for row in rows}), sorted({row[1] for row in rows})
-    if not rows:
-        return {}
-    design = np.zeros((len(rows), len(workloads) + len(types)))
-    for at, (workload, name, _) in enumerate(rows):
-        design[at, workloads.index(workload)] = 1
-        design[at, len(workloads) + types.index(name)] = -1
-    ridge = np.diag([1e-9] * len(workloads) + [(_PAIR_SD / _TYPE_SD) ** 2] * len(types))
-    found = np.linalg.solve(design.T @ design + ridge, design.T @ np.array([row[2] for row in rows]))
-    return {name: float(found[len(workloads) + at]) for at, name in enumerate(types)}
+        times += [
+            (workload, name, float(sum(part[0] for part in one.at(shared))), _doubt_of(one))
+            for name, one in sorted(own.items())
+        ]
+    return learn_speeds(times, machines)

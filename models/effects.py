@@ -57,9 +57,9 @@ LOCAL = {
     "placement_batch": 0.05,
 }
 NOISE = {"noise": 0.025, "noise_exposed": 0.04}
-# Given, not learned: a compute time that was not measured, an octave of batch outside what was measured, and a doubling
-# of devices beyond it.
-GIVEN = {"doubt": 1.0, "octaves": 0.08, "larger": 0.04}
+# Given, not learned: a compute time that was not measured, a link's rate that was not, an octave of batch outside what
+# was measured, and a doubling of devices beyond it.
+GIVEN = {"doubt": 1.0, "rate": 1.0, "octaves": 0.08, "larger": 0.04}
 FAMILIES = (*LINEAR, *SMOOTH, *LOCAL, *NOISE)
 PRIOR_SD = np.array([*LINEAR.values(), *SMOOTH.values(), *LOCAL.values(), *NOISE.values()])
 
@@ -94,6 +94,7 @@ def terms(features: Features) -> dict[str, Term]:
         "arrangement": Term(keys=features.arrangement, weight=answers),
         "batch": Term(keys=batches, weight=features.several),
         "doubt": Term(keys=pair, weight=features.doubt * hidden),
+        "rate": Term(keys=features.link_type, weight=features.rate * answers),
         "octaves": Term(keys=work, weight=features.octaves),
         "larger": Term(keys=work, weight=features.larger * answers),
         "shape": Term(keys=everywhere, weight=answers, shape=True),

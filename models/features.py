@@ -27,6 +27,7 @@ class Features:
     exact: Keys  # the same as it was written: another order is another placement
     exposed: FloatArray  # part of the step that answers to communication
     doubt: FloatArray  # of a compute time that was not measured, by itself
+    rate: FloatArray  # doubt of the log of a link's rate, where no exchange went over one like it
     octaves: FloatArray  # log2 batch outside the measured range
     larger: FloatArray  # log2 devices beyond the largest cluster on which any workload was measured
     near: FloatArray
@@ -90,6 +91,7 @@ def features_of(arrays: SetupArrays, step: PhysicalStep, physics: Physics) -> Fe
         exact=exact,
         exposed=step.exposed,
         doubt=doubt[which],
+        rate=np.where(machines > 1, physics.link_types(arrays).values(physics.rate_doubt), 0.0),
         octaves=step.octaves,
         larger=np.log2(np.maximum(arrays.ranks / physics.most_devices, 1.0)),
         near=np.stack(near, axis=1),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +12,16 @@ import pandas as pd
 # Where nobody knows any type's figure. Cores and speeds are only compared with each other, so that any one number
 # does. A link's rate is compared with measured seconds: 10 Gbit/s is usual Ethernet between servers, and lies within
 # the middle half of EC2's types (3.75 to 50 in mid 2026); 1 Gbit/s would be right for hardly any of them.
-_CORES, _GBPS, _SPEED = 1.0, 10.0, 1.0
+_CORES, _GBPS = 1.0, 10.0
+# Peak fp32 rate of a core as the operating system counts them: two units of eight lanes, two operations a lane at about
+# 3 GHz are 0.1 TFLOP/s for two of them [D]. It matters only where machines with and without accelerators are compared.
+_CORE_TFLOPS = 0.05
+_NO_DEVICE, _UNKNOWN = "cpu", ("", "None", "nan", "<NA>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One instance type as the step time sees it. `prior_speed` is relative and only compared within one provider."""
+    """One instance type as the step time sees it. `prior_speed` is the peak TFLOP/s of a device, or of all cores."""
 
     cores: float
     bandwidth_gbps: float
@@ -26,6 +30,16 @@ class Machine:
     device_memory_gib: float | None = None
     device_tflops: float | None = None
     speed_told: bool = True  # or it is that of the others
+    link_told: bool = True  # the same of its link
+    device: str = _NO_DEVICE  # the accelerator's name; empty where nobody knows whether there is one
+
+    @property
+    def accelerated(self) -> bool:
+        """Is it known to have an accelerator?"""
+        return self.device not in ("", _NO_DEVICE)
+
+
+_Row = Mapping[Hashable, object]
 
 
 def _positive(value: object) -> float | None:
@@ -33,47 +47,57 @@ def _positive(value: object) -> float | None:
     return number if math.isfinite(number) and number > 0 else None
 
 
-def _middle(known: Iterable[float | None], nobody_knows: float) -> float:
+def _middle(known: Iterable[float | None]) -> float | None:
     values = [one for one in known if one is not None]
-    return float(np.median(values)) if values else nobody_knows
+    return float(np.median(values)) if values else None
 
 
-def _speed(row: dict[str, object]) -> float | None:
-    """A device's TFLOP/s, or the cores of a machine without one; None where it is unknown.
+def _device(row: _Row) -> str:
+    told = str(row.get("device", _NO_DEVICE))
+    return "" if told in _UNKNOWN else told
+
+
+def _speed(row: _Row) -> float | None:
+    """TFLOP/s of a device, or of the cores of a machine known to have none; None where it is unknown.
 
     An accelerator's host cores say nothing of it: the same device in a larger machine is no faster.
     """
-    return _positive(row.get("device_tflops" if _accelerated(row) else "cores"))
-
-
-def _accelerated(row: dict[str, object]) -> bool:
-    return str(row.get("device", "cpu")) != "cpu"
+    if _device(row) != _NO_DEVICE:
+        return _positive(row.get("device_tflops"))
+    cores = _positive(row.get("cores"))
+    return None if cores is None else _CORE_TFLOPS * cores
 
 
 def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str, Machine]:
     """Machines by name: those described, and those only `seen` in measurements.
 
-    A figure that nobody knows of a type, seen or described, is the median of those known of the others.
+    A figure that nobody knows of a type is the median of those seen, or where nobody knows any of these, of all.
     """
-    rows = [{str(key): value for key, value in row.items()} for row in instance_types.to_dict("records")]
-    accelerated = [row for row in rows if _accelerated(row)]
-    middle = Machine(
-        cores=_middle((_positive(row.get("cores")) for row in rows), _CORES),
-        bandwidth_gbps=_middle((_positive(row.get("bandwidth_gbps")) for row in rows), _GBPS),
-        devices=1,
-        prior_speed=_middle((_speed(row) for row in accelerated or rows), _SPEED),
-        speed_told=False,
+    rows = {str(row["name"]): row for row in instance_types.to_dict("records")}
+    names = sorted({*seen, *rows})
+    learned = [rows[name] for name in sorted(set(seen)) if name in rows]
+
+    def middle(nobody_knows: float, *figures: Callable[[_Row], float | None]) -> float:
+        middles = (_middle(map(one, told)) for told in (learned, rows.values()) for one in figures)
+        return next((one for one in middles if one is not None), nobody_knows)
+
+    cores = middle(_CORES, lambda row: _positive(row.get("cores")))
+    gbps = middle(_GBPS, lambda row: _positive(row.get("bandwidth_gbps")))
+    speed = middle(_CORE_TFLOPS, lambda row: None if _device(row) == _NO_DEVICE else _speed(row), _speed)
+    return {name: _machine(rows.get(name, {"device": None}), cores, gbps, speed) for name in names}
+
+
+def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
+    """What the row tells, else these."""
+    told_gbps, told_speed = _positive(row.get("bandwidth_gbps")), _speed(row)
+    return Machine(
+        cores=_positive(row.get("cores")) or cores,
+        bandwidth_gbps=told_gbps or gbps,
+        devices=int(_positive(row.get("devices")) or 1),
+        prior_speed=told_speed or speed,
+        device_memory_gib=_positive(row.get("device_memory_gib")),
+        device_tflops=told_speed if _device(row) != _NO_DEVICE else None,
+        speed_told=told_speed is not None,
+        link_told=told_gbps is not None,
+        device=_device(row),
     )
-    described = {
-        str(row["name"]): Machine(
-            cores=_positive(row.get("cores")) or middle.cores,
-            bandwidth_gbps=_positive(row.get("bandwidth_gbps")) or middle.bandwidth_gbps,
-            devices=int(_positive(row.get("devices")) or middle.devices),
-            prior_speed=_speed(row) or middle.prior_speed,
-            device_memory_gib=_positive(row.get("device_memory_gib")),
-            device_tflops=_positive(row.get("device_tflops")) if _accelerated(row) else None,
-            speed_told=_speed(row) is not None,
-        )
-        for row in rows
-    }
-    return {**dict.fromkeys(sorted(set(seen) - set(described)), middle), **described}

@@ -54,6 +54,7 @@ class Physics:
     own: dict[str, FloatArray] = field(default_factory=dict)  # z of each workload's deviation
     by_type: dict[str, FloatArray] = field(default_factory=dict)  # z of each instance type's deviation
     most_devices: float = np.inf  # of the largest cluster that was measured, of any workload
+    links_gbps: tuple[float, float] = (0.0, np.inf)  # nominal, the slowest and the fastest that any exchange went over
 
     def at(self, setups: SetupArrays) -> PhysicalStep:
         """Seconds and slopes of every setup. Raises ValueError on a workload never measured."""
@@ -115,12 +116,27 @@ class Physics:
         line = lay_out_closed(setups, compute=self.compute, gradient_bytes=sizes, machines=self.machines)
         return replace(line, gbps=self.link_types(setups).values(lambda name: self.machines[name].bandwidth_gbps))
 
+    def reaching(self, measured: SetupArrays) -> Physics:
+        """The same, told how far measurements reach: by devices, and by links between machines."""
+        over = self.link_types(measured).values(lambda name: self.machines[name].bandwidth_gbps)[measured.instances > 1]
+        return replace(
+            self,
+            most_devices=float(measured.ranks.max(initial=1)),
+            links_gbps=(float(over.min()), float(over.max())) if len(over) else (0.0, np.inf),
+        )
+
     def link_types(self, setups: SetupArrays) -> Keys:
         """The type of each setup's machine with the slowest link, as far as learned; of equals the first by name."""
         by_speed = sorted(setups.names, key=lambda name: (self._log_rate(name), name))
         place = setups.by_type({name: float(at) for at, name in enumerate(by_speed)}, np.inf)
         slowest = np.where(setups.kind >= 0, place, np.inf).argmin(axis=1)
         return Keys(setups.names, setups.kind[np.arange(len(slowest)), slowest])
+
+    def rate_doubt(self, name: str) -> float:
+        """Of the log of the rate that a type's link gives, beyond what the parameters say: for `effects`."""
+        machine, (least, most) = self.machines[name], self.links_gbps
+        beyond = np.log2(max(machine.bandwidth_gbps / most, least / machine.bandwidth_gbps, 1.0))
+        return float(np.hypot(_DOUBLING_SD * beyond, 0.0 if machine.link_told else _UNTOLD_SD))
 
     def _log_rate(self, name: str) -> float:
         """Of a type's link, but for what all types have in common."""
@@ -145,6 +161,9 @@ def _known(deviations: dict[str, FloatArray], keys: Keys) -> FloatArray:
     return np.asarray(known[keys.codes], dtype=float)
 
 
+# Of the log of a link's rate: a doubling of the nominal one beyond those measured gives anything between nothing and
+# twice the rate (the root of log(2)^2 / 12), and one that nobody told may be three times as fast or slow.
+_DOUBLING_SD, _UNTOLD_SD = 0.2, 1.2
 _SCALE, _GAMMA = NAMES.index("log_scale"), NAMES.index("log_gamma")
 _SECONDS = ("step_s", "compute_s", "mean_compute_s", "communication_s")
 

@@ -7,7 +7,7 @@ One model serves one provider. It never reads a clock, a disk or a random global
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -266,7 +266,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     if len(kept):
         picked = _few_of_each(rows, seed=seed)
         physics = fit_physics(physics, rows.setups.take(picked), rows.step_s[picked])
-    physics = replace(physics, most_devices=float(rows.setups.ranks.max(initial=1)))
+    physics = physics.reaching(rows.setups)
     measured, posterior = Measured.of(physics, rows)
     return StepTimeModel(
         provider=rows.provider,

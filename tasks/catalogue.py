@@ -1,4 +1,7 @@
-"""Instance types from a catalogue file, CSV or Parquet, in the columns of EC2's. Empty is unknown, never zero."""
+"""Instance types from a catalogue file, CSV or Parquet, in the columns of EC2's. Empty is unknown, never zero.
+
+Such a file does not tell how fast a device is: the peak rates of known devices stand in.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ import pandas as pd
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from .measurements import Text, read_descriptions
+from .providers.ec2_catalogue import device_tflops
 
-COLUMNS = ("name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib", "device_memory_gib")
+COLUMNS = ("name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib", "device_memory_gib", "device_tflops")
 
 
 def _number(value: object) -> object:
@@ -54,7 +58,7 @@ def read_catalogue(path: Path) -> pd.DataFrame:
     """The file's types in COLUMNS, as the mart `instance_types` names them; NaN is unknown. Raises ImportRefused."""
     rows = [
         (row.instance_type, row.devices, row.device, row.vcpu, row.network_gbps, row.memory_gib,
-         row.gpu_memory_gib_each or None)
+         row.gpu_memory_gib_each or None, device_tflops(row.device))
         for row in read_descriptions(path, CatalogueRow, key="instance_type")
     ]  # fmt: skip
     return pd.DataFrame(rows, columns=list(COLUMNS))

@@ -31,7 +31,6 @@ _ASKED = (
     *("strategy", "precision", "provider"),
 )
 _MACHINE = ("name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib", "device_memory_gib", "device_tflops")
-_FIGURES = ["cores", "bandwidth_gbps"]
 # Half-widths of central intervals of a normal, in standard deviations, by per cent.
 _HALF_WIDTHS = {50: 0.6744897501960817, 80: 1.2815515655446004, 90: Z_90}
 # Setups handed to the model at once, so that a million fit into memory; names in a sentence.
@@ -77,14 +76,10 @@ def _types(frame: pd.DataFrame) -> set[str]:
 def described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
     """The instance types that the rows mention, those that nobody describes too.
 
-    Unknown figures are the median of the types learned from, so that a prediction does not hang on the other rows
-    asked for; where devices are unknown there is one.
+    Where devices are unknown there is one.
     """
-    learned = _types(data.runs)
     known = data.instance_types.reindex(columns=list(_MACHINE)).drop_duplicates("name").set_index("name")
-    found = known.reindex(sorted(learned | _types(asked)))
-    figures = found[_FIGURES].astype(float)
-    found[_FIGURES] = figures.fillna(figures.loc[sorted(learned)].median())
+    found = known.reindex(sorted(_types(data.runs) | _types(asked)))
     found["devices"] = found["devices"].astype(float).fillna(1).astype(int)
     return found.rename_axis("name").reset_index()
 

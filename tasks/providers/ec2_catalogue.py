@@ -36,6 +36,14 @@ DEVICE_TFLOPS = {
 }
 
 
+_BY_NAME = {name.lower(): tflops for name, tflops in DEVICE_TFLOPS.items()}
+
+
+def device_tflops(device: str) -> float | None:
+    """Peak fp32 TFLOP/s of a whole device, however its name is capitalised; None where it is unknown."""
+    return _BY_NAME.get(device.lower())
+
+
 def instance_type_of(answer: Answer) -> InstanceType:
     """One entry of DescribeInstanceTypes. GPU memory is as EC2 reports it (an A10G shows 22.35 GiB).
 
@@ -85,7 +93,7 @@ def _devices(answer: Answer) -> tuple[str, int, float, float | None] | None:
         part = float(gpu.get("GpuPartitionSize") or 1.0)
         count = int(gpu.get("LogicalGpuCount") or gpu.get("Count") or 1)
         name = str(gpu["Name"]) if part == 1.0 else f"{gpu['Name']} 1/{1 / part:g}"
-        whole = DEVICE_TFLOPS.get(str(gpu["Name"]))
+        whole = device_tflops(str(gpu["Name"]))
         return name, count, float(gpu["MemoryInfo"]["SizeInMiB"]) / 1024, None if whole is None else whole * part
     for info, key in (("NeuronInfo", "NeuronDevices"), ("InferenceAcceleratorInfo", "Accelerators")):
         found = answer.get(info, {}).get(key, [])

@@ -35,7 +35,7 @@ def limit(part: Part, cluster: str = "2xm", input_part: float = 0.0) -> str:
     curve = Curve(
         batches=(8.0,), forward_s=(0.1,), backward_s=(0.1,), optimizer_s=0.0, origin="profile", input_part=input_part
     )
-    compute = ComputeModel(curves={("w", "m"): curve}, delta={}, machines={})
+    compute = ComputeModel(curves={("w", "m"): curve}, machines={})
     (found,) = bottlenecks(times, read_setups(pd.DataFrame([row]), {}), compute)
     return found
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from models.machines import Machine, read_machines
+
+UNTOLD: dict[str, Any] = {"speed_told": False, "link_told": False, "device": ""}
 
 
 def test_a_figure_that_nobody_knows_is_the_middle_of_those_known() -> None:
@@ -15,17 +19,37 @@ def test_a_figure_that_nobody_knows_is_the_middle_of_those_known() -> None:
             {"name": "c", "device": "cpu", "cores": None, "bandwidth_gbps": 25.0},
         ]
     )
-    assert read_machines(types, ["d", "a"]) == {
-        "a": Machine(cores=2.0, bandwidth_gbps=4.0, devices=1, prior_speed=2.0),
-        "b": Machine(cores=8.0, bandwidth_gbps=14.5, devices=1, prior_speed=8.0),
-        "c": Machine(cores=5.0, bandwidth_gbps=25.0, devices=1, prior_speed=5.0, speed_told=False),
-        "d": Machine(cores=5.0, bandwidth_gbps=14.5, devices=1, prior_speed=5.0, speed_told=False),
+    assert read_machines(types, ["a", "b", "c", "d"]) == {
+        "a": Machine(cores=2.0, bandwidth_gbps=4.0, devices=1, prior_speed=0.1),
+        "b": Machine(cores=8.0, bandwidth_gbps=14.5, devices=1, prior_speed=0.4, link_told=False),
+        "c": Machine(cores=5.0, bandwidth_gbps=25.0, devices=1, prior_speed=0.25, speed_told=False),
+        "d": Machine(cores=5.0, bandwidth_gbps=14.5, devices=1, prior_speed=0.25, **UNTOLD),
     }
 
 
+def test_what_nobody_measured_on_fills_no_hole_of_another() -> None:
+    names = {"a": 4.0, "b": None, "asked": 400.0}
+    types = pd.DataFrame([{"name": name, "cores": 2.0, "bandwidth_gbps": gbps} for name, gbps in names.items()])
+    assert read_machines(types, ["a", "b"])["b"].bandwidth_gbps == 4.0
+    assert read_machines(types, ["b"])["b"].bandwidth_gbps == 202.0  # nobody knows any of those seen
+
+
+def test_of_a_machine_that_nobody_describes_not_even_the_kind_is_known() -> None:
+    types = pd.DataFrame(
+        [
+            {"name": "cpu", "device": "cpu", "cores": 16.0},
+            {"name": "gpu", "device": "t9", "cores": 4.0, "device_tflops": 8.0},
+        ]
+    )
+    cpu, stranger = (read_machines(types, ["cpu", "x"])[name] for name in ("cpu", "x"))
+    assert stranger.prior_speed == cpu.prior_speed and not stranger.accelerated and not stranger.speed_told
+    assert read_machines(types, ["cpu", "gpu", "x"])["x"].prior_speed == 8.0
+
+
 def test_where_nobody_knows_anything_types_are_equal_on_usual_ethernet() -> None:
-    plain = Machine(cores=1.0, bandwidth_gbps=10.0, devices=1, prior_speed=1.0, speed_told=False)
-    assert read_machines(pd.DataFrame([{"name": "a", "cores": None}]), ["b"]) == {"a": plain, "b": plain}
+    plain = Machine(cores=1.0, bandwidth_gbps=10.0, devices=1, prior_speed=0.05, **UNTOLD)
+    described = pd.DataFrame([{"name": "a", "cores": None, "device": None}])
+    assert read_machines(described, ["b"]) == {"a": plain, "b": plain}
     assert read_machines(pd.DataFrame(), ["b"]) == {"b": plain}
 
 

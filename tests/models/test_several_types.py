@@ -96,7 +96,9 @@ def test_what_is_borrowed_from_a_guess_is_doubted_as_the_guess_is() -> None:
         [{"name": name, "devices": 1, "cores": cores} for name, cores in (("a", 4), ("b", 8), ("c", 8))]
     )
     compute = model_of([*known, guess], types).physics.compute
-    assert compute.doubt("w", "c") > compute.doubt("w", "b") > 0.5 > compute.doubt("w", "a")
+    assert compute.doubt("w", "b") > 0.5 > compute.doubt("w", "c") > compute.doubt("w", "a")  # "a" tells more of "c"
+    compute = model_of([guess], types).physics.compute
+    assert compute.doubt("w", "c") > compute.doubt("w", "b") > 0.5
 
 
 def test_a_guess_of_rows_that_tell_next_to_nothing_is_doubted_more() -> None:
