@@ -1,6 +1,6 @@
 """The physical step of any setup, and how it answers to each parameter: buckets on a timeline, or the closed form.
 
-A workload whose buckets were profiled goes by the timeline (overlap.py), any other by the closed form
+A workload that was profiled on machines of one device goes by the timeline (overlap.py), any other by the closed form
 (closed_form.py). Parameters are whitened: z = 0 is the prior, z = 1 one standard deviation of it away.
 """
 
@@ -152,6 +152,16 @@ class Physics:
     def _timeline_slopes(self, line: Timeline) -> FloatArray:
         logs = np.log(np.array(astuple(self.parameters)))
         return _slopes(lambda shift: np.log(step_times(line, step_parameters(logs + shift)).step_s), PARAMETER_SD)
+
+
+def by_timeline(compute: ComputeModel) -> frozenset[str]:
+    """Workloads that go by the timeline: the profiled, where every machine has one device.
+
+    It knows neither how devices of one machine slow each other down nor what joins them, which the closed form learns.
+    """
+    if any(one.devices > 1 for one in compute.machines.values()):
+        return frozenset()
+    return frozenset(workload for (workload, _), one in compute.curves.items() if one.origin == "profile")
 
 
 def _known(deviations: dict[str, FloatArray], keys: Keys) -> FloatArray:

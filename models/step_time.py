@@ -35,7 +35,7 @@ from .machines import Machine, read_machines
 from .measured import Learned, Measured
 from .memory import MemoryModel, fit_memory
 from .nearness import Nearness
-from .physics import Physics
+from .physics import Physics, by_timeline
 from .setups import SetupArrays
 from .sought import fit_physics
 from .workload import Workload
@@ -258,7 +258,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
         collectives=fit_collectives(data.probes, machines),
         buckets=workload_buckets(data, {workload for workload, _ in compute.curves}),
         machines=machines,
-        profiled=frozenset(workload for (workload, _), one in compute.curves.items() if one.origin == "profile"),
+        profiled=by_timeline(compute),
     )
     known = {workload for workload, _ in compute.curves}
     kept = np.flatnonzero(rows.setups.workloads.among(known))
