@@ -166,11 +166,11 @@ def test_what_joins_the_devices_of_a_machine_is_another_on_every_type() -> None:
         assert found["step_s"] == pytest.approx(asked["step_s"], rel=0.25)
 
 
-def between_machines(names: Iterable[str]) -> list[dict[str, object]]:
+def between_machines(names: Iterable[str], b_slower: float = 4.0) -> list[dict[str, object]]:
     """Two workloads on clusters of a and of b, whose links are said to be equal and are not."""
     rows = []
     for (workload, size), name, count, batch in product((("v", 8e8), ("u", 4e8)), names, (1, 2, 4), (4, 8, 16)):
-        waited = 2 * (count - 1) / count * size * {"a": 1e-9, "b": 4e-9}[name]
+        waited = 2 * (count - 1) / count * size * {"a": 1e-9, "b": b_slower * 1e-9}[name]
         facts = {"layout": "+".join("1" * count), "sync_s": waited, "gradient_bytes": size}
         rows.append(row(workload, f"{count}x{name}", batch, 0.01 * batch + waited, **facts))
     return rows
@@ -242,3 +242,19 @@ def test_guesses_at_one_batch_bound_each_other_in_any_order(seconds_s: tuple[flo
         fit_compute(pd.DataFrame(), rows, read_machines(pd.DataFrame(), ("a",))).curve("w", "a").at(np.array([4.0]))
     )
     assert forward + backward == pytest.approx([0.05], rel=1e-3)
+
+
+def test_a_link_unlike_those_measured_or_that_nobody_told_is_doubted() -> None:
+    kinds = {"a": 10.0, "b": 20.0, "near": 15.0, "quick": 160.0, "quicker": 640.0, "slow": 1.0, "untold": None}
+    types = pd.DataFrame([{"name": name, "devices": 1, "cores": 8, "bandwidth_gbps": kinds[name]} for name in kinds])
+    alone = [row("v", f"1x{name}", 8, 0.08, layout="1", sync_s=0.0, gradient_bytes=8e8) for name in kinds]
+    model = model_of([*between_machines("ab", b_slower=0.5), *alone], types)
+
+    def width(name: str, count: int = 4) -> float:
+        found = seconds(model, f"{count}x{name}", 8, "+".join("1" * count), "v")
+        return float(np.log(found["step_high_s"] / found["step_low_s"]))
+
+    assert width("quicker") > width("quick") > 1.15 * width("near") and width("slow") > 1.15 * width("near")
+    assert width("untold") > 2 * width("near")
+    alike = [width(name, 1) for name in kinds]  # nothing goes over a link
+    assert max(alike) < 1.2 * min(alike)
