@@ -12,7 +12,8 @@ import pandas as pd
 import typer
 
 from flows.cli import explained
-from models.judging.benchmark import ask, coverage, errors
+from models.arrays import FloatArray
+from models.judging.benchmark import Rival, ask, coverage, errors
 from models.judging.gpu_world import TYPES, GpuWorld, questions
 from models.judging.textbook import predict_textbook
 from tasks.printing import print_frame
@@ -20,7 +21,14 @@ from tasks.side_by_side import side_by_side
 from tasks.threads import one_thread
 from tasks.trees import predict_trees_alone
 
-RIVALS = {"textbook": predict_textbook, "trees": predict_trees_alone}
+
+def _by_type(rival: Rival, known: pd.DataFrame, asked: pd.DataFrame, devices: dict[str, int]) -> FloatArray:
+    """The rival, told that a workload on another type is another workload: it knows of types nothing else."""
+    apart = [one.assign(workload=one["workload"] + one["cluster"].str.split("x", n=1).str[1]) for one in (known, asked)]
+    return rival(apart[0], apart[1], devices)
+
+
+RIVALS = {"textbook": partial(_by_type, predict_textbook), "trees": partial(_by_type, predict_trees_alone)}
 
 
 def bench_world(
