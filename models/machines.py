@@ -16,6 +16,8 @@ _CORES, _GBPS = 1.0, 10.0
 # Peak fp32 rate of a core as the operating system counts them: two units of eight lanes, two operations a lane at about
 # 3 GHz are 0.1 TFLOP/s for two of them [D]. It matters only where machines with and without accelerators are compared.
 _CORE_TFLOPS = 0.05
+# And of an accelerator where nobody knows any: within a factor of five of those on offer in 2026 (4.4 to 67).
+_DEVICE_TFLOPS = 15.0
 _NO_DEVICE, _UNKNOWN = "cpu", ("", "None", "nan", "<NA>")
 
 
@@ -47,11 +49,6 @@ def _positive(value: object) -> float | None:
     return number if math.isfinite(number) and number > 0 else None
 
 
-def _middle(known: Iterable[float | None]) -> float | None:
-    values = [one for one in known if one is not None]
-    return float(np.median(values)) if values else None
-
-
 def _device(row: _Row) -> str:
     told = str(row.get("device", _NO_DEVICE))
     return "" if told in _UNKNOWN else told
@@ -71,20 +68,25 @@ def _speed(row: _Row) -> float | None:
 def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str, Machine]:
     """Machines by name: those described, and those only `seen` in measurements.
 
-    A figure that nobody knows of a type is the median of those seen, or where nobody knows any of these, of all.
+    A figure that nobody knows of a type is the median of those seen, so that it does not hang on what is asked for.
     """
     rows = {str(row["name"]): row for row in instance_types.to_dict("records")}
     names = sorted({*seen, *rows})
     learned = [rows[name] for name in sorted(set(seen)) if name in rows]
 
-    def middle(nobody_knows: float, *figures: Callable[[_Row], float | None]) -> float:
-        middles = (_middle(map(one, told)) for told in (learned, rows.values()) for one in figures)
-        return next((one for one in middles if one is not None), nobody_knows)
+    def middle(figure: Callable[[_Row], float | None], nobody_knows: float) -> float:
+        known = [told for row in learned if (told := figure(row)) is not None]
+        return float(np.median(known)) if known else nobody_knows
 
-    cores = middle(_CORES, lambda row: _positive(row.get("cores")))
-    gbps = middle(_GBPS, lambda row: _positive(row.get("bandwidth_gbps")))
-    speed = middle(_CORE_TFLOPS, lambda row: None if _device(row) == _NO_DEVICE else _speed(row), _speed)
-    return {name: _machine(rows.get(name, {"device": None}), cores, gbps, speed) for name in names}
+    cores = middle(lambda row: _positive(row.get("cores")), _CORES)
+    gbps = middle(lambda row: _positive(row.get("bandwidth_gbps")), _GBPS)
+    device = middle(lambda row: _positive(row.get("device_tflops")), _DEVICE_TFLOPS)
+    speeds = {_NO_DEVICE: _CORE_TFLOPS * cores, "": middle(_speed, _DEVICE_TFLOPS)}
+
+    def described(row: _Row) -> Machine:
+        return _machine(row, cores, gbps, speeds.get(_device(row), device))
+
+    return {name: described(rows.get(name, {"device": None})) for name in names}
 
 
 def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:

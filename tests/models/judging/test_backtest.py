@@ -108,6 +108,39 @@ def test_a_type_only_asked_for_is_a_typical_machine() -> None:
         assert (asked[:, 2] / asked[:, 1] > measured[:, 2] / measured[:, 1]).all(), "no more doubt than of a known type"
 
 
+KINDS = pd.DataFrame(
+    [
+        {"name": "cpu", "device": "cpu", "devices": 1, "cores": 16.0},
+        {"name": "wide", "device": "cpu", "devices": 1, "cores": 64.0},
+        {"name": "old.one", "device": "t4", "devices": 1, "cores": 4.0, "device_tflops": 8.0},
+        {"name": "old.four", "device": "t4", "devices": 4, "cores": 48.0, "device_tflops": 8.0},
+        {"name": "new", "device": "a100", "devices": 8, "cores": 96.0, "device_tflops": 20.0},
+        {"name": "untold", "device": "x9", "devices": 1, "cores": 8.0},
+    ]
+)
+
+
+def ratio(learned: str, asked: str) -> tuple[float, float]:
+    """Of one device's predicted seconds on `asked` to those measured on `learned`, and how wide it is in logs."""
+    training = data(runs(f"1x{learned}", layout="1"), KINDS)
+    found = seconds(runs(f"1x{asked}", layout="1"), training)
+    measured = runs(f"1x{learned}")["step_s"].to_numpy(float)
+    return float(np.median(found[:, 0] / measured)), float(np.median(np.log(found[:, 2] / found[:, 1])))
+
+
+def test_another_kind_of_device_is_guessed_by_its_figures_and_doubted_by_how_little_they_tell() -> None:
+    (same, sure), (cores, fair), (peak, wide) = (
+        ratio(*pair) for pair in (("old.four", "old.one"), ("cpu", "wide"), ("old.one", "new"))
+    )
+    assert same == pytest.approx(1, rel=0.1) and cores == pytest.approx(1 / 4, rel=0.1)
+    assert peak == pytest.approx(1 / 2.5, rel=0.1)
+    assert sure < fair < wide and wide > np.log(3)
+    for pair in (("old.one", "untold"), ("cpu", "undescribed"), ("cpu", "old.one"), ("untold", "new")):
+        away, width = ratio(*pair)
+        assert width > 1.5 * wide  # anything within a factor of ten
+        assert 1 / 12 < away < 12
+
+
 def test_rows_that_cannot_be_predicted_are_left_empty_counted_and_named() -> None:
     good = runs("2xb.big", layout="1")
     test = pd.concat(
