@@ -108,10 +108,9 @@ def _reasons(
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.object_]]:
     """(rows,) why each row cannot be predicted; empty where it can."""
     met = {str(one) for one in runs["workload"].unique()}
-    found = np.full(len(asked), "", dtype=object)
-    setups = asked.groupby(["workload", "cluster"], sort=False).indices
-    for (workload, cluster), at in setups.items():
-        found[at] = _unknown(model, str(workload), str(cluster), met)
+    pairs = list(zip(asked["workload"].astype(str), asked["cluster"].astype(str), strict=True))
+    unknown = {pair: _unknown(model, *pair, met) for pair in set(pairs)}
+    found = np.array([unknown[pair] for pair in pairs], dtype=object)
     for name, only in (("precision", "fp32"), ("strategy", "ddp")):
         for at, value in enumerate(str(one) for one in column(asked, name, only)):
             if value not in (only, ""):

@@ -94,8 +94,8 @@ def test_a_guessed_workload_gets_pilots_by_the_guesss_own_doubt(
     found = pilots(home(tmp_path), newcomer())
     assert found["settled"] is False and len(found["runs"]) == 3 and found["reason"] == ""
     after = [one["regret_after"] for one in found["runs"]]
-    assert found["regret"] > after[0] >= after[-1], "each tells something"
-    assert after[0] < 0.7 * found["regret"], "what a guess is off by is shared by the types: one run tells most of it"
+    assert found["regret"] > max(after), "they tell something"
+    assert after[0] < 0.8 * found["regret"], "what a guess is off by is shared by the types: one run tells most of it"
     assert all(one["usd"] > 0 and one["seconds"] > 0 and one["kind"] == "train" for one in found["runs"])
     shown = capsys.readouterr().out
     assert "these 3 runs tell most and cost $" in shown and found["runs"][0]["cluster"] in shown
