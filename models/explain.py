@@ -101,7 +101,7 @@ def infeasible(goal: Goal, what: str, nearest: str, needed: float) -> str:
 def nothing_to_choose(setups: int, predicted: bool) -> str:
     """Why there is nothing to rank at all."""
     if setups == 0:
-        return "no cluster on offer can hold this workload's global batch; more or larger instance types would"
+        return "there is no cluster on offer that can be had here; more instance types would make it feasible"
     if not predicted:
         return "no step time could be predicted for any cluster on offer; measuring one would make it feasible"
     return "no cluster on offer has a known price; a price would make it feasible"

@@ -17,6 +17,7 @@ from .arrays import IntArray
 from .circumstances.conditions import Circumstances, Stated
 from .cloud import Offer
 from .clusters import MOST_CLUSTERS, Refusal
+from .obstacles import obstacle
 from .offered import offered
 from .prospects import Job, Prospects, StepModel
 from .ranking import Row, contenders, goals_of, recommend, summary
@@ -71,17 +72,24 @@ def plan(
     judged.
     """
     job, goals, circumstances = Job(draws=draws, seed=seed), goals_of(workload), met or Stated()
+    totals = _totals(workload, batches)
+
+    def peak_bytes(name: str, batch: int) -> float:
+        return model.peak_bytes(workload.name, name, batch)
+
     sold = offered(
         workload,
         offers,
         max_hosts=max_hosts,
         fits=fits,
         line=lambda name: model.compute_line(workload.name, name),
-        peak_bytes=lambda name, batch: model.peak_bytes(workload.name, name, batch),
-        totals=_totals(workload, batches),
+        peak_bytes=peak_bytes,
+        totals=totals,
         met=circumstances,
         most=most,
     )
+    if not len(sold):
+        return nothing(workload, obstacle(totals, offers, fits=fits, peak_bytes=peak_bytes))
     known = Prospects(workload, sold, fits=fits, model=model, job=job)
     kept, front = _deciding(known, goals, top), _frontier(known)
     setups = [sold.setup(row) for row in kept.tolist()]
@@ -107,9 +115,10 @@ def plan(
     )
 
 
-def nothing(workload: Workload) -> Plan:
-    """The plan where there is nothing to choose from: each goal says so."""
+def nothing(workload: Workload, why: str = "") -> Plan:
+    """The plan where there is nothing to choose from: each goal says so, and `why` where that is known."""
     rows = recommend(workload, [], pd.DataFrame({"step_s": []}), np.empty((0, DRAWS)))
+    rows = [row | {"reason": why or row["reason"]} for row in rows]
     return Plan(rows=rows, frontier=[], candidates=0, clusters=0, looked_at=0, drawn_for=0, ranked=[])
 
 

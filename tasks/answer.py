@@ -37,8 +37,8 @@ def answer(provider: str, question: Question, *, market: str, top: int, pilots: 
     """Rows for one workload and one constraint, best first.
 
     The first one also holds, as `frontier`, every setup that no other beats in both expected hours and dollars,
-    whatever the constraint; how many `candidates` there were; and the `pilots` that would tell most (None where none
-    was asked for or could be bought).
+    whatever the constraint; how many `candidates` there were; and the `pilots` that would tell most, or why none
+    can be named (None where none was asked for).
     Raises SettingsError on an unknown workload, or one of which too little is known, WarehouseMissing where no
     model is in force yet, and ProviderError where nothing is on offer on `market`.
     """

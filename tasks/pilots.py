@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from models.cloud import Offer, cluster_name
 from models.pilots import choose_pilots
 from models.places import worth_asking
 from models.planner import Plan
+from models.step_time import StepTimeModel
 from models.workload import Setup, Workload, joined
 from warehouse import reads
 
 from .facts import told, with_facts
 from .installation import Installation
-from .recommend import SEED, contending, on_met_devices, planned
+from .recommend import SEED, contending, model_of, on_met_devices, planned
 from .registry import Champion
 from .shopping import costs_of
 from .threads import one_thread
@@ -30,6 +32,19 @@ _MOST_HOSTS, _MOST_CANDIDATES = 4, 300
 SETTLED = 0.01
 # Part of the regret that pilots must be expected to save, to be worth naming.
 _HELPS = 0.02
+NO_PRICE = "nothing on offer has a price; a price would change that"
+NOT_SOLD = "no machine with a price is one whose step time can be predicted; the price of one would change that"
+UNKNOWN = (
+    "nothing that the model in force knows tells how long this workload takes; its flops_per_sample (`srift import FILE"
+    " --workloads FILE`), measurements of it (`srift import FILE`, then a `srift refresh`) or an entrypoint under"
+    " [workloads.{name}] in srift.toml would"
+)
+NO_PEAK = (
+    "its flops_per_sample is known, but the peak rate of no measured device on offer is; an entrypoint under"
+    " [workloads.{name}] in srift.toml, or measurements of it (`srift import FILE`), would change that"
+)
+NOT_LEARNED = "the model in force can say nothing of it on the machines on offer; after a `srift refresh` one may"
+NOTHING_NEW = "all that up to {hosts} machines could tell of it was measured, or cannot be had"
 
 Found = dict[str, Any]
 
@@ -43,28 +58,44 @@ def pilots_for(
     buyable: Sequence[Offer],
     count: int,
     found: Plan | None = None,
-) -> Found | None:
+) -> Found:
     """`settled`, the `regret` expected of choosing now (in logs, a miss of the constraint counting 1), and `runs`: what
-    to measure, in order, each with its cluster, batch, seconds, dollars and `regret_after` it.
+    to measure, in order, each with its cluster, layout, batch, seconds, dollars and `regret_after` it.
 
-    `settled` is None where the choice is open and no few runs would settle it. None instead of all that where nothing
-    could be bought, or nothing meets the constraint.
+    `settled` is None where the choice is open and no few runs would settle it, and where no runs can be named at all:
+    then `reason`, elsewhere empty, says why and what would help.
 
     The choice is among `offers`; runs are bought from `buyable` in the campaign's market, or where it has no price in
-    the other. `found` is the planner's answer over `offers`, where somebody has it. For a workload that the champion
-    has not met regrets are None: its profiles come first, as a campaign buys them.
+    the other. `found` is the planner's answer over `offers`, where somebody has it. A workload that the champion has
+    not met goes by the first guess at it; where none can be made regrets are None: its profiles come first, as a
+    campaign buys them.
     """
-    workload, model = told(here, workload), champion.model
+    workload = told(here, workload)
+    model, guessed = model_of(champion, workload)
     sold = _for_sale(here, buyable)
-    known, _ = on_met_devices(here, model, offers)
+    if not sold:
+        return _no_runs(NO_PRICE)
+    known = [] if model is None else on_met_devices(here, model, offers, guessed=guessed)[0]
     with one_thread():
-        if not model.met_workload(workload) or not known:
+        if model is None or not known:
             runs_here = workload.name in {one.name for one in here.measurable}
-            return _profiles(here, workload, sold, count) if sold and runs_here else None
-        met = worth_asking(on_met_devices(here, model, sold)[0])
+            return _profiles(here, workload, sold, count) if runs_here else _no_runs(_unknown(workload, model, guessed))
+        met = worth_asking(on_met_devices(here, model, sold, guessed=guessed)[0])
         if not met:
-            return None
-        return _runs(here, champion, workload, found or planned(here, model, workload, known), met, count)
+            return _no_runs(NOT_SOLD)
+        candidates = _candidates(here, model, workload, met, alone=guessed)
+        return _runs(here, model, workload, found or planned(here, model, workload, known), candidates, count)
+
+
+def _no_runs(why: str) -> Found:
+    return {"settled": None, "regret": None, "runs": [], "reason": f"no pilots can be named: {why}"}
+
+
+def _unknown(workload: Workload, model: StepTimeModel | None, guessed: bool) -> str:
+    """Why nothing can be said of a workload that does not run here."""
+    if guessed and workload.flops_per_sample is None:
+        return UNKNOWN.format(name=workload.name)
+    return NOT_LEARNED if model is None or not guessed else NO_PEAK.format(name=workload.name)
 
 
 def _for_sale(here: Installation, offers: Sequence[Offer]) -> list[Offer]:
@@ -75,46 +106,69 @@ def _for_sale(here: Installation, offers: Sequence[Offer]) -> list[Offer]:
 
 def _runs(
     here: Installation,
-    champion: Champion,
+    model: StepTimeModel,
     workload: Workload,
     plan: Plan,
-    sold: Sequence[Offer],
+    candidates: Sequence[Setup],
     count: int,
-) -> Found | None:
-    model, goal = champion.model, workload.goals[0].goal
-    if not plan.ranked or plan.rows[0]["status"] == "infeasible":
-        return None
+) -> Found:
+    infeasible = plan.rows[0]["status"] == "infeasible"
+    if not candidates and not infeasible:
+        return _no_runs(NOTHING_NEW.format(hosts=_most_hosts(here)))
     contenders = contending(here, model, workload, plan)
-    candidates = _candidates(here, champion, workload, sold)
     frame = pd.DataFrame([setup.row() for setup in candidates])
-    found = choose_pilots(contenders, frame, model.joint, goal=goal, count=count, seed=SEED)
+    found = choose_pilots(contenders, frame, model.joint, goal=workload.goals[0].goal, count=count, seed=SEED)
+    # a run may show that what is doubted meets the constraint after all
+    if infeasible and found.regret < SETTLED:
+        return _no_runs(str(plan.rows[0]["reason"]))
     if not found.chosen:
-        return {"settled": True, "regret": found.regret, "runs": []}
+        return {"settled": True, "regret": found.regret, "runs": [], "reason": ""}
     if found.regret >= SETTLED and min(found.after) >= (1 - _HELPS) * found.regret:
-        return {"settled": None, "regret": found.regret, "runs": []}
+        return {"settled": None, "regret": found.regret, "runs": [], "reason": ""}
     picked = [candidates[at] for at in found.chosen]
     step_s = model.predict(frame.iloc[list(found.chosen)])["step_s"].to_numpy(float)
     runs = [
         _run(here, setup, float(seconds)) | {"regret_after": after}
         for setup, seconds, after in zip(picked, step_s, found.after, strict=True)
     ]
-    return {"settled": found.regret < SETTLED, "regret": found.regret, "runs": runs}
+    return {"settled": found.regret < SETTLED, "regret": found.regret, "runs": runs, "reason": ""}
 
 
-def _candidates(here: Installation, champion: Champion, workload: Workload, sold: Sequence[Offer]) -> list[Setup]:
-    """Setups on few machines that were never measured, the cheapest an hour first."""
+def _most_hosts(here: Installation) -> int:
+    return min(_MOST_HOSTS, here.settings.campaign.max_hosts)
+
+
+def _candidates(
+    here: Installation, model: StepTimeModel, workload: Workload, sold: Sequence[Offer], *, alone: bool
+) -> list[Setup]:
+    """Setups on few machines that were never measured, the cheapest an hour first; `alone`: one device's before all."""
     setups = planner.candidates(
         workload,
         sold,
-        max_hosts=min(_MOST_HOSTS, here.settings.campaign.max_hosts),
+        max_hosts=_most_hosts(here),
         fits=here.fits,
-        line=lambda name: champion.model.compute_line(workload.name, name),
-        peak_bytes=lambda name, batch: champion.model.peak_bytes(workload.name, name, batch),
+        line=lambda name: model.compute_line(workload.name, name),
+        peak_bytes=lambda name, batch: model.peak_bytes(workload.name, name, batch),
     )
+    order = np.argsort([setup.cluster.usd_per_hour or 0.0 for setup in setups], kind="stable")
+    setups = [setups[at] for at in order]
+    if alone:
+        setups = _on_one_device(setups) + setups
     runs = reads.mart(here.warehouse, "runs", provider=here.provider.name)
     new = [setup for setup, times in zip(setups, identity.runs_of(setups, runs), strict=True) if not times]
-    order = np.argsort([setup.cluster.usd_per_hour or 0.0 for setup in new], kind="stable")
-    return [new[at] for at in order[:_MOST_CANDIDATES]]
+    return new[:_MOST_CANDIDATES]
+
+
+def _on_one_device(setups: Sequence[Setup]) -> list[Setup]:
+    """Each micro-step of a single machine on one of its devices, where it is cheapest: all of it is compute, which is
+    what a first guess doubts most.
+    """
+    found: dict[identity.Key, Setup] = {}
+    for setup in setups:
+        if len(setup.layout) == 1:
+            one = replace(setup, layout=(1,), accumulation_steps=1)
+            found.setdefault(identity.setup_key(one), one)
+    return list(found.values())
 
 
 def _run(here: Installation, setup: Setup, step_s: float) -> Found:
@@ -123,6 +177,7 @@ def _run(here: Installation, setup: Setup, step_s: float) -> Found:
     return {
         "kind": "train",
         "cluster": setup.cluster.name,
+        "layout": joined(setup.layout),
         "market": setup.cluster.members[0].market,
         "batch_per_device": joined(setup.batch_per_device),
         "accumulation_steps": setup.accumulation_steps,
@@ -131,7 +186,7 @@ def _run(here: Installation, setup: Setup, step_s: float) -> Found:
     }
 
 
-def _profiles(here: Installation, workload: Workload, sold: Sequence[Offer], count: int) -> Found | None:
+def _profiles(here: Installation, workload: Workload, sold: Sequence[Offer], count: int) -> Found:
     """What a campaign for this workload alone would buy: its profiles, and then its first runs."""
     frames = reads.training_frames(here.warehouse, here.provider.name)
     launches = shopping_list(
@@ -151,7 +206,7 @@ def _profiles(here: Installation, workload: Workload, sold: Sequence[Offer], cou
     items = [(launch.cluster, item) for launch in launches for item in launch.items if item.kind != "probe"]
     items = sorted(items, key=lambda pair: pair[1].kind != "profile")[:count]
     if not items:
-        return None
+        return _no_runs(NOTHING_NEW.format(hosts=here.settings.campaign.max_hosts))
     costs = costs_of(here)
     runs = []
     for cluster, item in items:
@@ -161,6 +216,7 @@ def _profiles(here: Installation, workload: Workload, sold: Sequence[Offer], cou
             {
                 "kind": item.kind,
                 "cluster": cluster_name(one.instance_type.name for one in members),
+                "layout": joined(item.layout),
                 "market": members[0].market,
                 "batch_per_device": _batches(item),
                 "accumulation_steps": item.accumulation_steps,
@@ -169,7 +225,7 @@ def _profiles(here: Installation, workload: Workload, sold: Sequence[Offer], cou
                 "regret_after": None,
             }
         )
-    return {"settled": False, "regret": None, "runs": runs}
+    return {"settled": False, "regret": None, "runs": runs, "reason": ""}
 
 
 def _batches(item: Wanted) -> str:

@@ -65,8 +65,11 @@ def _print_frontier(console: Console, row: Row) -> None:
 
 
 def _print_pilots(console: Console, pilots: dict[str, Any]) -> None:
-    """The runs that would tell most, in order, or that the choice is settled."""
+    """The runs that would tell most, in order, or that the choice is settled, or why there are none."""
     runs, regret = pilots["runs"], pilots["regret"]
+    if pilots["reason"]:
+        console.print(f"\n{pilots['reason']}")
+        return
     if pilots["settled"] is None:
         console.print(f"\nopen: choosing now is expected to lose {_lost(regret)}; no few runs would settle it")
         return
@@ -79,15 +82,13 @@ def _print_pilots(console: Console, pilots: dict[str, Any]) -> None:
     )
     console.print(f"\n{said}; these {len(runs)} runs tell most and cost ${usd:.2g}", style="bold")
     table = Table(box=None, pad_edge=False)
-    for name in ("run", "cluster", "market", "batch", "seconds", "usd", "then lost"):
+    for name in ("run", "cluster", "devices", "market", "batch", "seconds", "usd", "then lost"):
         table.add_column(name, justify="right" if name in ("seconds", "usd", "then lost") else "left")
     for one in runs:
         steps = f" x{one['accumulation_steps']}" if one["accumulation_steps"] > 1 else ""
         left = "" if one["regret_after"] is None else _lost(one["regret_after"])
-        batch = one["batch_per_device"] + steps
-        table.add_row(
-            one["kind"], one["cluster"], one["market"], batch, f"{one['seconds']:.0f}", f"{one['usd']:.2g}", left
-        )
+        named = (one["kind"], one["cluster"], one["layout"], one["market"], one["batch_per_device"] + steps)
+        table.add_row(*named, f"{one['seconds']:.0f}", f"{one['usd']:.2g}", left)
     console.print(table)
 
 

@@ -86,10 +86,8 @@ def plan_one(
     """
     workload = told(here, workload)
     mine = runs[runs["workload"] == workload.name] if len(runs) else runs
-    model, guessed = _model_of(champion, workload)
-    known, strangers = ([], []) if model is None else on_met_devices(here, model, offers)
-    if guessed and model is not None:
-        known = [one for one in known if model.physics.compute.can_guess(one.instance_type.name)]
+    model, guessed = model_of(champion, workload)
+    known, strangers = ([], []) if model is None else on_met_devices(here, model, offers, guessed=guessed)
     if model is None or not known:
         found = planner.nothing(workload)
     else:
@@ -108,7 +106,7 @@ def plan_one(
     return replace(found, rows=rows)
 
 
-def _model_of(champion: Champion | None, workload: Workload) -> tuple[StepTimeModel | None, bool]:
+def model_of(champion: Champion | None, workload: Workload) -> tuple[StepTimeModel | None, bool]:
     """The model that answers for the workload, and whether that is a guess; none where it cannot even be guessed at."""
     if champion is None or champion.model.met_workload(workload):
         return (None if champion is None else champion.model), False
@@ -174,10 +172,13 @@ def _reason(row: Row, strangers: Sequence[str], guessed: bool) -> str:
     return f"{said}; not compared, since nothing was ever measured on them: {', '.join(strangers)}"
 
 
-def on_met_devices(here: Installation, model: StepTimeModel, offers: Sequence[Offer]) -> tuple[list[Offer], list[str]]:
+def on_met_devices(
+    here: Installation, model: StepTimeModel, offers: Sequence[Offer], *, guessed: bool = False
+) -> tuple[list[Offer], list[str]]:
     """Offers of types that the model has met, on devices that something was measured on; and the other devices' names.
 
-    A GPU's data sheet says too little about how fast a network runs on it.
+    A GPU's data sheet says too little about how fast a network runs on it. Where the workload is `guessed` at, offers
+    of types on which no guess can be made are left out too.
     """
     measured = {name for _, name in model.physics.compute.curves}
     devices = {offer.instance_type.name: offer.instance_type.device for offer in offers}
@@ -188,6 +189,8 @@ def on_met_devices(here: Installation, model: StepTimeModel, offers: Sequence[Of
         pass  # nothing was ever noted
     met = {device for name, device in devices.items() if name in measured}
     known = [one for one in offers if one.instance_type.device in met and model.met_type(one.instance_type)]
+    if guessed:
+        known = [one for one in known if model.physics.compute.can_guess(one.instance_type.name)]
     return known, sorted({one.instance_type.device for one in offers} - met)
 
 

@@ -7,7 +7,7 @@ narrower ones follow from it as those of a normal. What was measured in the fram
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +17,8 @@ from ..arrays import BoolArray, FloatArray
 from ..cloud import parse_cluster
 from ..columns import column
 from ..intervals import Z_90
-from ..learning import TrainingData, valid_runs
+from ..learning import TrainingData, flops_per_sample, valid_runs, workload_buckets
+from ..newcomer import all_introduced
 from ..step_time import StepTimeModel, fit
 
 PREDICTED = ("predicted_step_s", "low_s", "high_s")
@@ -41,11 +42,12 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
     """Fit on `data`, predict `test` (measurement columns; step_s and sync_s are not looked at), on the same index.
 
     Columns: predicted_step_s with its 90 % interval low_s..high_s in seconds, NaN where nothing can be predicted;
-    unpredicted, the reason, empty elsewhere. An instance type that nobody describes is allowed. Raises ValueError
-    where `data` has nothing to learn from, or where there are rows of several providers.
+    unpredicted, the reason, empty elsewhere; guessed, whether the prediction is a first guess from the facts of a
+    workload whose rows tell nothing. An instance type that nobody describes is allowed. Raises ValueError where `data`
+    has nothing to learn from, or where there are rows of several providers.
     """
     asked = test[[name for name in _ASKED if name in test.columns]]
-    model = fit(replace(data, instance_types=described(data, asked)), seed=seed)
+    model = _acquainted(fit(replace(data, instance_types=described(data, asked)), seed=seed), data, test)
     reasons = _reasons(model, data.runs, asked)
     found = pd.DataFrame(np.nan, index=test.index, columns=list(PREDICTED))
     good = np.flatnonzero(reasons == "")
@@ -55,7 +57,19 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
         unsound = (reasons == "") & ~(np.isfinite(seconds) & (seconds > 0)).all(axis=1)
         found[unsound] = np.nan
         reasons[unsound] = "no finite time"
-    return found.assign(unpredicted=reasons)
+    guesses = asked["workload"].astype(str).isin(list(model.physics.compute.flops)).to_numpy(bool)
+    return found.assign(unpredicted=reasons, guessed=guesses & (reasons == ""))
+
+
+def _acquainted(model: StepTimeModel, data: TrainingData, test: pd.DataFrame) -> StepTimeModel:
+    """With those workloads of the facts that it learned nothing of; what a test row tells of its workload is a fact."""
+    flops: dict[str, float] = {}
+    sizes: dict[str, float] = {}
+    for facts in (replace(data, runs=test), data):
+        flops |= flops_per_sample(facts)
+        found = {name: float(sum(one.size_bytes)) for name, one in workload_buckets(facts, set(flops)).items()}
+        sizes |= {name: size for name, size in found.items() if size > 0}
+    return all_introduced(model, flops, sizes)
 
 
 def _predict(model: StepTimeModel, asked: pd.DataFrame) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
@@ -88,16 +102,27 @@ def _reasons(
     model: StepTimeModel, runs: pd.DataFrame, asked: pd.DataFrame
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.object_]]:
     """(rows,) why each row cannot be predicted; empty where it can."""
-    able, met = set(model.workloads), {str(one) for one in runs["workload"].unique()}
-    found = np.full(len(asked), "", dtype=object)
-    for at, name in enumerate(str(one) for one in asked["workload"]):
-        if name not in able:
-            found[at] = f"workload {name} (TRAIN {'cannot tell its compute' if name in met else 'has no row of it'})"
+    met = {str(one) for one in runs["workload"].unique()}
+    pairs = list(zip(asked["workload"].astype(str), asked["cluster"].astype(str), strict=True))
+    unknown = {pair: _unknown(model, *pair, met) for pair in set(pairs)}
+    found = np.array([unknown[pair] for pair in pairs], dtype=object)
     for name, only in (("precision", "fp32"), ("strategy", "ddp")):
         for at, value in enumerate(str(one) for one in column(asked, name, only)):
             if value not in (only, ""):
                 found[at] = f"{name} {value} (only {only} is predicted)"
     return found
+
+
+def _unknown(model: StepTimeModel, workload: str, cluster: str, met: Set[str]) -> str:
+    """Why not even a first guess can be made of a workload whose rows tell nothing; empty where there is no need."""
+    compute = model.physics.compute
+    if workload not in compute.flops:
+        wanting = "" if workload in model.workloads else "its flops_per_sample"
+    else:
+        untold = sorted(name for name in set(parse_cluster(cluster)) if not compute.can_guess(name))
+        wanting = f"the peak rate of the devices of {_listed(untold)}" if untold else ""
+    why = "TRAIN cannot tell its compute" if workload in met else "TRAIN has no row of it"
+    return f"workload {workload} ({why}, and nobody knows {wanting})" if wanting else ""
 
 
 def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
@@ -150,6 +175,13 @@ def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tu
     if reasons:
         named = _listed(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
         found.append(f"{reasons.total()} of {len(test)} rows are without prediction - {named}")
+    guesses = Counter(str(one) for one in test["workload"].iloc[np.flatnonzero(predicted["guessed"])])
+    if guesses:
+        named = _listed(f"{name}: {count}" for name, count in sorted(guesses.items()))
+        found.append(
+            f"{guesses.total()} of {len(test)} rows are first guesses from flops_per_sample alone, since TRAIN tells"
+            f" nothing of the workload - {named}"
+        )
     unlearned = len(data.runs) - len(valid_runs(data.runs))
     if unlearned:
         found.append(f"{unlearned} of {len(data.runs)} rows of TRAIN are not ddp in fp32 and were not learned from")

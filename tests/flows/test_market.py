@@ -180,8 +180,9 @@ def test_a_workload_of_which_only_facts_are_known_gets_a_wide_answer_that_says_i
 ) -> None:
     monkeypatch.setattr("tasks.answer.open_installation", lambda provider: market.here)
     question = Question(workload="paper-net", hours=200.0, usd=None, samples=1_000_000, batch=256)
-    rows = answer("ec2", question, market="any", top=3)
+    rows = answer("ec2", question, market="any", top=3, pilots=2)
     assert rows[0]["status"] == "recommended" and rows[0]["measured_runs"] == 0
+    assert len(rows[0]["pilots"]["runs"]) == 2 and rows[0]["pilots"]["regret"] > 0
     assert rows[0]["reason"].startswith("a first guess from its FLOPs, since nothing of it was ever measured")
     known = market.table[market.table["goal"] == "cheapest"].iloc[0]
     assert rows[0]["step_high_s"] / rows[0]["step_low_s"] > 2 * known["step_high_s"] / known["step_low_s"]

@@ -3,60 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from models.learning import TrainingData
-from models.newcomer import introduced
+from models.newcomer import all_introduced, introduced
 from models.step_time import StepTimeModel, fit
-from tasks import imagined
-from tests.models.planning import workload
-
-KNOWN = ("a", "b", "c", "d")
-FLOPS = {"a": 2e9, "b": 8e9, "c": 3e10, "d": 1e11}
-TYPES = [one for one in imagined.types() if one.devices == 1]
-
-
-def seconds(flops: float, batch: float, tflops: float) -> float:
-    return 0.002 + flops * batch / (0.4 * tflops * 1e12)
-
-
-@cache
-def data() -> TrainingData:
-    """Four networks on each type with one device, at an efficiency of four tenths."""
-    rows = [
-        (name, f"1x{one.name}", str(batch), seconds(FLOPS[name], batch, float(one.device_tflops or 0)))
-        for name in KNOWN
-        for one in TYPES
-        for batch in (8, 16, 32, 64, 128)
-    ]
-    runs = pd.DataFrame(rows, columns=["workload", "cluster", "batch_per_device", "step_s"]).assign(provider="ec2")
-    facts = [(name, FLOPS[name], 1e8) for name in KNOWN]
-    names = ("name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib", "device_memory_gib", "device_tflops")
-    empty = pd.DataFrame()
-    return TrainingData(
-        runs=runs,
-        profiles=empty,
-        buckets=empty,
-        probes=empty,
-        workloads=pd.DataFrame(facts, columns=["workload", "flops_per_sample", "gradient_bytes"]),
-        instance_types=pd.DataFrame([{name: getattr(one, name) for name in names} for one in TYPES]),
-    )
-
-
-@cache
-def model() -> StepTimeModel:
-    return fit(data(), seed=1)
-
-
-def asked(name: str, cluster: str, batch: int) -> pd.DataFrame:
-    return pd.DataFrame([{"workload": name, "cluster": cluster, "batch_per_device": str(batch), "provider": "ec2"}])
-
-
-NEW = replace(workload("new", 64), flops_per_sample=1.5e10, gradient_bytes=200_000_000)
+from tests.models.guessing import NEW, TYPES, asked, data, model, seconds
 
 
 @pytest.mark.parametrize("kind", [one.name for one in TYPES])
@@ -119,3 +73,22 @@ def test_memory_is_bounded_by_the_facts() -> None:
     guessing = introduced(model(), NEW)
     assert guessing is not None
     assert 1.4e9 < guessing.peak_bytes("new", TYPES[0].name, 1) < guessing.peak_bytes("new", TYPES[0].name, 64)
+
+
+def test_several_are_introduced_at_once_each_as_if_alone_and_none_that_was_measured() -> None:
+    flops, sizes = {"new": 1.5e10, "other": 4e10, "a": 1.0}, {"new": 2e8, "a": 1.0}
+    both = all_introduced(model(), flops, sizes)
+    assert both.workloads == tuple(sorted({*model().workloads, "new", "other"}))
+    alone = introduced(model(), NEW)
+    assert alone is not None
+    rows = pd.concat([asked("new", f"2x{one.name}", 16) for one in TYPES])
+    pd.testing.assert_frame_equal(both.predict(rows), alone.predict(rows))
+    assert both.peak_bytes("new", TYPES[0].name, 8) == alone.peak_bytes("new", TYPES[0].name, 8)
+    heavier = [
+        float(both.predict(asked(name, f"1x{TYPES[0].name}", 32))["step_s"].iloc[0]) for name in ("new", "other")
+    ]
+    assert heavier[1] > 1.5 * heavier[0]
+    measured = asked("a", f"1x{TYPES[0].name}", 8)
+    pd.testing.assert_frame_equal(both.predict(measured), model().predict(measured))
+    in_turn = introduced(alone, replace(NEW, name="other", flops_per_sample=4e10))
+    assert in_turn is not None and in_turn.workloads == both.workloads

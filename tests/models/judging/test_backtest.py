@@ -164,8 +164,8 @@ def test_rows_that_cannot_be_predicted_are_left_empty_counted_and_named() -> Non
     for words in (
         "strategy adasum (only ddp is predicted): 1",
         "precision bf16 (only fp32 is predicted): 2",
-        "workload gpt (TRAIN has no row of it): 4",
-        "workload odd (TRAIN cannot tell its compute): 3",
+        "workload gpt (TRAIN has no row of it, and nobody knows its flops_per_sample): 4",
+        "workload odd (TRAIN cannot tell its compute, and nobody knows its flops_per_sample): 3",
     ):
         assert words in said[0]
     assert "4 of 20 rows of TRAIN" in said[1]

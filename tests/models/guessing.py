@@ -1,0 +1,56 @@
+"""Four networks on made-up GPU machines at an efficiency of four tenths, and one of which only facts are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pandas as pd
+
+from models.learning import TrainingData
+from models.step_time import StepTimeModel, fit
+from tasks import imagined
+from tests.models.planning import workload
+
+KNOWN = ("a", "b", "c", "d")
+FLOPS = {"a": 2e9, "b": 8e9, "c": 3e10, "d": 1e11}
+TYPES = [one for one in imagined.types() if one.devices == 1]
+
+
+def seconds(flops: float, batch: float, tflops: float) -> float:
+    return 0.002 + flops * batch / (0.4 * tflops * 1e12)
+
+
+@cache
+def data() -> TrainingData:
+    """Four networks on each type with one device, at an efficiency of four tenths."""
+    rows = [
+        (name, f"1x{one.name}", str(batch), seconds(FLOPS[name], batch, float(one.device_tflops or 0)))
+        for name in KNOWN
+        for one in TYPES
+        for batch in (8, 16, 32, 64, 128)
+    ]
+    runs = pd.DataFrame(rows, columns=["workload", "cluster", "batch_per_device", "step_s"]).assign(provider="ec2")
+    facts = [(name, FLOPS[name], 1e8) for name in KNOWN]
+    names = ("name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib", "device_memory_gib", "device_tflops")
+    empty = pd.DataFrame()
+    return TrainingData(
+        runs=runs,
+        profiles=empty,
+        buckets=empty,
+        probes=empty,
+        workloads=pd.DataFrame(facts, columns=["workload", "flops_per_sample", "gradient_bytes"]),
+        instance_types=pd.DataFrame([{name: getattr(one, name) for name in names} for one in TYPES]),
+    )
+
+
+@cache
+def model() -> StepTimeModel:
+    return fit(data(), seed=1)
+
+
+def asked(name: str, cluster: str, batch: int) -> pd.DataFrame:
+    return pd.DataFrame([{"workload": name, "cluster": cluster, "batch_per_device": str(batch), "provider": "ec2"}])
+
+
+NEW = replace(workload("new", 64), flops_per_sample=1.5e10, gradient_bytes=200_000_000)
