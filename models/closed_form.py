@@ -44,7 +44,7 @@ class Parameter:
 
 # Priors are wide where any value is possible and narrow where data seldom identify the term [physics.md].
 PARAMETERS: dict[str, Parameter] = {
-    "log_scale": Parameter(mean=1.8, sd=1.0, own_sd=0.15, type_sd=0.3),  # between machines, against the nominal rate
+    "log_scale": Parameter(mean=1.8, sd=1.0, own_sd=0.1, type_sd=0.3),  # between machines, against the nominal rate
     "machines": Parameter(mean=0.1, sd=0.1, own_sd=0.06),  # slope in log(m / 2)
     "two": Parameter(mean=0.2, sd=0.5, own_sd=0.08),  # two machines: another algorithm
     "devices": Parameter(mean=0.1, sd=0.3, own_sd=0.05),  # slope in the log of devices a machine, m > 2
@@ -57,13 +57,13 @@ PARAMETERS: dict[str, Parameter] = {
     "log_alpha": Parameter(mean=-7.0, sd=1.0),
     "log_sharpness": Parameter(mean=0.7, sd=0.4),  # log(p - 1)
     "log_last": Parameter(mean=-0.7, sd=0.5, own_sd=0.3),  # log tau: the last bucket is filled by half on average
-    "log_inside": Parameter(mean=0.5, sd=1.0, own_sd=0.5, type_sd=1.2),
+    "log_inside": Parameter(mean=0.5, sd=1.0, own_sd=0.25, type_sd=1.2),
     "inside_devices": Parameter(mean=0.3, sd=0.5),
     "log_inside_alpha": Parameter(mean=-8.0, sd=1.5),
     "logit_hidden": Parameter(mean=0.7, sd=0.8, own_sd=0.4),
     "log_slowdown": Parameter(mean=-2.0, sd=0.8, own_sd=0.8),
     "slowdown_batch": Parameter(mean=0.0, sd=0.5, own_sd=0.5),  # eta
-    "log_contention": Parameter(mean=-2.0, sd=1.0, own_sd=0.6),
+    "log_contention": Parameter(mean=-2.0, sd=1.0, own_sd=0.4),
     "log_crowding": Parameter(mean=0.5, sd=0.5),  # log q
     "size": Parameter(mean=0.0, sd=0.0, own_sd=1.5),  # of gradients whose bytes nobody told
     "level": Parameter(mean=0.0, sd=0.0, own_sd=1.0),
