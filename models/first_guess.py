@@ -143,21 +143,27 @@ def _fit(
 ) -> _Form:
     """Expectation-maximisation of a linear model whose network effects are Student-t: each has a weight that falls with
     the square of its effect, shared by all of its rows.
+
+    Given the weights, rows about their network's mean have only the cells' noise, and the means that and the effect:
+    the two are told apart (by Sherman and Morrison's identity), and no matrix grows with the rows.
     """
     picked = list(columns)
     mean, precision, mine = prior[picked], np.diag(_PRIOR_SD[picked] ** -2.0), design[:, picked]
     weight: Floats = np.ones(networks)
     scale, line = _NETWORK_SD, mean
     covariance: Floats = np.diag(_PRIOR_SD[picked] ** 2.0)
-    count, same = np.bincount(codes, minlength=networks), codes[:, None] == codes
+    noise = _CELL_SD**2 / np.bincount(codes, minlength=networks)  # of a network's mean
+    middles, answers = _means(mine, codes, networks), _means(target[:, None], codes, networks)[:, 0]
+    about, around = mine - middles[codes], target - answers[codes]
+    known = precision + about.T @ about / _CELL_SD**2
+    right = precision @ mean + about.T @ around / _CELL_SD**2
     for _ in range(_ROUNDS if networks else 0):
         before = line
         spread = scale**2 / weight
-        inverse = np.linalg.inv(np.where(same, spread[codes], 0.0) + _CELL_SD**2 * np.eye(len(target)))
-        covariance = np.asarray(np.linalg.inv(precision + mine.T @ inverse @ mine), dtype=float)
-        line = covariance @ (precision @ mean + mine.T @ inverse @ target)
-        left = np.bincount(codes, target - mine @ line, minlength=networks)
-        effect = spread * left / (_CELL_SD**2 + count * spread)
+        told = middles.T / (spread + noise)
+        covariance = np.asarray(np.linalg.inv(known + told @ middles), dtype=float)
+        line = covariance @ (right + told @ answers)
+        effect = spread / (spread + noise) * (answers - middles @ line)
         weight = np.asarray((_FREEDOM + 1) / (_FREEDOM + (effect / scale) ** 2), dtype=float)
         scale = float(
             np.sqrt((_NETWORK_WEIGHT * _NETWORK_SD**2 + np.sum(weight * effect**2)) / (_NETWORK_WEIGHT + networks))
@@ -165,6 +171,13 @@ def _fit(
         if np.max(np.abs(line - before)) < 1e-8:
             break
     return _Form(columns=columns, line=line, covariance=covariance, scale=scale)
+
+
+def _means(values: Floats, codes: NDArray[np.intp], networks: int) -> Floats:
+    """(networks, columns) each network's mean of (rows, columns)."""
+    total = np.zeros((networks, values.shape[1]))
+    np.add.at(total, codes, values)
+    return total / np.bincount(codes, minlength=networks)[:, None]
 
 
 def with_guess(compute: ComputeModel, flops_per_sample: Mapping[str, float]) -> ComputeModel:

@@ -11,8 +11,9 @@ from .arrays import FloatArray
 from .columns import column, in_one_order, read_setups
 from .overlap import Buckets, default_buckets
 from .setups import SetupArrays
+from .thinning import thinned
 
-# More setups than this are thinned by chance.
+# More setups than this are thinned: the regression's cost and memory grow with them.
 _MOST_SETUPS = 6000
 # How far the log of one device's time may be off: measured alone, of several less sync_s, of several without it.
 _ALONE_SD, _WAITED_SD, _GUESSED_SD = 0.03, 0.12, 0.3
@@ -79,7 +80,7 @@ def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
-    """Read the runs, pool repeats of a setup, thin by chance beyond 6,000. Raises ValueError on several providers."""
+    """Read the runs, pool repeats of a setup, thin them beyond 6,000. Raises ValueError on several providers."""
     providers = {str(one) for frame in (data.runs, data.profiles) if "provider" in frame for one in frame["provider"]}
     if len(providers) > 1:
         raise ValueError(f"measurements of several providers are never pooled: {', '.join(sorted(providers))}")
@@ -105,9 +106,7 @@ def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
         repeats=("step_s", "size"),
         spread=("log_step", "std"),
     )
-    if len(pooled) > _MOST_SETUPS:
-        kept = np.sort(np.random.default_rng(seed).choice(len(pooled), _MOST_SETUPS, replace=False))
-        pooled = pooled.iloc[kept]
+    pooled = pooled.iloc[thinned(pooled, most=_MOST_SETUPS, seed=seed)]
     setups = read_setups(pooled, devices)
     seen = setups.met_types
     if "instance_type" in data.profiles:

@@ -62,3 +62,7 @@ class Learned:
     def held(self, correction: FloatArray) -> FloatArray:
         """The log factor kept within that range, 0 in it: no extrapolation corrects the physics by more."""
         return np.asarray(np.clip(correction, self.least, self.most), dtype=float)
+
+    def widened(self, correction: FloatArray, spread: FloatArray) -> FloatArray:
+        """`spread` of the log factor, wider by what it would have been beyond where it is held."""
+        return np.asarray(np.hypot(spread, correction - self.held(correction)), dtype=float)

@@ -121,9 +121,12 @@ class Posterior:
     def moments(self, at: Features) -> tuple[FloatArray, FloatArray]:
         """Mean and standard deviation of log(step / physics) for one new measurement of each setup."""
         found = self._project(at)
+        return found.psi @ self._beta + found.constant - at.offset, self._spread(found, at)
+
+    def _spread(self, found: _Projection, at: Features) -> FloatArray:
         shared = ((found.psi @ self._whitener) ** 2).sum(axis=1)
-        spread = np.sqrt(shared + found.alone + found.local + noise_variance(at, self.variances))
-        return found.psi @ self._beta + found.constant - at.offset, self.scale * spread
+        variance = shared + found.alone + found.local + noise_variance(at, self.variances)
+        return np.asarray(self.scale * np.sqrt(variance), dtype=float)
 
     @property
     def fitted(self) -> FloatArray:
@@ -142,8 +145,8 @@ class Posterior:
 
     def draws(
         self, at: Features, *, identity: Sequence[str], measured: Sequence[str], count: int, seed: int
-    ) -> tuple[FloatArray, FloatArray]:
-        """(setups,) mean of log(step / physics), and (setups, count) of what it may be off by, drawn jointly.
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """`moments`, and (setups, count) of what log(step / physics) may be off its mean by, drawn jointly.
 
         `identity` tells the setups apart, and `measured` those that were measured.
         What two setups share in error moves together. A setup's draws are the same whatever else is asked about, so
@@ -166,7 +169,8 @@ class Posterior:
             joint[picked] -= across.T @ (block.whitener @ seen)
         joint += np.sqrt(np.maximum(alone, 0))[:, None] * keyed_normals(seed, "alone", Keys.of(identity), half)
         off = self.scale * np.concatenate([joint, -joint], axis=1)[:, :count]
-        return found.psi @ self._beta + found.constant - at.offset, np.asarray(off, dtype=float)
+        mean = found.psi @ self._beta + found.constant - at.offset
+        return mean, self._spread(found, at), np.asarray(off, dtype=float)
 
     def joint(self, at: Features) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Of log(step / physics) jointly: mean (setups,), covariance (setups, setups), noise variance (setups,).

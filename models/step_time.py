@@ -111,8 +111,7 @@ class StepTimeModel:
         step = self.physics.at(arrays)
         learned = self._learned()
         mean, spread = learned.posterior.moments(features_of(arrays, step, self.physics))
-        held = learned.held(mean)
-        factor, spread = np.exp(held), np.hypot(spread, mean - held)  # what it would have been widens the interval
+        factor, spread = np.exp(learned.held(mean)), learned.widened(mean, spread)
         times = step.times
         step_s = times.step_s * factor
         return pd.DataFrame(
@@ -143,14 +142,15 @@ class StepTimeModel:
         for part in _chunks(arrays):
             own = arrays.take(part)
             step = self.physics.at(own)
-            mean, off = learned.posterior.draws(
+            mean, spread, off = learned.posterior.draws(
                 features_of(own, step, self.physics),
                 identity=identities(own),
                 measured=self._identities(),
                 count=count,
                 seed=seed,
             )
-            drawn[part] = (step.times.step_s * np.exp(learned.held(mean)))[:, None] * np.exp(off)
+            wider = learned.widened(mean, spread) / spread
+            drawn[part] = (step.times.step_s * np.exp(learned.held(mean)))[:, None] * np.exp(wider[:, None] * off)
         return drawn
 
     def least_seconds(self, arrays: SetupArrays) -> FloatArray:
@@ -169,6 +169,10 @@ class StepTimeModel:
         step = self.physics.at(arrays)
         learned = self._learned()
         mean, covariance, noise = learned.posterior.joint(features_of(arrays, step, self.physics))
+        spread = np.sqrt(np.diag(covariance))
+        wider = learned.widened(mean, spread) / spread  # correlations stay: a run is no noisier for being held
+        covariance *= wider[:, None]
+        covariance *= wider
         return np.log(step.times.step_s) + learned.held(mean), covariance, noise
 
     def choose(self, candidates: pd.DataFrame, targets: pd.DataFrame, *, count: int) -> list[int]:

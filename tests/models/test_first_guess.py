@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models import first_guess
 from models.first_guess import fit_first_guess
 from models.judging.spot_scores import guess_scores
 from tasks.spot_records import read_step_times
@@ -53,6 +54,48 @@ def test_the_interval_says_how_little_is_known() -> None:
 
     assert width(NONE) > 100 > width(measured(2)) > width(measured(12))
     assert width(measured(12), tflops=300.0) > 1.5 * width(measured(12))
+
+
+def dense(design: first_guess.Floats, target: first_guess.Floats, codes: np.ndarray, prior: np.ndarray) -> list[object]:
+    """Line, covariance and scale of the form of all columns, the covariance of all rows written out."""
+    line, scale, weight = prior, 0.2, np.ones(codes.max() + 1)
+    same, precision = codes[:, None] == codes, np.diag(first_guess._PRIOR_SD**-2.0)
+    for _ in range(200):
+        before, spread = line, scale**2 / weight
+        inverse = np.linalg.inv(np.where(same, spread[codes], 0.0) + 0.05**2 * np.eye(len(target)))
+        covariance = np.linalg.inv(precision + design.T @ inverse @ design)
+        line = covariance @ (precision @ prior + design.T @ inverse @ target)
+        effect = spread * np.bincount(codes, inverse @ (target - design @ line))
+        weight = 3 / (2 + (effect / scale) ** 2)
+        scale = np.sqrt((4 * 0.2**2 + np.sum(weight * effect**2)) / (4 + len(weight)))
+        if np.max(np.abs(line - before)) < 1e-8:
+            break
+    return [line, covariance, scale]
+
+
+def test_the_line_is_that_of_the_covariance_of_all_rows_written_out() -> None:
+    rng = np.random.default_rng(0)
+    codes = np.repeat(np.arange(12), rng.integers(1, 9, 12))
+    design = first_guess._design(rng.normal(0, 2, len(codes)), rng.normal(0, 1, len(codes)))
+    target = design @ rng.normal(0, 0.3, 5) + 0.3 * rng.standard_t(2, 12)[codes] + rng.normal(0, 0.05, len(codes))
+    order = rng.permutation(len(codes))
+    found = first_guess._fit((0, 1, 2, 3, 4), design[order], target[order], codes[order], 12, first_guess._PRIOR)
+    for ours, expected in zip(
+        (found.line, found.covariance, found.scale), dense(design, target, codes, first_guess._PRIOR), strict=True
+    ):
+        assert ours == pytest.approx(expected, abs=1e-9)
+
+
+def test_no_matrix_grows_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, invert = [], np.linalg.inv
+
+    def watched(matrix: np.ndarray) -> np.ndarray:
+        sizes.append(len(matrix))
+        return invert(matrix)
+
+    monkeypatch.setattr(np.linalg, "inv", watched)
+    fit_first_guess(measured(40))
+    assert max(sizes) == 5
 
 
 @given(flops=st.floats(1e6, 1e13), batch=st.floats(1, 4096), tflops=st.floats(0.1, 1000), more=st.floats(1.01, 100))

@@ -147,9 +147,9 @@ def test_draws_have_the_moments_and_move_together_as_the_dense_process_does(nois
     first = {key: at for at, key in reversed(list(enumerate(blocks(seen))))}
     picked = np.array(sorted(first.values()))
     asked = seen.take(picked)
-    middle, drawn = posterior.draws(asked, identity=names(picked), measured=names(42), count=80_000, seed=3)
+    middle, told, drawn = posterior.draws(asked, identity=names(picked), measured=names(42), count=80_000, seed=3)
     mean, spread = posterior.moments(asked)
-    assert middle == pytest.approx(mean, abs=1e-12)
+    assert middle == pytest.approx(mean, abs=1e-12) and told == pytest.approx(spread, rel=1e-12)
     assert drawn.mean(axis=1) == pytest.approx(0, abs=1e-12)
     assert drawn.std(axis=1) == pytest.approx(spread, rel=0.015)
     joint = dense(seen, target, share, variances, asked)[1] + np.diag(noise_variance(asked, variances))
@@ -166,7 +166,7 @@ def test_neighbours_draws_share_what_the_dense_process_says_measured_or_not() ->
     whole = features(20, 5, workloads=2, arrangements=2, slopes=0.2)
     fresh = {name: Keys.of(f"new-{one}" for one in getattr(whole, name)) for name in ("arrangement", "exact")}
     for asked in (whole, replace(whole, **fresh)):
-        drawn = posterior.draws(asked, identity=names(20), measured=names(42), count=40_000, seed=3)[1]
+        drawn = posterior.draws(asked, identity=names(20), measured=names(42), count=40_000, seed=3)[2]
         joint = dense(seen, np.zeros(42), share, variances, asked)[1] + np.diag(noise_variance(asked, variances))
         expected = joint / np.sqrt(np.outer(np.diag(joint), np.diag(joint)))
         keys = np.array(blocks(asked))
@@ -179,11 +179,11 @@ def test_a_setups_draws_are_the_same_in_any_company_and_come_in_pairs() -> None:
     posterior = known()[4]
     for asked in (features(30, 5, workloads=5, arrangements=6), strangers(features(30, 5))):
         draws = partial(posterior.draws, measured=names(42), count=8)
-        whole = draws(asked, identity=names(30), seed=3)[1]
+        whole = draws(asked, identity=names(30), seed=3)[2]
         some = np.array([17, 3, 9])
-        assert draws(asked.take(some), identity=names(some), seed=3)[1] == pytest.approx(whole[some], abs=1e-12)
+        assert draws(asked.take(some), identity=names(some), seed=3)[2] == pytest.approx(whole[some], abs=1e-12)
         assert whole[:, :4] == pytest.approx(-whole[:, 4:], abs=1e-12)
-        assert np.abs(draws(asked, identity=names(30), seed=4)[1] - whole).min() > 0
+        assert np.abs(draws(asked, identity=names(30), seed=4)[2] - whole).min() > 0
 
 
 @pytest.mark.parametrize("by", ["workload", "arrangement", "block"])
@@ -285,7 +285,7 @@ def test_joint_moments_are_those_of_predictions_and_of_draws() -> None:
     mean, covariance_, noise = posterior.joint(asked)
     middle, spread = posterior.moments(asked)
     assert mean == pytest.approx(middle) and np.sqrt(np.diag(covariance_) + noise) == pytest.approx(spread, rel=1e-6)
-    drawn = posterior.draws(asked, identity=names(15), measured=names(40), count=40_000, seed=4)[1]
+    drawn = posterior.draws(asked, identity=names(15), measured=names(40), count=40_000, seed=4)[2]
     whole = covariance_ + np.diag(noise)
     scale = np.sqrt(np.outer(np.diag(whole), np.diag(whole)))
     assert np.abs(np.cov(drawn) / scale - whole / scale).max() < 0.03
