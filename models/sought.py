@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import least_squares
+from scipy.sparse import csr_array, eye_array, hstack, vstack
 
 from .arrays import FloatArray, IntArray
 from .closed_form import MEAN, NAMES, OWN_SD, SD, TYPE_SD, ClosedLine, closed_slopes, closed_times
@@ -85,11 +86,12 @@ class _Deviations:
         """(rows, moved) what the rows' parameters deviate by."""
         return np.asarray(self.sd * z.reshape(len(self.names), -1)[self.row], dtype=float)
 
-    def columns(self, slopes: FloatArray) -> FloatArray:
+    def columns(self, slopes: FloatArray) -> csr_array:
         """(rows, len) derivative by z from (rows, parameters) that by each parameter."""
-        found = np.zeros((len(slopes), len(self.names), len(self.moved)))
-        found[np.arange(len(slopes)), self.row] = slopes[:, self.moved] * self.sd
-        return found.reshape(len(slopes), -1)
+        rows, each = np.arange(len(slopes)), np.arange(len(self.moved))
+        place = (self.row[:, None] * len(self.moved) + each).ravel()
+        entries = (slopes[:, self.moved] * self.sd).ravel()
+        return csr_array((entries, (np.repeat(rows, len(each)), place)), shape=(len(slopes), len(self)))
 
     def by_name(self, z: FloatArray) -> dict[str, FloatArray]:
         """z of every parameter, 0 where it does not deviate."""
@@ -119,18 +121,18 @@ def _fit_closed(
         error = (np.log(closed_times(line, values(z)).step_s) - log_step) / _CLOSED_SD
         return np.concatenate([share * _softened(error), z])
 
-    def slopes(z: FloatArray) -> FloatArray:
+    def slopes(z: FloatArray) -> csr_array:
         at = values(z)
         error = (np.log(closed_times(line, at).step_s) - log_step) / _CLOSED_SD
         root = np.sqrt(1 + error**2)
         soft = np.abs(error) / (root * np.maximum(np.abs(_softened(error)), 1e-12))
         soft = (share * np.where(np.abs(error) < 1e-6, 1.0, soft))[:, None]
         each = soft * closed_slopes(line, at) / _CLOSED_SD
-        top = np.concatenate([each[:, moved] * SD[moved], own.columns(each), by_type.columns(each)], axis=1)
-        return np.concatenate([top, np.eye(len(z))])
+        top = hstack([csr_array(each[:, moved] * SD[moved]), own.columns(each), by_type.columns(each)])
+        return csr_array(vstack([top, eye_array(len(z))]))
 
     start = np.zeros(int(ends[-1]) + len(by_type))
-    found = least_squares(residuals, start, jac=slopes, bounds=(-6, 6), max_nfev=40, ftol=_SETTLED).x
+    found = least_squares(residuals, start, jac=slopes, bounds=(-6, 6), max_nfev=40, ftol=_SETTLED, tr_solver="lsmr").x
     shared = np.zeros(len(NAMES))
     shared[moved], mine, types_z = np.split(found, ends)
     return shared, own.by_name(mine), by_type.by_name(types_z)
