@@ -11,6 +11,7 @@ for each type that only one of the two has. Unevenness is the mean over machines
 from __future__ import annotations
 
 import numpy as np
+from pandas.util import hash_array
 from scipy.spatial import KDTree
 
 from .arrays import FloatArray
@@ -76,7 +77,5 @@ def _bits(numbers: FloatArray) -> Marks:
 
 
 def _mixed(numbers: Marks) -> Marks:
-    """splitmix64's last steps (Steele, Lea and Flood 2014): equal for equal numbers alone, and else at random."""
-    one = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    other = (one ^ (one >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return other ^ (other >> np.uint64(31))
+    """Equal for equal numbers alone, and else at random."""
+    return np.asarray(hash_array(numbers.ravel()), dtype=np.uint64).reshape(numbers.shape)
