@@ -7,7 +7,8 @@
            its own scale and no m on one machine; 0 on one device
     L    = the exchange of the last bucket, which nothing is left to hide: of min(G, 25 MB tau) bytes [DDP's buckets]
 
-T1 is the workload's curve on the type (compute.py), times exp(doubt (level + tilt x)) where it was not measured alone.
+T1 is the workload's curve on the type (compute.py), times exp(doubt level) where it was not measured alone, and what of
+it grows with the batch times exp(doubt tilt x) besides, x octaves from the middle of the curve.
 Each parameter has a value for all, learned around a prior, and a deviation by workload or by instance type where one is
 sensible: what joins the devices of a machine (PCIe or NVLink: some 10 to 300 GB/s by NVIDIA's data sheets [D]) stands
 in no catalogue of instances, and types give one job more or less of their nominal rate.
@@ -190,11 +191,11 @@ def _alone(line: ClosedLine, value: dict[str, FloatArray]) -> _Alone:
     tall = {name: one[:, None] for name, one in value.items()}
     others = np.maximum(line.devices - 1, 0) / 3
     crowd = np.where(others > 0, np.maximum(others, 1e-9) ** np.minimum(np.exp(tall["log_crowding"]), _STEEPEST), 0.0)
-    drift = np.exp(line.doubt * (value["level"] + value["tilt"] * line.octaves))[:, None]
-    part = np.maximum(line.part, 1e-6)
+    drift, alone = np.exp(line.doubt * value["level"])[:, None], _tilted(line, value)
+    part = np.maximum(line.part * alone / np.where(line.present, line.alone_s, 1.0), 1e-6)
     # below -1 a step would take the longer the smaller its batch is
     slower = 1 + np.exp(tall["log_slowdown"]) * crowd * part ** np.maximum(tall["slowdown_batch"], -1.0)
-    micro = drift * (line.alone_s * slower + np.exp(tall["log_contention"]) * line.fixed_s * others)
+    micro = drift * (alone * slower + np.exp(tall["log_contention"]) * line.fixed_s * others)
     micro = np.where(line.present, micro, 0.0)
     last = micro.max(axis=1, initial=0.0)
     compute = line.accumulation[:, None] * micro + np.where(line.present, line.optimizer_s, 0.0)
@@ -205,6 +206,13 @@ def _alone(line: ClosedLine, value: dict[str, FloatArray]) -> _Alone:
         mean_s=(line.count * compute).sum(axis=1) / np.maximum(line.count.sum(axis=1), 1),
         slowest=slowest,
     )
+
+
+def _tilted(line: ClosedLine, value: dict[str, FloatArray]) -> FloatArray:
+    """(rows, members) T1: what grows with the batch grows otherwise as far as the curve is doubted, and never falls."""
+    grows = np.maximum(line.alone_s - line.fixed_s, 0.0)
+    stretch = np.exp(np.maximum(line.doubt * value["tilt"], -np.log(2)) * line.octaves)
+    return np.asarray(line.alone_s - grows + grows * stretch[:, None], dtype=float)
 
 
 def _step_s(alone: _Alone, sent: tuple[FloatArray, FloatArray], value: dict[str, FloatArray]) -> FloatArray:
