@@ -50,6 +50,7 @@ def features(rows: int, seed: int, workloads: int = 3, arrangements: int = 4, sl
         exact=Keys.of(f"{one}{random.integers(0, 2)}" for one in arrangement),
         exposed=exposed,
         doubt=random.choice([0.0, 0.1], rows),
+        rate=random.choice([0.0, 0.0, 0.4], rows),
         octaves=random.choice([0.0, 0.0, 1.5], rows),
         larger=random.choice([0.0, 0.0, 1.0], rows),
         near=np.array([places[one] for one in arrangement]),
