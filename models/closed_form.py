@@ -31,6 +31,8 @@ _BYTES, _GBPS, _INSIDE_GBPS, _BUCKET = 1e8, 50.0, 96.0, 25 << 20
 _BYTES_PER_GBIT = 1.25e8
 # Most that crowding grows with the devices on a machine: beyond those measured a steeper one is no physics.
 _STEEPEST = 2.0
+# Of the log of a curve by octaves of batch: above -log 2, so that what is proportional to the batch still grows.
+_LEAST_TILT = -0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +91,8 @@ class ClosedLine:
     optimizer_s: FloatArray  # (rows, members)
     devices: FloatArray  # (rows, members); 0 where padded
     count: FloatArray  # (rows, members) equal machines
-    doubt: FloatArray  # (rows,) of T1
-    octaves: FloatArray  # (rows,) log2 batch from the middle of the curve, the members' mean
+    doubt: FloatArray  # (rows, members) of T1's curve
+    octaves: FloatArray  # (rows, members) log2 batch from the middle of the curve
     outside: FloatArray  # (rows,) log2 batch outside what was measured, of the worst member
     accumulation: FloatArray
     gradient_bytes: FloatArray
@@ -120,7 +122,7 @@ def lay_out_closed(
     def of_curve(workload: str, name: str) -> tuple[float, float, float, float]:
         curve = compute.curve(workload, name)
         longest = max(map(sum, zip(curve.forward_s, curve.backward_s, strict=True)))
-        return curve.line()[0], longest, compute.doubt(workload, name), curve.batches[len(curve.batches) // 2]
+        return curve.line()[0], longest, compute.curve_doubt(workload, name), curve.batches[len(curve.batches) // 2]
 
     fixed, longest, doubt, middle = setups.by_pair(of_curve, (0.0, 1.0, 0.0, 1.0))
     present = setups.kind >= 0
@@ -133,8 +135,8 @@ def lay_out_closed(
         optimizer_s=optimizer,
         devices=setups.layout,
         count=setups.count,
-        doubt=doubt.max(axis=1, initial=0.0),
-        octaves=np.clip((setups.count * octaves).sum(axis=1) / setups.instances, -4, 4),
+        doubt=doubt,
+        octaves=np.clip(octaves, -4, 4),
         outside=distance.max(axis=1, initial=0.0),
         accumulation=setups.accumulation,
         gradient_bytes=np.where(sizes > 0, sizes, guess),
@@ -191,7 +193,7 @@ def _alone(line: ClosedLine, value: dict[str, FloatArray]) -> _Alone:
     tall = {name: one[:, None] for name, one in value.items()}
     others = np.maximum(line.devices - 1, 0) / 3
     crowd = np.where(others > 0, np.maximum(others, 1e-9) ** np.minimum(np.exp(tall["log_crowding"]), _STEEPEST), 0.0)
-    drift, alone = np.exp(line.doubt * value["level"])[:, None], _tilted(line, value)
+    drift, alone = np.exp(line.doubt * tall["level"]), _tilted(line, tall["tilt"])
     part = np.maximum(line.part * alone / np.where(line.present, line.alone_s, 1.0), 1e-6)
     # below -1 a step would take the longer the smaller its batch is
     slower = 1 + np.exp(tall["log_slowdown"]) * crowd * part ** np.maximum(tall["slowdown_batch"], -1.0)
@@ -208,11 +210,11 @@ def _alone(line: ClosedLine, value: dict[str, FloatArray]) -> _Alone:
     )
 
 
-def _tilted(line: ClosedLine, value: dict[str, FloatArray]) -> FloatArray:
-    """(rows, members) T1: what grows with the batch grows otherwise as far as the curve is doubted, and never falls."""
+def _tilted(line: ClosedLine, tilt: FloatArray) -> FloatArray:
+    """(rows, members) T1: its growth with the batch is another as far as the curve is doubted; `tilt` is (rows, 1)."""
     grows = np.maximum(line.alone_s - line.fixed_s, 0.0)
-    stretch = np.exp(np.maximum(line.doubt * value["tilt"], -np.log(2)) * line.octaves)
-    return np.asarray(line.alone_s - grows + grows * stretch[:, None], dtype=float)
+    stretch = np.exp(np.maximum(line.doubt * tilt, _LEAST_TILT) * line.octaves)
+    return np.asarray(line.alone_s - grows + grows * stretch, dtype=float)
 
 
 def _step_s(alone: _Alone, sent: tuple[FloatArray, FloatArray], value: dict[str, FloatArray]) -> FloatArray:

@@ -98,10 +98,18 @@ class ComputeModel:
             return self._guessed(workload, instance_type)[1]
         return float(np.hypot(_doubt_of(self.curves[workload, near]), self._borrowing_sd(instance_type, near)))
 
-    def doubt_apart(self, workload: str, instance_type: str) -> float:
-        """What a type's time is off by itself, beside what all types of the workload are off by together (`doubt`).
+    def curve_doubt(self, workload: str, instance_type: str) -> float:
+        """The same of the curve that stands for the pair, whatever is lost in borrowing it from another type."""
+        if (workload, instance_type) in self.curves:
+            return self.doubt(workload, instance_type)
+        near = self._nearest(workload, instance_type)
+        return _doubt_of(self.curves[workload, near]) if near else self._guessed(workload, instance_type)[1]
 
-        How much of it they share nobody knows: both are counted. 0 where there is but one curve, or a first guess.
+    def doubt_apart(self, workload: str, instance_type: str) -> float:
+        """What a type's time is off by itself, beside what all types of the workload are off by (`curve_doubt`).
+
+        How much of what curves are off by is shared nobody knows: both are counted. 0 on the type of the only curve,
+        and for a first guess.
         """
         own = [name for owner, name in self.curves if owner == workload]
         if own in ([], [instance_type]):

@@ -18,7 +18,7 @@ _CORES, _GBPS = 1.0, 10.0
 _CORE_TFLOPS = 0.05
 # And of an accelerator where nobody knows any: within a factor of five of those on offer in 2026 (4.4 to 67).
 _DEVICE_TFLOPS = 15.0
-_NO_DEVICE, _UNKNOWN = "cpu", ("", "None", "nan", "<NA>")
+_NO_DEVICE, _UNKNOWN = "cpu", ("", "none", "nan", "<na>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Machine:
     @property
     def accelerated(self) -> bool:
         """Is it known to have an accelerator?"""
-        return self.device not in ("", _NO_DEVICE)
+        return self.device not in ("", _NO_DEVICE) or self.device_tflops is not None
 
 
 _Row = Mapping[Hashable, object]
@@ -50,7 +50,7 @@ def _positive(value: object) -> float | None:
 
 
 def _device(row: _Row) -> str:
-    told = str(row.get("device", _NO_DEVICE))
+    told = str(row.get("device", _NO_DEVICE)).strip().lower()  # EC2 writes L4 where others write l4
     return "" if told in _UNKNOWN else told
 
 
@@ -82,6 +82,7 @@ def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str
     gbps = middle(lambda row: _positive(row.get("bandwidth_gbps")), _GBPS)
     device = middle(lambda row: _positive(row.get("device_tflops")), _DEVICE_TFLOPS)
     speeds = {_NO_DEVICE: _CORE_TFLOPS * cores, "": middle(_speed, _DEVICE_TFLOPS)}
+    speeds |= {_device(row): told for row in rows.values() if _device(row) not in speeds and (told := _speed(row))}
 
     def described(row: _Row) -> Machine:
         return _machine(row, cores, gbps, speeds.get(_device(row), device))

@@ -63,7 +63,7 @@ class Speeds:
 
 def device_of(name: str, machine: Machine) -> str:
     """What a type shares its speed with: all machines with its accelerator, or none."""
-    return f"device {machine.device}" if machine.accelerated else name
+    return f"device {machine.device}" if machine.accelerated and machine.device else name
 
 
 def prior_sd(machine: Machine) -> float:
@@ -82,8 +82,11 @@ def learn_speeds(times: Iterable[Timed], machines: Mapping[str, Machine]) -> Spe
     if not rows:
         return Speeds()
     workloads = sorted({workload for workload, *_ in rows})
-    first = {device_of(name, machines[name]): machines[name] for _, name, *_ in rows}
-    devices = tuple(sorted(first))
+    sure: dict[str, float] = {}
+    for _, name, *_ in rows:
+        device, sd = device_of(name, machines[name]), prior_sd(machines[name])
+        sure[device] = min(sd, sure.get(device, sd))
+    devices = tuple(sorted(sure))
     design, target = np.zeros((len(rows), len(workloads) + len(devices) + 1)), np.zeros(len(rows))
     for at, (workload, name, seconds, off) in enumerate(rows):
         machine = machines[name]
@@ -93,7 +96,7 @@ def learn_speeds(times: Iterable[Timed], machines: Mapping[str, Machine]) -> Spe
         design[at, -1] = -float(machine.accelerated)
         target[at] = np.log(seconds * machine.prior_speed)
         design[at], target[at] = design[at] / noise, target[at] / noise
-    priors = [1e-9] * len(workloads) + [prior_sd(first[one]) ** -2 for one in devices] + [_ACCELERATOR_SD**-2]
+    priors = [1e-9] * len(workloads) + [sure[one] ** -2 for one in devices] + [_ACCELERATOR_SD**-2]
     covariance = np.asarray(np.linalg.inv(design.T @ design + np.diag(priors)), dtype=float)
     found, own = covariance @ (design.T @ target), len(workloads)
     return Speeds(devices=devices, mean=found[own:], covariance=covariance[own:, own:])

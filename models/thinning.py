@@ -28,7 +28,7 @@ def thinned(setups: pd.DataFrame, *, most: int, seed: int) -> IntArray:
     kind = _numbered(workload[0], alone, types)
     turn = _places(kind, _places(_numbered(kind, cluster[0], layout[0]), chance), chance)
     cap = _cap(np.bincount(workload[0]), most)
-    early = _places(_numbered(workload[0], alone), turn, chance) < cap // 2
+    early = _places(_numbered(workload[0], alone), turn, chance) < max(cap // 2, 1)
     rank = np.where(alone == 0, 1, np.where(early, 0, 2))  # more of one device only where nothing else is left
     return np.flatnonzero(_places(workload[0], rank, turn, chance) < cap)
 

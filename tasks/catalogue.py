@@ -44,8 +44,9 @@ class CatalogueRow(BaseModel):
 
     @property
     def device(self) -> str:
-        """The accelerator's name, else cpu."""
-        return self.gpu_name or self.accelerator_name or "cpu"
+        """The accelerator's name, else cpu. A share of a GPU is another device, of which a file tells no more."""
+        name = self.gpu_name or self.accelerator_name or "cpu"
+        return f"part of {name}" if self.gpu_name and self.gpu_count == 0 else name
 
     @property
     def devices(self) -> int | None:

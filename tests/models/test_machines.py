@@ -57,3 +57,17 @@ def test_a_device_is_as_fast_as_its_tflops_where_somebody_knows_them() -> None:
     types = pd.DataFrame([{"name": "a", "device": "t9", "device_tflops": 8.0, "cores": 4.0, "devices": 4.0}])
     (found,) = read_machines(types, []).values()
     assert (found.prior_speed, found.devices) == (8.0, 4)
+
+
+def test_one_device_has_one_name_and_one_speed_however_it_is_written() -> None:
+    types = pd.DataFrame(
+        [
+            {"name": "a", "device": "T9", "device_tflops": 8.0},
+            {"name": "b", "device": "t9 "},
+            {"name": "c", "device": "x", "device_tflops": 30.0},
+            {"name": "d", "device": None, "device_tflops": 30.0},
+        ]
+    )
+    found = read_machines(types, ["c"])
+    assert found["a"].device == found["b"].device == "t9" and found["b"].prior_speed == 8.0
+    assert found["d"].accelerated and not read_machines(types, ["e"])["e"].accelerated
