@@ -242,7 +242,7 @@ def closed_times(line: ClosedLine, values: FloatArray) -> StepTimes:
 def closed_slopes(line: ClosedLine, values: FloatArray) -> FloatArray:
     """(rows, parameters) derivative of log step by each parameter, by differences.
 
-    A parameter is moved where it is at work alone, in the compute, the exchange or their overlap: a third of the cost.
+    A parameter is moved where it is at work alone, in the compute, the exchanges or their overlap.
     """
     value = _by_name(values)
     alone, sent = _alone(line, value), exchanges(line, value)
