@@ -24,7 +24,7 @@ from .speeds import Speeds
 if TYPE_CHECKING:
     from .step_time import StepTimeModel
 
-_FORMAT = "srift-step-time-5"
+_FORMAT = "srift-step-time-6"
 
 
 class OtherFormat(ValueError):
@@ -64,6 +64,7 @@ def dump(model: StepTimeModel) -> str:
             "share": measured.share.tolist(),
             "variances": measured.variances,
             "scale": measured.scale,
+            "noisiness": measured.noisiness,
         },
         "trained_on": model.trained_on,
         "workload_digests": model.workload_digests,
@@ -149,4 +150,5 @@ def _measured(body: dict[str, Any]) -> Measured:
         share=np.array(body["share"], dtype=float),
         variances=body["variances"],
         scale=body["scale"],
+        noisiness=body["noisiness"],
     )

@@ -3,9 +3,7 @@
     step = (s - 1) t + t - f t + ((f t)^p + (C - L)^p)^(1/p) + L       s accumulation steps; f: what hides an exchange
     t    = T1(b) [1 + sigma h (T1 / T1_max)^eta] + c a (k - 1)/3     k devices on the machine share its cores and links
     h    = ((k - 1)/3)^q;  q at most 2, eta at least -1;  a: the part of T1 that does not grow with the batch
-    C    = sigma_C beta(layout) 2 (n - 1)/n G^nu / B^gamma + alpha m (1 + G / 25 MB)          on m machines
-           its own scale and no m on one machine; 0 on one device
-    L    = the exchange of the last bucket, which nothing is left to hide: of min(G, 25 MB tau) bytes [DDP's buckets]
+    C, L   the exchange of all gradients and of the last bucket alone (exchange.py)
 
 T1 is the workload's curve on the type (compute.py), times exp(doubt level) where it was not measured alone, and what of
 it grows with the batch times exp(doubt tilt x) besides, x octaves from the middle of the curve.
@@ -19,16 +17,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import xlogy
 
 from .arrays import BoolArray, FloatArray, IntArray
 from .compute import ComputeModel
+from .exchange import Wires
 from .machines import Machine
 from .overlap import StepTimes
 from .setups import SetupArrays
 
-# Reference of the scales: bytes, gigabit/s between machines, and what PCIe 3 x16 sustains inside one.
-_BYTES, _GBPS, _INSIDE_GBPS, _BUCKET = 1e8, 50.0, 96.0, 25 << 20
-_BYTES_PER_GBIT = 1.25e8
+# Of gradients where no workload's are told.
+_USUAL_BYTES = 1e8
 # Most that crowding grows with the devices on a machine: beyond those measured a steeper one is no physics.
 _STEEPEST = 2.0
 # Of the log of a curve by octaves of batch: above -log 2, so that what is proportional to the batch still grows.
@@ -56,6 +55,7 @@ PARAMETERS: dict[str, Parameter] = {
     "two_imbalance": Parameter(mean=0.0, sd=0.5),
     "machines_devices": Parameter(mean=0.0, sd=0.2),
     "log_gamma": Parameter(mean=-0.2, sd=0.2),  # links seldom give all of their nominal rate to one job
+    "log_driven": Parameter(mean=4.6, sd=0.7),  # gigabit/s by a device: network cards of 100 are shared by few
     "bytes": Parameter(mean=0.0, sd=0.15),  # nu - 1
     "log_alpha": Parameter(mean=-7.0, sd=1.0),
     "log_sharpness": Parameter(mean=0.7, sd=0.4),  # log(p - 1)
@@ -73,9 +73,8 @@ PARAMETERS: dict[str, Parameter] = {
     "tilt": Parameter(mean=0.0, sd=0.0, own_sd=0.5),
 }
 NAMES = tuple(PARAMETERS)
-# Parameters of a rank's own compute, and of how it and the exchange overlap; all others are of the exchange.
+# Parameters of a rank's own compute: their slopes are taken by differences.
 _OF_COMPUTE = {"log_slowdown", "slowdown_batch", "log_contention", "log_crowding", "level", "tilt"}
-_OF_OVERLAP = {"log_sharpness", "logit_hidden"}
 # By how much a parameter is moved to learn its slope: the curve over it and the rounding under it both stay below 1e-4.
 STEP = 1e-4
 MEAN, SD, OWN_SD, TYPE_SD = np.array([(one.mean, one.sd, one.own_sd, one.type_sd) for one in PARAMETERS.values()]).T
@@ -116,7 +115,7 @@ def lay_out_closed(
     forward, backward, optimizer, distance = compute.seconds(setups)
     alone = forward + backward
     told = [one for one in gradient_bytes.values() if one > 0]
-    guess = float(np.median(told)) if told else _BYTES
+    guess = float(np.median(told)) if told else _USUAL_BYTES
     sizes = setups.workloads.values(lambda name: gradient_bytes.get(name, 0.0))
 
     def of_curve(workload: str, name: str) -> tuple[float, float, float, float]:
@@ -143,36 +142,6 @@ def lay_out_closed(
         untold=(sizes <= 0).astype(float),
         gbps=gbps.min(axis=1, initial=np.inf),
     )
-
-
-def exchanges(line: ClosedLine, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """(rows,) seconds of one exchange of all gradients, and of its last bucket alone."""
-    sizes = line.gradient_bytes * np.exp(line.untold * value["size"])
-    last = np.minimum(sizes, _BUCKET * np.exp(value["log_last"]))
-    return collective_seconds(line, value, sizes), collective_seconds(line, value, last)
-
-
-def collective_seconds(line: ClosedLine, value: dict[str, FloatArray], sizes: FloatArray) -> FloatArray:
-    """(rows,) seconds of one exchange of so many bytes; `value` holds each parameter, (rows,) or a scalar."""
-    ranks = (line.count * line.devices).sum(axis=1)
-    machines = line.count.sum(axis=1)
-    each = ranks / machines
-    uneven = 1 - each / line.devices.max(axis=1)
-    two, spread, dense = machines == 2, np.log(np.maximum(machines, 2) / 2), np.log(each)
-    shape = value["machines"] * spread + value["machines_devices"] * spread * dense
-    shape = shape + np.where(
-        two,
-        value["two"] + value["two_devices"] * dense + value["two_imbalance"] * uneven,
-        value["devices"] * dense + value["imbalance"] * uneven,
-    )
-    ring = 2 * (ranks - 1) / np.maximum(ranks, 1) * (sizes / _BYTES) ** (1 + value["bytes"]) * _BYTES
-    buckets = 1 + sizes / _BUCKET
-    nominal = _GBPS * (line.gbps / _GBPS) ** np.exp(value["log_gamma"])
-    across = np.exp(value["log_scale"] + shape) * ring / (nominal * _BYTES_PER_GBIT)
-    across = across + np.exp(value["log_alpha"]) * machines * buckets
-    inside = np.exp(value["log_inside"] + value["inside_devices"] * dense) * ring / (_INSIDE_GBPS * _BYTES_PER_GBIT)
-    inside = inside + np.exp(value["log_inside_alpha"]) * buckets
-    return np.where(machines > 1, across, np.where(ranks > 1, inside, 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,44 +186,67 @@ def _tilted(line: ClosedLine, tilt: FloatArray) -> FloatArray:
     return np.asarray(line.alone_s - grows + grows * stretch, dtype=float)
 
 
-def _step_s(alone: _Alone, sent: tuple[FloatArray, FloatArray], value: dict[str, FloatArray]) -> FloatArray:
-    whole, last = sent
-    hidden, early = alone.last_s / (1 + np.exp(-value["logit_hidden"])), np.maximum(whole - last, 0.0)
-    power = 1 + np.exp(value["log_sharpness"])
-    top = np.maximum(np.maximum(hidden, early), 1e-30)
-    both = top * ((hidden / top) ** power + (early / top) ** power) ** (1 / power)
-    return np.asarray(alone.before_s + alone.last_s - hidden + both + last, dtype=float)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Overlap:
+    """What hides an exchange, what of the exchange it may hide, and the p-norm of both; (rows,)."""
+
+    hidden_s: FloatArray
+    early_s: FloatArray
+    both_s: FloatArray
+    power: FloatArray
+
+    @classmethod
+    def of(cls, alone: _Alone, wires: Wires, value: dict[str, FloatArray]) -> _Overlap:
+        """Of the last backward pass and all buckets but the last."""
+        hidden = alone.last_s / (1 + np.exp(-value["logit_hidden"]))
+        early = np.maximum(wires.whole.seconds - wires.last.seconds, 0.0)
+        power = 1 + np.exp(value["log_sharpness"])
+        top = np.maximum(np.maximum(hidden, early), 1e-30)
+        both = top * ((hidden / top) ** power + (early / top) ** power) ** (1 / power)
+        return cls(hidden_s=hidden, early_s=early, both_s=both, power=power)
+
+    def answers(self, part_s: FloatArray) -> FloatArray:
+        """(rows,) derivative of the norm by one of its two."""
+        return np.asarray((part_s / self.both_s) ** (self.power - 1), dtype=float)
+
+    @property
+    def by_sharpness(self) -> FloatArray:
+        """(rows,) derivative of the norm by log(p - 1)."""
+        parts = [one / self.both_s for one in (self.hidden_s, self.early_s)]
+        entropy = sum(xlogy(one**self.power, one) for one in parts)
+        return np.asarray(self.both_s * entropy * (self.power - 1) / self.power, dtype=float)
+
+
+def _step_s(alone: _Alone, wires: Wires, value: dict[str, FloatArray]) -> FloatArray:
+    overlap = _Overlap.of(alone, wires, value)
+    shown = overlap.both_s - overlap.hidden_s + wires.last.seconds
+    return np.asarray(alone.before_s + alone.last_s + shown, dtype=float)
 
 
 def closed_times(line: ClosedLine, values: FloatArray) -> StepTimes:
     """The equation of the module's docstring; `values` is (rows, parameters) in the order of NAMES."""
     value = _by_name(values)
-    alone, sent = _alone(line, value), exchanges(line, value)
+    alone, wires = _alone(line, value), Wires(line, value)
     return StepTimes(
-        step_s=_step_s(alone, sent, value),
+        step_s=_step_s(alone, wires, value),
         compute_s=alone.before_s + alone.last_s,
         mean_compute_s=alone.mean_s,
-        communication_s=sent[0],
+        communication_s=wires.whole.seconds,
         slowest=alone.slowest,
     )
 
 
 def closed_slopes(line: ClosedLine, values: FloatArray) -> FloatArray:
-    """(rows, parameters) derivative of log step by each parameter, by differences.
-
-    A parameter is moved where it is at work alone, in the compute, the exchanges or their overlap.
-    """
+    """(rows, parameters) derivative of log step by each parameter: of the compute's by differences."""
     value = _by_name(values)
-    alone, sent = _alone(line, value), exchanges(line, value)
-    logs = np.log(_step_s(alone, sent, value))
-    slopes = np.zeros(values.shape)
-    for at, name in enumerate(NAMES):
+    alone, wires = _alone(line, value), Wires(line, value)
+    overlap, step = _Overlap.of(alone, wires, value), _step_s(alone, wires, value)
+    early = overlap.answers(overlap.early_s)
+    by = {name: early * whole + (1 - early) * last for name, (whole, last) in wires.slopes().items()}
+    unhidden = 1 / (1 + np.exp(value["logit_hidden"]))
+    by["logit_hidden"] = (overlap.answers(overlap.hidden_s) - 1) * overlap.hidden_s * unhidden
+    by["log_sharpness"] = overlap.by_sharpness
+    for name in _OF_COMPUTE:
         moved = value | {name: value[name] + STEP}
-        if name in _OF_COMPUTE:
-            after = _step_s(_alone(line, moved), sent, value)
-        elif name in _OF_OVERLAP:
-            after = _step_s(alone, sent, moved)
-        else:
-            after = _step_s(alone, exchanges(line, moved), value)
-        slopes[:, at] = (np.log(after) - logs) / STEP
-    return slopes
+        by[name] = step * np.log(_step_s(_alone(line, moved), wires, value) / step) / STEP
+    return np.stack([by[name] for name in NAMES], axis=1) / step[:, None]

@@ -24,6 +24,7 @@ class Measured:
     share: FloatArray
     variances: dict[str, float]
     scale: float
+    noisiness: dict[str, float]  # by workload
 
     @classmethod
     def of(cls, physics: Physics, rows: TrainingRows) -> tuple[Measured, Posterior]:
@@ -33,7 +34,12 @@ class Measured:
         target = np.log(rows.step_s / step.times.step_s) + step.offset
         found = calibrated(features, target, rows.repeats, rows.spread)
         measured = cls(
-            setups=rows.setups, step_s=rows.step_s, share=found.share, variances=found.variances, scale=found.scale
+            setups=rows.setups,
+            step_s=rows.step_s,
+            share=found.share,
+            variances=found.variances,
+            scale=found.scale,
+            noisiness=found.noisiness,
         )
         return measured, found
 
@@ -42,7 +48,7 @@ class Measured:
         step = physics.at(self.setups)
         features = features_of(self.setups, step, physics)
         target = np.log(self.step_s / step.times.step_s) + step.offset
-        return Posterior(features, target, self.share, self.variances, self.scale)
+        return Posterior(features, target, self.share, self.variances, self.scale, noisiness=self.noisiness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

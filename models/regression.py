@@ -63,9 +63,13 @@ class Posterior:
         variances: dict[str, float],
         scale: float = 1.0,
         ahead: Features | None = None,
+        noisiness: dict[str, float] | None = None,
     ) -> None:
-        """`ahead` are setups that will be asked about: what they share among each other is told apart too."""
-        self.variances, self.share, self.scale = variances, share, scale
+        """`ahead` are setups that will be asked about: what they share among each other is told apart too.
+
+        `noisiness` is a factor by workload on the variance of a new measurement across machines.
+        """
+        self.variances, self.share, self.scale, self.noisiness = variances, share, scale, noisiness or {}
         self._given = (features, target, share)
         self._basis = Basis(features if ahead is None else features.joined(ahead), variances)
         phi, alone = self._basis.at(features)
@@ -125,7 +129,7 @@ class Posterior:
 
     def _spread(self, found: _Projection, at: Features) -> FloatArray:
         shared = ((found.psi @ self._whitener) ** 2).sum(axis=1)
-        variance = shared + found.alone + found.local + noise_variance(at, self.variances)
+        variance = shared + found.alone + found.local + self._noise(at)
         return np.asarray(self.scale * np.sqrt(variance), dtype=float)
 
     @property
@@ -137,11 +141,16 @@ class Posterior:
             found[one.rows] -= one.noise * (one.whitener.T @ (one.target - one.phi @ self._beta))
         return found
 
-    def scaled(self, scale: float) -> Posterior:
-        """The same with every spread times `scale`, instead of the scale that it has."""
+    def scaled(self, scale: float, noisiness: dict[str, float] | None = None) -> Posterior:
+        """The same with every spread times `scale`, and with `noisiness`, instead of those that it has."""
         other = copy(self)
-        other.scale = scale
+        other.scale, other.noisiness = scale, noisiness or {}
         return other
+
+    def _noise(self, at: Features) -> FloatArray:
+        """(rows,) variance of one new measurement of each setup."""
+        factor = at.workload.values(lambda name: self.noisiness.get(name, 1.0))
+        return noise_variance(at, self.variances) * np.where(at.instances > 1, factor, 1.0)
 
     def draws(
         self, at: Features, *, identity: Sequence[str], measured: Sequence[str], count: int, seed: int
@@ -156,7 +165,7 @@ class Posterior:
         found, half = self._project(at), -(-count // 2)
         normal = np.random.default_rng(seed).standard_normal((len(self._beta), half))
         joint = found.psi @ (self._whitener @ normal)
-        alone = found.alone + noise_variance(at, self.variances)
+        alone = found.alone + self._noise(at)
         for name, picked, keys, weight in self._basis.unmet(at):
             joint[picked] += weight[:, None] * keyed_normals(seed, name, keys, half)
             alone[picked] -= weight**2
@@ -193,7 +202,7 @@ class Posterior:
                 shared = shared - seen.T @ seen
             covariance[np.ix_(picked, picked)] += shared
         covariance += np.diag(np.maximum(alone, 0) + 1e-12)
-        noise = noise_variance(at, self.variances)
+        noise = self._noise(at)
         return found.psi @ self._beta + found.constant - at.offset, self.scale**2 * covariance, self.scale**2 * noise
 
     def choose(self, candidates: Features, targets: Features, *, count: int) -> list[int]:
@@ -219,6 +228,19 @@ class Posterior:
             left = left - shrink * np.outer(one, one @ left)
             right = right - shrink * np.outer(one, one @ right)
         return chosen
+
+    def left_out(self) -> tuple[FloatArray, FloatArray]:
+        """Residuals of the training setups with each alone left out, and their variances but for its own noise.
+
+        (rows,) each; from the inverse of the covariance of them all [Rasmussen and Williams 2006, 5.12].
+        """
+        residual, variance = np.zeros(len(self.share)), np.zeros(len(self.share))
+        for one in self._blocks.values():
+            half = self._whitener.T @ (one.phi.T @ one.whitener)
+            precision = (one.whitener**2).sum(axis=0) - (half**2).sum(axis=0)
+            residual[one.rows] = one.whitener.T @ (one.target - one.phi @ self._beta) / precision
+            variance[one.rows] = np.maximum(1 / precision - one.noise, 0)
+        return residual, variance
 
     def held_out(self, groups: Keys, features: Features) -> FloatArray:
         """Standardised residuals of the training setups with their whole group left out.

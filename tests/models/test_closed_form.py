@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.arrays import FloatArray
-from models.closed_form import MEAN, NAMES, OWN_SD, SD, ClosedLine, closed_times, exchanges, lay_out_closed
+from models.closed_form import MEAN, NAMES, OWN_SD, SD, ClosedLine, closed_times, lay_out_closed
 from models.columns import read_setups
 from models.compute import ComputeModel
 from models.curves import Curve
+from models.exchange import Wires
 from models.machines import Machine
 from models.overlap import StepTimes
 
@@ -25,6 +26,7 @@ MACHINES = {
 GRADIENT_BYTES = {"net": 1e8, "tiny": 1e4, "unknown": 0.0}
 # What was learned of two machines against four may make more machines cheaper: the formula beneath it may not.
 LEARNED = ("machines", "two", "two_devices", "devices", "imbalance", "two_imbalance", "machines_devices")
+NEUTRAL = {**dict.fromkeys(LEARNED, 0.0), "log_driven": 60.0}  # one device drives any link
 BATCHES = (4.0, 16.0, 64.0, 256.0)
 
 
@@ -79,12 +81,16 @@ def of(found: FloatArray) -> float:
     return float(found[0])
 
 
+def wires(one: ClosedLine, values: FloatArray) -> Wires:
+    return Wires(one, {name: values[:, at] for at, name in enumerate(NAMES)})
+
+
 def exchange(one: ClosedLine, values: FloatArray) -> float:
-    return of(exchanges(one, {name: values[:, at] for at, name in enumerate(NAMES)})[0])
+    return of(wires(one, values).whole.seconds)
 
 
 def last_bucket(one: ClosedLine, values: FloatArray) -> float:
-    return of(exchanges(one, {name: values[:, at] for at, name in enumerate(NAMES)})[1])
+    return of(wires(one, values).last.seconds)
 
 
 def hidden_part(values: FloatArray) -> float:
@@ -135,7 +141,7 @@ def test_an_exchange_never_gets_cheaper_with_more_bytes_or_more_ranks(
     machines: int, devices: int, more: float, z: list[float]
 ) -> None:
     # the same inside one machine, whose devices have a slope of their own; and bytes to a power that is not negative
-    values = at_least(parameters(z, **dict.fromkeys(LEARNED, 0.0)), "inside_devices", 0.0)
+    values = at_least(parameters(z, **NEUTRAL), "inside_devices", 0.0)
     values = at_least(values, "bytes", -1.0)
     here = line(["slow"] * machines, [devices] * machines)
     least = exchange(here, values) * (1 - 1e-12)
@@ -147,7 +153,7 @@ def test_an_exchange_never_gets_cheaper_with_more_bytes_or_more_ranks(
 
 
 def test_a_ring_of_many_moves_twice_the_bytes_and_machines_add_latency() -> None:
-    neutral = dict.fromkeys((*LEARNED, "bytes", "log_gamma"), 0.0)
+    neutral = {**NEUTRAL, "bytes": 0.0, "log_gamma": 0.0}
     no_latency = parameters(log_alpha=-60.0, log_scale=0.0, **neutral)
     times = [exchange(line(["slow"] * n, [1] * n), no_latency) for n in (2, 64)]
     # 1e8 bytes at 10 Gbit/s are 0.08 s: 2 (n - 1)/n of it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import astuple, replace
 from functools import cache
+from zlib import crc32
 
 import numpy as np
 import pandas as pd
@@ -101,11 +102,15 @@ def closed() -> Physics:
 
 def elsewhere(seed: int, far: float = 0.7) -> Physics:
     """The closed form at parameters drawn around the prior, which nobody is told."""
-    random = np.random.default_rng(seed)
-    own = {name: far * random.normal(size=len(NAMES)) * (OWN_SD > 0) for name in WORKLOADS}
-    shared = far * random.normal(size=len(NAMES)) * (SD > 0)
-    by_type = {name: far * random.normal(size=len(NAMES)) * (TYPE_SD > 0) for name in TYPES}
-    return replace(closed(), closed=shared, own=own, by_type=by_type)
+
+    def drawn(whose: str, drawn_at_all: FloatArray) -> FloatArray:
+        # by name: a parameter more changes no other's draw
+        each = [np.random.default_rng([seed, crc32(f"{whose} {name}".encode())]).normal() for name in NAMES]
+        return np.asarray(far * np.array(each) * (drawn_at_all > 0), dtype=float)
+
+    own = {name: drawn(name, OWN_SD) for name in WORKLOADS}
+    by_type = {name: drawn(name, TYPE_SD) for name in TYPES}
+    return replace(closed(), closed=drawn("all", SD), own=own, by_type=by_type)
 
 
 def log_step(physics: Physics, asked: SetupArrays) -> FloatArray:

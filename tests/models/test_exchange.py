@@ -1,0 +1,48 @@
+"""What an exchange between machines answers to, against differences and by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from models.closed_form import NAMES, STEP, closed_slopes, closed_times
+from tests.models.test_closed_form import MEMBERS, NEUTRAL, Z, exchange, line, parameters, wires
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(MEMBERS, Z)
+def test_slopes_are_what_a_moved_parameter_does(cluster: tuple[list[str], list[int]], z: list[float]) -> None:
+    types, layout = cluster
+    for workload in ("net", "tiny", "unknown"):
+        here, values = line(types, layout, workload=workload, accumulation=3), parameters(z)
+        found = closed_slopes(here, values)[0]
+        for at, name in enumerate(NAMES):
+            moved = STEP * np.eye(len(NAMES))[at]
+            up, down = (np.log(closed_times(here, values + by).step_s[0]) for by in (moved, -moved))
+            # where a bucket is just full, or the last one all, the slope has a corner
+            ahead, behind = (up - down) / (2 * STEP), 5e-3
+            assert found[at] == pytest.approx(ahead, rel=behind, abs=2e-3), name
+
+
+def test_few_devices_do_not_fill_a_link_that_many_do() -> None:
+    known = {**NEUTRAL, "bytes": 0.0, "log_gamma": 0.0, "log_alpha": -60.0, "log_scale": 0.0}
+    driven, any_link = parameters(**(known | {"log_driven": np.log(25.0)})), parameters(**known)
+    # 1e8 bytes by (0.8, 25) or (0.8, 100) Gbit/s, a ring of 2 or 16
+    one, eight = (line(["wide"] * 2, [devices] * 2) for devices in (1, 8))
+    assert exchange(one, any_link) == pytest.approx(0.8 / 100)
+    assert exchange(one, driven) == pytest.approx(0.8 / 25, rel=2e-3)
+    assert exchange(eight, driven) == pytest.approx(0.8 * 15 / 8 / 100, rel=2e-2)
+    slow = line(["slow"] * 2, [1, 1])
+    assert exchange(slow, driven) == pytest.approx(0.8 / 10, rel=1e-2)
+
+
+def test_inside_a_machine_nothing_drives_a_link() -> None:
+    here = line(["quick"], [8])
+    assert exchange(here, parameters(log_driven=0.0)) == exchange(here, parameters(log_driven=60.0)) > 0
+
+
+def test_one_bucket_is_the_whole_exchange_and_answers_to_its_bytes() -> None:
+    tiny, large = (wires(line(["slow"] * 2, [1, 1], workload=name), parameters()) for name in ("tiny", "net"))
+    assert tiny.whole.seconds == tiny.last.seconds and large.last.seconds < 0.5 * large.whole.seconds
+    assert tiny.slopes()["log_last"][1] == 0 and large.slopes()["log_last"][1] > 0
