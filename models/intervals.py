@@ -72,10 +72,9 @@ def _noisiness(plain: Posterior, features: Features, repeated: FloatArray, scale
     for name, rows in features.workload.groups().items():
         own = needed[rows[features.instances[rows] > 1]]
         if len(own):
-            level = min(
-                0.9 * (1 + 1 / len(own)), 1.0
-            )  # so that the next one falls inside as often [conformal prediction]
-            found[name] = float(np.quantile(own, level) ** (len(own) / (len(own) + _PRIOR_NOISY)))
+            # beyond 0.9, so that the next one falls inside as often [conformal prediction]
+            most = float(np.quantile(own, min(0.9 * (1 + 1 / len(own)), 1.0)))
+            found[name] = most ** (len(own) / (len(own) + _PRIOR_NOISY))
     return found
 
 

@@ -15,6 +15,7 @@ from .arrays import FloatArray
 from .closed_form import MEAN, NAMES, OWN_SD, SD, STEP, TYPE_SD, ClosedLine, closed_slopes, closed_times, lay_out_closed
 from .communication import CollectiveModel
 from .compute import ComputeModel
+from .exchange import log_link, log_rate
 from .keys import Keys
 from .machines import Machine
 from .overlap import PARAMETER_NAMES, PARAMETER_SD, Buckets, StepParameters, StepTimes, Timeline, lay_out, step_times
@@ -126,10 +127,14 @@ class Physics:
         )
 
     def link_types(self, setups: SetupArrays) -> Keys:
-        """The type of each setup's machine with the slowest link, as far as learned; of equals the first by name."""
-        by_speed = sorted(setups.names, key=lambda name: (self._log_rate(name), name))
-        place = setups.by_type({name: float(at) for at, name in enumerate(by_speed)}, np.inf)
-        slowest = np.where(setups.kind >= 0, place, np.inf).argmin(axis=1)
+        """The type of each setup's machine that sends slowest, as far as learned; of equals the first by name."""
+        driven = (MEAN + SD * self.closed)[_DRIVEN] + np.log(setups.ranks / setups.instances)
+        link, slower = (
+            setups.by_type({name: of(name) for name in setups.names}, 0.0) for of in (self._link, self._slower)
+        )
+        rate = np.where(setups.kind >= 0, log_rate(link, driven[:, None]) - slower, np.inf)
+        by_name = setups.by_type({name: float(at) for at, name in enumerate(sorted(setups.names))}, np.inf)
+        slowest = np.where(rate <= rate.min(axis=1)[:, None], by_name, np.inf).argmin(axis=1)
         return Keys(setups.names, setups.kind[np.arange(len(slowest)), slowest])
 
     def rate_doubt(self, name: str) -> float:
@@ -138,11 +143,12 @@ class Physics:
         beyond = np.log2(max(machine.bandwidth_gbps / most, least / machine.bandwidth_gbps, 1.0))
         return float(np.hypot(_DOUBLING_SD * beyond, 0.0 if machine.link_told else _UNTOLD_SD))
 
-    def _log_rate(self, name: str) -> float:
-        """Of a type's link, but for what all types have in common."""
-        power = np.exp(MEAN[_GAMMA] + SD[_GAMMA] * self.closed[_GAMMA])
-        slower = TYPE_SD[_SCALE] * self.by_type[name][_SCALE] if name in self.by_type else 0.0
-        return float(power * np.log(self.machines[name].bandwidth_gbps) - slower)
+    def _link(self, name: str) -> float:
+        return log_link(self.machines[name].bandwidth_gbps, np.exp((MEAN + SD * self.closed)[_GAMMA]))
+
+    def _slower(self, name: str) -> float:
+        """Log of what a type's links are slower by than all types'."""
+        return float(TYPE_SD[_SCALE] * self.by_type[name][_SCALE]) if name in self.by_type else 0.0
 
     def _values(self, setups: SetupArrays) -> FloatArray:
         """(rows, parameters) of the closed form."""
@@ -174,7 +180,7 @@ def _known(deviations: dict[str, FloatArray], keys: Keys) -> FloatArray:
 # Of the log of a link's rate: a doubling of the nominal one beyond those measured gives anything between nothing and
 # twice the rate (the root of log(2)^2 / 12), and one that nobody told may be three times as fast or slow.
 _DOUBLING_SD, _UNTOLD_SD = 0.2, 1.2
-_SCALE, _GAMMA = NAMES.index("log_scale"), NAMES.index("log_gamma")
+_SCALE, _GAMMA, _DRIVEN = (NAMES.index(one) for one in ("log_scale", "log_gamma", "log_driven"))
 _SECONDS = ("step_s", "compute_s", "mean_compute_s", "communication_s")
 
 

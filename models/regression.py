@@ -73,6 +73,7 @@ class Posterior:
         self._given = (features, target, share)
         self._basis = Basis(features if ahead is None else features.joined(ahead), variances)
         phi, alone = self._basis.at(features)
+        self._alone = alone
         noise = share * noise_variance(features, variances) + alone
         self._tables, local = Local.tables(features), Local.of(features, variances)
         self._blocks: dict[str, _Block] = {}
@@ -142,9 +143,10 @@ class Posterior:
         return found
 
     def scaled(self, scale: float, noisiness: dict[str, float] | None = None) -> Posterior:
-        """The same with every spread times `scale`, and with `noisiness`, instead of those that it has."""
+        """The same with every spread times `scale`, and with `noisiness` where given, instead of those it has."""
         other = copy(self)
-        other.scale, other.noisiness = scale, noisiness or {}
+        other.scale = scale
+        other.noisiness = self.noisiness if noisiness is None else noisiness
         return other
 
     def _noise(self, at: Features) -> FloatArray:
@@ -239,7 +241,7 @@ class Posterior:
             half = self._whitener.T @ (one.phi.T @ one.whitener)
             precision = (one.whitener**2).sum(axis=0) - (half**2).sum(axis=0)
             residual[one.rows] = one.whitener.T @ (one.target - one.phi @ self._beta) / precision
-            variance[one.rows] = np.maximum(1 / precision - one.noise, 0)
+            variance[one.rows] = np.maximum(1 / precision - one.noise + self._alone[one.rows], 0)
         return residual, variance
 
     def held_out(self, groups: Keys, features: Features) -> FloatArray:

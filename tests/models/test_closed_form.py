@@ -141,14 +141,18 @@ def test_an_exchange_never_gets_cheaper_with_more_bytes_or_more_ranks(
     machines: int, devices: int, more: float, z: list[float]
 ) -> None:
     # the same inside one machine, whose devices have a slope of their own; and bytes to a power that is not negative
-    values = at_least(parameters(z, **NEUTRAL), "inside_devices", 0.0)
+    values = at_least(parameters(z, **dict.fromkeys(LEARNED, 0.0)), "inside_devices", 0.0)
     values = at_least(values, "bytes", -1.0)
     here = line(["slow"] * machines, [devices] * machines)
     least = exchange(here, values) * (1 - 1e-12)
     assert exchange(replace(here, gradient_bytes=here.gradient_bytes * more), values) >= least
-    assert exchange(line(["slow"] * machines, [devices + 1] * machines), values) >= least
     if machines > 1:
         assert exchange(line(["slow"] * (machines + 1), [devices] * (machines + 1)), values) >= least
+    # devices more may drive more of the link, as learned
+    values[0, NAMES.index("log_driven")] = NEUTRAL["log_driven"]
+    least = exchange(here, values) * (1 - 1e-12)
+    assert exchange(line(["slow"] * machines, [devices + 1] * machines), values) >= least
+    if machines > 1:
         assert exchange(line(["slow"] * machines, [devices] * (machines - 1) + [devices + 1]), values) >= least
 
 

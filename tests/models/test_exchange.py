@@ -20,9 +20,8 @@ def test_slopes_are_what_a_moved_parameter_does(cluster: tuple[list[str], list[i
         for at, name in enumerate(NAMES):
             moved = STEP * np.eye(len(NAMES))[at]
             up, down = (np.log(closed_times(here, values + by).step_s[0]) for by in (moved, -moved))
-            # where a bucket is just full, or the last one all, the slope has a corner
-            ahead, behind = (up - down) / (2 * STEP), 5e-3
-            assert found[at] == pytest.approx(ahead, rel=behind, abs=2e-3), name
+            # the compute's own slopes are one-sided differences
+            assert found[at] == pytest.approx((up - down) / (2 * STEP), rel=1e-3, abs=1e-4), name
 
 
 def test_few_devices_do_not_fill_a_link_that_many_do() -> None:
@@ -33,6 +32,8 @@ def test_few_devices_do_not_fill_a_link_that_many_do() -> None:
     assert exchange(one, any_link) == pytest.approx(0.8 / 100)
     assert exchange(one, driven) == pytest.approx(0.8 / 25, rel=2e-3)
     assert exchange(eight, driven) == pytest.approx(0.8 * 15 / 8 / 100, rel=2e-2)
+    # 4.5 devices each on average would drive 112.5: 88.6 is the smooth minimum
+    assert exchange(line(["wide"] * 2, [1, 8]), driven) == pytest.approx(0.8 * 16 / 9 / 88.6, rel=1e-3)
     slow = line(["slow"] * 2, [1, 1])
     assert exchange(slow, driven) == pytest.approx(0.8 / 10, rel=1e-2)
 

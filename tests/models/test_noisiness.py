@@ -29,6 +29,21 @@ def test_a_setup_left_out_is_what_a_fit_without_it_says() -> None:
         assert variance[at] == pytest.approx(apart[0], rel=2e-2, abs=1e-5)
 
 
+def test_what_no_column_stands_for_is_no_noise_of_a_run() -> None:
+    # more arrangements than have columns: what theirs share is left to each setup alone
+    seen, variances = features(620, 1, arrangements=1200, slopes=0.2), starting_variances()
+    target = drawn_target(seen, variances, 2)
+    posterior = Posterior(seen, target, np.ones(620), variances)
+    at = int(np.argmax(posterior._alone))
+    own = seen.take(np.array([at]))
+    rest = np.delete(np.arange(620), at)
+    spread = Posterior(seen.take(rest), target[rest], np.ones(619), variances).moments(own)[1][0]
+    found = posterior.left_out()[1][at]
+    assert posterior._alone[at] > 1e-3 and found == pytest.approx(
+        spread**2 - noise_variance(own, variances)[0], rel=0.1
+    )
+
+
 def of_unlike_noise() -> tuple[Posterior, Posterior]:
     """A regression on 240 setups of three workloads, of which one runs six times as unsteadily across machines."""
     seen = features(240, 5, arrangements=60, slopes=0.2)
@@ -37,7 +52,7 @@ def of_unlike_noise() -> tuple[Posterior, Posterior]:
     size = np.where(np.array([one == "w1" for one in seen.workload]) & (seen.instances > 1), 0.12, 0.02)
     target = target + size * np.random.default_rng(7).normal(size=240)
     found = calibrated(seen, target, np.ones(240), np.zeros(240))
-    return found, found.scaled(found.scale)
+    return found, found.scaled(found.scale, {})
 
 
 def test_an_unsteady_workload_has_wider_intervals_and_a_steady_one_narrower_ones() -> None:

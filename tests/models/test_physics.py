@@ -285,3 +285,13 @@ def test_a_wider_link_of_any_type_never_slows_a_step(seed: int) -> None:
                 for part in (0.99, 1.01)
             )
             assert (wide.seconds(asked) <= narrow.seconds(asked) * (1 + 1e-12)).all()
+        # faster than a few devices drive too
+        before = np.full(60, np.inf)
+        for gbps in np.geomspace(5, 3200, 40):
+            faster = {
+                other: replace(one, bandwidth_gbps=400.0) for other, one in here.machines.items() if other != name
+            }
+            faster[name] = replace(machine, bandwidth_gbps=float(gbps))
+            after = replace(here, machines=faster).seconds(asked)
+            assert (after <= before * (1 + 1e-12)).all()
+            before = after
