@@ -86,9 +86,9 @@ def ask(running: LocalCluster, node: int, **job: Any) -> dict[str, Any]:
 
 
 def best(measure: Callable[[], float], enough: float) -> float:
-    """The highest of up to five tries: others on the machine can take from a rate or a share, never add to it."""
+    """The highest of up to fifteen tries: others on the machine can take from a rate or a share, never add to it."""
     highest = 0.0
-    for _ in range(5):
+    for _ in range(15):
         highest = max(highest, measure())
         if highest >= enough:
             break

@@ -19,9 +19,11 @@ def test_slopes_are_what_a_moved_parameter_does(cluster: tuple[list[str], list[i
         found = closed_slopes(here, values)[0]
         for at, name in enumerate(NAMES):
             moved = STEP * np.eye(len(NAMES))[at]
-            up, down = (np.log(closed_times(here, values + by).step_s[0]) for by in (moved, -moved))
-            # the compute's own slopes are one-sided differences
-            assert found[at] == pytest.approx((up - down) / (2 * STEP), rel=1e-3, abs=1e-4), name
+            down, middle, up = (np.log(closed_times(here, values + by).step_s[0]) for by in (-moved, 0 * moved, moved))
+            # from the left and from the right, which differ where a bound begins to hold or a bucket is just full
+            sides = sorted([(middle - down) / STEP, (up - middle) / STEP])
+            rounding = 1e-4 + 1e-3 * abs(sides[1])
+            assert sides[0] - rounding <= found[at] <= sides[1] + rounding, name
 
 
 def test_few_devices_do_not_fill_a_link_that_many_do() -> None:
