@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import first_guess
+from .basis import Widths
 from .communication import CollectiveModel
 from .compute import ComputeModel
 from .curves import Curve
@@ -24,7 +25,7 @@ from .speeds import Speeds
 if TYPE_CHECKING:
     from .step_time import StepTimeModel
 
-_FORMAT = "srift-step-time-6"
+_FORMAT = "srift-step-time-7"
 
 
 class OtherFormat(ValueError):
@@ -65,6 +66,7 @@ def dump(model: StepTimeModel) -> str:
             "variances": measured.variances,
             "scale": measured.scale,
             "noisiness": measured.noisiness,
+            "widths": asdict(measured.widths),
         },
         "trained_on": model.trained_on,
         "workload_digests": model.workload_digests,
@@ -151,4 +153,5 @@ def _measured(body: dict[str, Any]) -> Measured:
         variances=body["variances"],
         scale=body["scale"],
         noisiness=body["noisiness"],
+        widths=Widths(**body["widths"]),
     )

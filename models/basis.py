@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import solve_triangular
 
 from .arrays import FloatArray, IntArray
-from .effects import GIVEN, LINEAR, SMOOTH, Term, covariance, each_with_all, terms
+from .effects import GIVEN, LINEAR, OF_TYPES, SMOOTH, Term, covariance, each_with_all, terms
 from .features import Features
 from .keys import Keys
 
@@ -23,23 +24,37 @@ _MOST_KEYS = 400
 _MOST_SMOOTH, _LEFT_OUT = 300, 4e-6
 
 
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Factors on the standard deviation of what the columns say: of instance types, and of all else."""
+
+    shared: float = 1.0
+    types: float = 1.0
+
+
 class Basis:
     """Columns of Phi for any setups: parameters, one column a key of each linear family, pivots of the smooth ones."""
 
     def __init__(self, features: Features, variances: dict[str, float]) -> None:
         self._variances = variances
         told = terms(features)
-        names = (*LINEAR, *GIVEN)
+        # in this order, so that the first columns of a whitener are what is unsure of these, all else being known
+        names = (*GIVEN, *OF_TYPES, *(name for name in LINEAR if name not in OF_TYPES))
         self._keys = {name: _places(told[name]) for name in names}
         self._pivots, factor = self._pivot(features)
         # the inverse once: products are several times as quick as solving for thousands of setups
         self._whitener = solve_triangular(factor, np.eye(len(factor)), lower=True).T
 
+    def factors(self, columns: int, widths: Widths) -> FloatArray:
+        """(columns,) factor on each column of a whitener of Phi's: 1 for what is given, then those of `widths`."""
+        given, types = (sum(len(self._keys[name]) for name in names) for names in (GIVEN, OF_TYPES))
+        return np.repeat([1.0, widths.types, widths.shared], [given, types, columns - given - types])
+
     def at(self, features: Features) -> tuple[FloatArray, FloatArray]:
         """(rows, columns) of Phi, and the (rows,) variance that belongs to each setup alone."""
         told = terms(features)
         alone = np.zeros(len(features.exposed))
-        columns = [features.shared]
+        columns: list[FloatArray] = []
         for name, known in self._keys.items():
             term = told[name]
             block = np.zeros((len(alone), len(known)))
@@ -49,6 +64,7 @@ class Basis:
             block[met, place[met]] = scale * term.weight[met]
             alone[place < 0] += (scale * term.weight[place < 0]) ** 2
             columns.append(block)
+        columns.append(features.shared)
         if self._pivots is not None:
             smooth = covariance(SMOOTH, self._variances, features, self._pivots) @ self._whitener
             alone += np.maximum(self._smooth_diagonal(told) - (smooth**2).sum(axis=1), 0)

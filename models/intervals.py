@@ -10,6 +10,7 @@ import numpy as np
 from scipy.stats import chi2
 
 from .arrays import FloatArray
+from .basis import Widths
 from .effects import NOISE, blocks, noise_variance
 from .features import Features
 from .keys import Keys
@@ -30,6 +31,9 @@ _MOST_GROUPS, _OUTLYING, _LEAST_SPREAD = 30, 4.0, 0.05
 _LASTING, _USUAL_RUNS, _PRIOR_SETUPS = 0.1, 2.0, 5
 # The least and the most that one workload's noise differs by, in variance, and how many setups stand for no difference.
 _NOISINESS, _PRIOR_NOISY = (0.1, 10.0), 30
+# What setups share is never narrower, whatever little is off by chance; types are few, so that this many more are taken
+# to be as wide as thought.
+_LEAST_WIDTH, _PRIOR_TYPES = 0.4, 5
 # Fewer where the regression has many columns, since each group costs their cube.
 _GROUP_COLUMNS = 24_000
 
@@ -48,15 +52,42 @@ def calibrated(features: Features, target: FloatArray, repeats: FloatArray, spre
     workload = Keys.of(f"{name} {many:g}" for name, many in zip(features.workload, features.several, strict=True))
     most = int(np.clip(_GROUP_COLUMNS / plain.columns, 4, _MOST_GROUPS))
     groupings = (workload, features.arrangement, blocks(features))
-    standardised = [plain.held_out(_some(one, most), features) for one in groupings]
+    held_out = np.concatenate([plain.held_out(_some(one, most), features) for one in groupings], axis=1)
+    standardised = [held_out[0] / np.sqrt(held_out[1] + held_out[2])]
     # repeats that contradict each other say how wide a new measurement may be, whatever the others fit
     again = spread > 0
     standardised.append(spread[again] / np.sqrt(noise_variance(features, variances)[again]))
     seen = float(np.quantile(np.abs(np.concatenate(standardised)), 0.9)) / Z_90
     rows = len(target)
     scale = (rows * seen + _PRIOR_ROWS * _PRIOR_SCALE) / (rows + _PRIOR_ROWS)
+    widths = _widths(plain, features, held_out, most)
     scale = float(np.clip(scale, _LEAST_SCALE, _MOST_SCALE))
-    return plain.scaled(scale, _noisiness(plain, features, repeated, scale))
+    return plain.scaled(scale, _noisiness(plain, features, repeated, scale), widths)
+
+
+def _widths(plain: Posterior, features: Features, held_out: FloatArray, most: int) -> Widths:
+    """How wide what setups share should be, by what checks it.
+
+    Types are left out by what joins their machines, or the devices of one.
+    """
+    kinds = zip(features.link_type, features.several, features.instances, strict=True)
+    types = Keys.of(f"{name} {many > 1}" if several else "" for name, several, many in kinds)
+    of_types = _width(plain.held_out(_some(types, most), features), len(set(types.distinct) - {""}), _PRIOR_TYPES)
+    return Widths(_width(held_out, held_out.shape[1], _PRIOR_ROWS), of_types)
+
+
+def _width(held_out: FloatArray, count: int, prior: int) -> float:
+    """Factor on the standard deviation of what the columns say, with which intervals of held-out groups hold 90 %.
+
+    What is left of them besides is noise, which groups say little of: it is checked by workload. Never above 1, and
+    shrunk towards it by `prior` more than the `count` that tell.
+    """
+    residual, shared, besides = held_out
+    if not len(residual):
+        return 1.0
+    needed = (np.square(residual / Z_90) - besides) / np.maximum(shared, 1e-12)
+    found = float(np.sqrt(np.clip(np.quantile(needed, 0.9), _LEAST_WIDTH**2, 1.0)))
+    return (count * found + prior) / (count + prior)
 
 
 def _noisiness(plain: Posterior, features: Features, repeated: FloatArray, scale: float) -> dict[str, float]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .arrays import FloatArray
+from .basis import Widths
 from .features import features_of
 from .intervals import calibrated
 from .learning import TrainingRows
@@ -25,6 +26,7 @@ class Measured:
     variances: dict[str, float]
     scale: float
     noisiness: dict[str, float]  # by workload
+    widths: Widths  # of what setups share
 
     @classmethod
     def of(cls, physics: Physics, rows: TrainingRows) -> tuple[Measured, Posterior]:
@@ -40,6 +42,7 @@ class Measured:
             variances=found.variances,
             scale=found.scale,
             noisiness=found.noisiness,
+            widths=found.widths,
         )
         return measured, found
 
@@ -48,7 +51,15 @@ class Measured:
         step = physics.at(self.setups)
         features = features_of(self.setups, step, physics)
         target = np.log(self.step_s / step.times.step_s) + step.offset
-        return Posterior(features, target, self.share, self.variances, self.scale, noisiness=self.noisiness)
+        return Posterior(
+            features,
+            target,
+            self.share,
+            self.variances,
+            self.scale,
+            noisiness=self.noisiness,
+            widths=self.widths,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.linalg import cho_solve, solve_triangular
 
 from .arrays import FloatArray, IntArray
-from .basis import Basis, cholesky
+from .basis import Basis, Widths, cholesky
 from .chance import keyed_normals, local_draws
 from .effects import blocks, noise_variance
 from .features import Features
@@ -64,12 +64,15 @@ class Posterior:
         scale: float = 1.0,
         ahead: Features | None = None,
         noisiness: dict[str, float] | None = None,
+        widths: Widths = Widths(),
     ) -> None:
         """`ahead` are setups that will be asked about: what they share among each other is told apart too.
 
-        `noisiness` is a factor by workload on the variance of a new measurement across machines.
+        `noisiness` is a factor by workload on the variance of a new measurement across machines, `widths` are factors
+        on what is shared beyond blocks.
         """
-        self.variances, self.share, self.scale, self.noisiness = variances, share, scale, noisiness or {}
+        self.variances, self.share, self.scale = variances, share, scale
+        self.noisiness, self.widths = noisiness or {}, widths
         self._given = (features, target, share)
         self._basis = Basis(features if ahead is None else features.joined(ahead), variances)
         phi, alone = self._basis.at(features)
@@ -101,6 +104,7 @@ class Posterior:
         self._factor = np.linalg.cholesky(self._precision)
         self._beta = cho_solve((self._factor, True), self._right)
         self._whitener = solve_triangular(self._factor, np.eye(width), lower=True).T
+        self._shared = self._whitener * self._basis.factors(width, widths)
 
     @property
     def columns(self) -> int:
@@ -129,7 +133,7 @@ class Posterior:
         return found.psi @ self._beta + found.constant - at.offset, self._spread(found, at)
 
     def _spread(self, found: _Projection, at: Features) -> FloatArray:
-        shared = ((found.psi @ self._whitener) ** 2).sum(axis=1)
+        shared = ((found.psi @ self._shared) ** 2).sum(axis=1)
         variance = shared + found.alone + found.local + self._noise(at)
         return np.asarray(self.scale * np.sqrt(variance), dtype=float)
 
@@ -142,11 +146,16 @@ class Posterior:
             found[one.rows] -= one.noise * (one.whitener.T @ (one.target - one.phi @ self._beta))
         return found
 
-    def scaled(self, scale: float, noisiness: dict[str, float] | None = None) -> Posterior:
-        """The same with every spread times `scale`, and with `noisiness` where given, instead of those it has."""
+    def scaled(
+        self, scale: float, noisiness: dict[str, float] | None = None, widths: Widths | None = None
+    ) -> Posterior:
+        """The same with every spread times `scale`, and with the others where given, instead of those it has."""
         other = copy(self)
         other.scale = scale
         other.noisiness = self.noisiness if noisiness is None else noisiness
+        if widths is not None:
+            other.widths = widths
+            other._shared = self._whitener * self._basis.factors(self.columns, widths)
         return other
 
     def _noise(self, at: Features) -> FloatArray:
@@ -166,7 +175,7 @@ class Posterior:
         """
         found, half = self._project(at), -(-count // 2)
         normal = np.random.default_rng(seed).standard_normal((len(self._beta), half))
-        joint = found.psi @ (self._whitener @ normal)
+        joint = found.psi @ (self._shared @ normal)
         alone = found.alone + self._noise(at)
         for name, picked, keys, weight in self._basis.unmet(at):
             joint[picked] += weight[:, None] * keyed_normals(seed, name, keys, half)
@@ -189,7 +198,7 @@ class Posterior:
         The covariance is of what a setup is, without the noise of one new measurement of it.
         """
         found = self._project(at)
-        half, alone = found.psi @ self._whitener, found.alone.copy()
+        half, alone = found.psi @ self._shared, found.alone.copy()
         covariance = half @ half.T
         for _, picked, keys, weight in self._basis.unmet(at):
             for own in keys.groups().values():
@@ -245,7 +254,8 @@ class Posterior:
         return residual, variance
 
     def held_out(self, groups: Keys, features: Features) -> FloatArray:
-        """Standardised residuals of the training setups with their whole group left out.
+        """(3, rows): residuals of the training setups with their whole group left out, the variance of what the columns
+        say of them then, and what there is besides.
 
         `groups` are unions of blocks; rows of the group "" are left alone.
         """
@@ -261,9 +271,10 @@ class Posterior:
             for one in own:
                 at, first = slice(first, first + len(one.target)), first + len(one.target)
                 # back from whitened to the setups' own scale
-                spread = ((half[:, at] @ one.factor.T) ** 2).sum(axis=0) + noise * (one.factor**2).sum(axis=1)
-                found.append(one.factor @ residual[at] / np.sqrt(spread))
-        return np.concatenate(found) if found else np.zeros(0)
+                besides = (one.factor**2).sum(axis=1)
+                shared = ((half[:, at] @ one.factor.T) ** 2).sum(axis=0) + (noise - 1) * besides
+                found.append(np.stack([one.factor @ residual[at], np.maximum(shared, 0), besides]))
+        return np.concatenate(found, axis=1) if found else np.zeros((3, 0))
 
     def _without(self, phi: FloatArray, target: FloatArray) -> tuple[FloatArray, FloatArray, float]:
         """Residuals of the given whitened training rows had they been left out, (rows,); their covariance is

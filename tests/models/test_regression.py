@@ -193,7 +193,8 @@ def test_a_group_held_out_is_what_a_fit_without_it_says(by: str) -> None:
     groups = blocks(seen) if by == "block" else getattr(seen, by)
     left_alone = groups[0]
     kept = Keys.of("" if one == left_alone else one for one in groups)
-    found = posterior.held_out(kept, seen)
+    residuals, shared_, besides = posterior.held_out(kept, seen)
+    found = residuals / np.sqrt(shared_ + besides)
     expected = []
     for group in (one for one in kept.distinct if one):
         inside = np.array([one == group for one in groups])
