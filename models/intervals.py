@@ -31,9 +31,9 @@ _MOST_GROUPS, _OUTLYING, _LEAST_SPREAD = 30, 4.0, 0.05
 _LASTING, _USUAL_RUNS, _PRIOR_SETUPS = 0.1, 2.0, 5
 # The least and the most that one workload's noise differs by, in variance, and how many setups stand for no difference.
 _NOISINESS, _PRIOR_NOISY = (0.1, 10.0), 30
-# What setups share is never narrower, whatever little is off by chance; types are few, so that this many more are taken
-# to be as wide as thought.
-_LEAST_WIDTH, _PRIOR_TYPES = 0.4, 5
+# What setups share is never narrower, however little is off by chance; so many groups are taken to say that it is as
+# wide as thought.
+_LEAST_WIDTH, _PRIOR_GROUPS = 0.4, 20
 # Fewer where the regression has many columns, since each group costs their cube.
 _GROUP_COLUMNS = 24_000
 
@@ -51,8 +51,8 @@ def calibrated(features: Features, target: FloatArray, repeats: FloatArray, spre
         return plain.scaled(_PRIOR_SCALE)
     workload = Keys.of(f"{name} {many:g}" for name, many in zip(features.workload, features.several, strict=True))
     most = int(np.clip(_GROUP_COLUMNS / plain.columns, 4, _MOST_GROUPS))
-    groupings = (workload, features.arrangement, blocks(features))
-    held_out = np.concatenate([plain.held_out(_some(one, most), features) for one in groupings], axis=1)
+    groupings = [_some(one, most) for one in (workload, features.arrangement, blocks(features))]
+    held_out = np.concatenate([plain.held_out(one, features) for one in groupings], axis=1)
     standardised = [held_out[0] / np.sqrt(held_out[1] + held_out[2])]
     # repeats that contradict each other say how wide a new measurement may be, whatever the others fit
     again = spread > 0
@@ -60,34 +60,30 @@ def calibrated(features: Features, target: FloatArray, repeats: FloatArray, spre
     seen = float(np.quantile(np.abs(np.concatenate(standardised)), 0.9)) / Z_90
     rows = len(target)
     scale = (rows * seen + _PRIOR_ROWS * _PRIOR_SCALE) / (rows + _PRIOR_ROWS)
-    widths = _widths(plain, features, held_out, most)
+    widths = Widths(_width(held_out, sum(_many(one) for one in groupings)), _type_width(plain, features, most))
     scale = float(np.clip(scale, _LEAST_SCALE, _MOST_SCALE))
     return plain.scaled(scale, _noisiness(plain, features, repeated, scale), widths)
 
 
-def _widths(plain: Posterior, features: Features, held_out: FloatArray, most: int) -> Widths:
-    """How wide what setups share should be, by what checks it.
-
-    Types are left out by what joins their machines, or the devices of one.
-    """
+def _type_width(plain: Posterior, features: Features, most: int) -> float:
+    """`_width` of what is known of instance types, left out by what joins their machines, or the devices of one."""
     kinds = zip(features.link_type, features.several, features.instances, strict=True)
-    types = Keys.of(f"{name} {many > 1}" if several else "" for name, several, many in kinds)
-    of_types = _width(plain.held_out(_some(types, most), features), len(set(types.distinct) - {""}), _PRIOR_TYPES)
-    return Widths(_width(held_out, held_out.shape[1], _PRIOR_ROWS), of_types)
+    types = _some(Keys.of(f"{name} {many > 1}" if several else "" for name, several, many in kinds), most)
+    return _width(plain.held_out(types, features), _many(types))
 
 
-def _width(held_out: FloatArray, count: int, prior: int) -> float:
+def _width(held_out: FloatArray, groups: int) -> float:
     """Factor on the standard deviation of what the columns say, with which intervals of held-out groups hold 90 %.
 
     What is left of them besides is noise, which groups say little of: it is checked by workload. Never above 1, and
-    shrunk towards it by `prior` more than the `count` that tell.
+    shrunk towards it where groups are few: rows of one group err together.
     """
     residual, shared, besides = held_out
     if not len(residual):
         return 1.0
     needed = (np.square(residual / Z_90) - besides) / np.maximum(shared, 1e-12)
     found = float(np.sqrt(np.clip(np.quantile(needed, 0.9), _LEAST_WIDTH**2, 1.0)))
-    return (count * found + prior) / (count + prior)
+    return (groups * found + _PRIOR_GROUPS) / (groups + _PRIOR_GROUPS)
 
 
 def _noisiness(plain: Posterior, features: Features, repeated: FloatArray, scale: float) -> dict[str, float]:
@@ -114,6 +110,10 @@ def _some(groups: Keys, most: int) -> Keys:
     names = sorted(groups.distinct)
     kept = {names[at] for at in np.random.default_rng(0).permutation(len(names))[:most]}
     return Keys.of(one if one in kept else "" for one in groups.names).take(groups.codes)
+
+
+def _many(groups: Keys) -> int:
+    return len(set(groups.distinct) - {""})
 
 
 def _share(repeats: FloatArray, spread: FloatArray) -> FloatArray:

@@ -28,5 +28,5 @@ def test_a_model_of_other_families_of_effects_is_of_another_format(renamed: dict
 
 def test_a_model_of_an_older_format_is_told_apart() -> None:
     body = {**json.loads(stored()), "format": "srift-step-time-2"}
-    with pytest.raises(OtherFormat, match="srift-step-time-6"):
+    with pytest.raises(OtherFormat, match="srift-step-time-7"):
         StepTimeModel.from_json(json.dumps(body))

@@ -67,14 +67,14 @@ def test_groups_that_err_by_less_than_is_thought_narrow_what_is_shared_and_none_
     random = np.random.default_rng(0)
     shared, besides = np.full(400, 0.04), np.full(400, 0.01)
 
-    def of_errors(part: float, count: int = 400, prior: int = 20) -> float:
+    def of_errors(part: float, groups: int = 400) -> float:
         residual = np.sqrt(part**2 * shared + besides) * random.normal(size=400)
-        return intervals._width(np.stack([residual, shared, besides]), count, prior)
+        return intervals._width(np.stack([residual, shared, besides]), groups)
 
     assert of_errors(0.6) == pytest.approx(0.6, abs=0.08) and of_errors(1.0) == pytest.approx(1.0, abs=0.08)
     assert of_errors(2.0) == 1.0 and of_errors(0.0) == pytest.approx(intervals._LEAST_WIDTH, abs=0.1)
-    assert of_errors(0.0, count=2, prior=5) > 0.8, "two types tell little"
-    assert intervals._width(np.zeros((3, 0)), 0, 5) == 1.0
+    assert of_errors(0.0, groups=2) > 0.8, "two types tell little"
+    assert intervals._width(np.zeros((3, 0)), 0) == 1.0
 
 
 def fitted(seed: int, shared: float, of_types: float) -> Posterior:
