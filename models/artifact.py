@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import first_guess
-from .basis import Widths
 from .communication import CollectiveModel
 from .compute import ComputeModel
 from .curves import Curve
@@ -66,7 +65,7 @@ def dump(model: StepTimeModel) -> str:
             "variances": measured.variances,
             "scale": measured.scale,
             "noisiness": measured.noisiness,
-            "widths": asdict(measured.widths),
+            "shared_scale": measured.shared_scale,
         },
         "trained_on": model.trained_on,
         "workload_digests": model.workload_digests,
@@ -153,5 +152,5 @@ def _measured(body: dict[str, Any]) -> Measured:
         variances=body["variances"],
         scale=body["scale"],
         noisiness=body["noisiness"],
-        widths=Widths(**body["widths"]),
+        shared_scale=body["shared_scale"],
     )

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import solve_triangular
 
 from .arrays import FloatArray, IntArray
-from .effects import GIVEN, LINEAR, OF_TYPES, SMOOTH, Term, covariance, each_with_all, terms
+from .effects import LINEAR, SMOOTH, UNCHECKED, Term, covariance, each_with_all, terms
 from .features import Features
 from .keys import Keys
 
@@ -24,14 +23,6 @@ _MOST_KEYS = 400
 _MOST_SMOOTH, _LEFT_OUT = 300, 4e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Widths:
-    """Factors on the standard deviation of what the columns say: of instance types, and of all else."""
-
-    shared: float = 1.0
-    types: float = 1.0
-
-
 class Basis:
     """Columns of Phi for any setups: parameters, one column a key of each linear family, pivots of the smooth ones."""
 
@@ -39,16 +30,16 @@ class Basis:
         self._variances = variances
         told = terms(features)
         # in this order, so that the first columns of a whitener are what is unsure of these, all else being known
-        names = (*GIVEN, *OF_TYPES, *(name for name in LINEAR if name not in OF_TYPES))
+        names = (*UNCHECKED, *(name for name in LINEAR if name not in UNCHECKED))
         self._keys = {name: _places(told[name]) for name in names}
         self._pivots, factor = self._pivot(features)
         # the inverse once: products are several times as quick as solving for thousands of setups
         self._whitener = solve_triangular(factor, np.eye(len(factor)), lower=True).T
 
-    def factors(self, columns: int, widths: Widths) -> FloatArray:
-        """(columns,) factor on each column of a whitener of Phi's: 1 for what is given, then those of `widths`."""
-        given, types = (sum(len(self._keys[name]) for name in names) for names in (GIVEN, OF_TYPES))
-        return np.repeat([1.0, widths.types, widths.shared], [given, types, columns - given - types])
+    @property
+    def unchecked(self) -> int:
+        """How many columns, the first, are of families whose doubts no group that is left out can check."""
+        return sum(len(self._keys[name]) for name in UNCHECKED)
 
     def at(self, features: Features) -> tuple[FloatArray, FloatArray]:
         """(rows, columns) of Phi, and the (rows,) variance that belongs to each setup alone."""

@@ -60,8 +60,8 @@ NOISE = {"noise": 0.025, "noise_exposed": 0.04}
 # Given, not learned: a compute time that was not measured, a link's rate that was not, an octave of batch outside what
 # was measured, and a doubling of devices beyond it.
 GIVEN = {"doubt": 1.0, "rate": 1.0, "octaves": 0.08, "larger": 0.04}
-# Families of instance types: only types that are left out can check how unsure they are.
-OF_TYPES = (*TYPE_DEVIATIONS, "type", "link")
+# How unsure these are no group that is left out can check: types are few, and nothing measured tells of what is given.
+UNCHECKED = (*GIVEN, *TYPE_DEVIATIONS, "type", "link")
 FAMILIES = (*LINEAR, *SMOOTH, *LOCAL, *NOISE)
 PRIOR_SD = np.array([*LINEAR.values(), *SMOOTH.values(), *LOCAL.values(), *NOISE.values()])
 

@@ -1,4 +1,5 @@
-"""How wide is honest: the regression's own spread, scaled until held-out groups fall inside as often as they should.
+"""How wide is honest: the regression's own spread, scaled until held-out groups fall inside as often as they should:
+all of it where they fall outside, and what setups share where they fall inside too often.
 
 Groups are left out whole: a workload's multi-machine rows, an arrangement, a workload on an arrangement. Never random
 rows, but for one question: how noisy are the runs of a workload, next to those of the others?
@@ -10,7 +11,6 @@ import numpy as np
 from scipy.stats import chi2
 
 from .arrays import FloatArray
-from .basis import Widths
 from .effects import NOISE, blocks, noise_variance
 from .features import Features
 from .keys import Keys
@@ -22,7 +22,8 @@ Z_90 = 1.6448536269514722
 # Without held-out residuals the model's spread is widened by this [physics.md: too narrow by 1.3 on new workloads],
 # which weighs as much as so many rows.
 _PRIOR_SCALE, _PRIOR_ROWS = 1.15, 20
-# The variances were fitted to the rows they are checked on: finding them too wide is no evidence, so never narrower.
+# Never narrower: of noise and of what only neighbours share, groups that are left out say little. What all setups share
+# may be (below).
 _LEAST_SCALE, _MOST_SCALE = 1.0, 2.5
 # Groups of a kind that are left out in turn, and how far off a row is an outlier.
 _MOST_GROUPS, _OUTLYING, _LEAST_SPREAD = 30, 4.0, 0.05
@@ -31,10 +32,10 @@ _MOST_GROUPS, _OUTLYING, _LEAST_SPREAD = 30, 4.0, 0.05
 _LASTING, _USUAL_RUNS, _PRIOR_SETUPS = 0.1, 2.0, 5
 # The least and the most that one workload's noise differs by, in variance, and how many setups stand for no difference.
 _NOISINESS, _PRIOR_NOISY = (0.1, 10.0), 30
-# What setups share is never narrower, however little is off by chance; so many groups are taken to say that it is as
-# wide as thought.
-_LEAST_WIDTH, _PRIOR_GROUPS = 0.4, 20
-# Fewer where the regression has many columns, since each group costs their cube.
+# What setups share is never held to be surer, however little is off by chance; so many groups are taken to say that it
+# is as unsure as thought; and rows tell of it where its variance is more than this part of what is besides.
+_LEAST_SHARED, _PRIOR_GROUPS, _TELLING = 0.4, 10, 0.5
+# Fewer groups where the regression has many columns, since each costs their cube.
 _GROUP_COLUMNS = 24_000
 
 
@@ -60,29 +61,22 @@ def calibrated(features: Features, target: FloatArray, repeats: FloatArray, spre
     seen = float(np.quantile(np.abs(np.concatenate(standardised)), 0.9)) / Z_90
     rows = len(target)
     scale = (rows * seen + _PRIOR_ROWS * _PRIOR_SCALE) / (rows + _PRIOR_ROWS)
-    widths = Widths(_width(held_out, sum(_many(one) for one in groupings)), _type_width(plain, features, most))
+    shared_scale = _shared_scale(held_out, max(len(set(one.distinct) - {""}) for one in groupings))
     scale = float(np.clip(scale, _LEAST_SCALE, _MOST_SCALE))
-    return plain.scaled(scale, _noisiness(plain, features, repeated, scale), widths)
+    return plain.scaled(scale, _noisiness(plain, features, repeated, scale), shared_scale)
 
 
-def _type_width(plain: Posterior, features: Features, most: int) -> float:
-    """`_width` of what is known of instance types, left out by what joins their machines, or the devices of one."""
-    kinds = zip(features.link_type, features.several, features.instances, strict=True)
-    types = _some(Keys.of(f"{name} {many > 1}" if several else "" for name, several, many in kinds), most)
-    return _width(plain.held_out(types, features), _many(types))
+def _shared_scale(held_out: FloatArray, groups: int) -> float:
+    """Factor on the standard deviation of what setups share with which 90 % of the rows left out by groups fall inside.
 
-
-def _width(held_out: FloatArray, groups: int) -> float:
-    """Factor on the standard deviation of what the columns say, with which intervals of held-out groups hold 90 %.
-
-    What is left of them besides is noise, which groups say little of: it is checked by workload. Never above 1, and
-    shrunk towards it where groups are few: rows of one group err together.
+    Rows that are mostly noise say little of it. Never above 1, and shrunk towards it where groups are few, since the
+    rows of one err together.
     """
-    residual, shared, besides = held_out
+    residual, shared, besides = held_out[:, held_out[1] > _TELLING * held_out[2]]
     if not len(residual):
         return 1.0
-    needed = (np.square(residual / Z_90) - besides) / np.maximum(shared, 1e-12)
-    found = float(np.sqrt(np.clip(np.quantile(needed, 0.9), _LEAST_WIDTH**2, 1.0)))
+    needed = (np.square(residual / Z_90) - besides) / shared
+    found = float(np.sqrt(np.clip(np.quantile(needed, 0.9), _LEAST_SHARED**2, 1.0)))
     return (groups * found + _PRIOR_GROUPS) / (groups + _PRIOR_GROUPS)
 
 
@@ -110,10 +104,6 @@ def _some(groups: Keys, most: int) -> Keys:
     names = sorted(groups.distinct)
     kept = {names[at] for at in np.random.default_rng(0).permutation(len(names))[:most]}
     return Keys.of(one if one in kept else "" for one in groups.names).take(groups.codes)
-
-
-def _many(groups: Keys) -> int:
-    return len(set(groups.distinct) - {""})
 
 
 def _share(repeats: FloatArray, spread: FloatArray) -> FloatArray:

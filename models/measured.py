@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from .arrays import FloatArray
-from .basis import Widths
 from .features import features_of
 from .intervals import calibrated
 from .learning import TrainingRows
@@ -26,7 +25,7 @@ class Measured:
     variances: dict[str, float]
     scale: float
     noisiness: dict[str, float]  # by workload
-    widths: Widths  # of what setups share
+    shared_scale: float
 
     @classmethod
     def of(cls, physics: Physics, rows: TrainingRows) -> tuple[Measured, Posterior]:
@@ -42,7 +41,7 @@ class Measured:
             variances=found.variances,
             scale=found.scale,
             noisiness=found.noisiness,
-            widths=found.widths,
+            shared_scale=found.shared_scale,
         )
         return measured, found
 
@@ -58,7 +57,7 @@ class Measured:
             self.variances,
             self.scale,
             noisiness=self.noisiness,
-            widths=self.widths,
+            shared_scale=self.shared_scale,
         )
 
 

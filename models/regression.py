@@ -17,7 +17,7 @@ import numpy as np
 from scipy.linalg import cho_solve, solve_triangular
 
 from .arrays import FloatArray, IntArray
-from .basis import Basis, Widths, cholesky
+from .basis import Basis, cholesky
 from .chance import keyed_normals, local_draws
 from .effects import blocks, noise_variance
 from .features import Features
@@ -64,15 +64,15 @@ class Posterior:
         scale: float = 1.0,
         ahead: Features | None = None,
         noisiness: dict[str, float] | None = None,
-        widths: Widths = Widths(),
+        shared_scale: float = 1.0,
     ) -> None:
         """`ahead` are setups that will be asked about: what they share among each other is told apart too.
 
-        `noisiness` is a factor by workload on the variance of a new measurement across machines, `widths` are factors
-        on what is shared beyond blocks.
+        `noisiness` is a factor by workload on the variance of a new measurement across machines, `shared_scale` one on
+        the standard deviation of what the columns say that groups left out can check.
         """
         self.variances, self.share, self.scale = variances, share, scale
-        self.noisiness, self.widths = noisiness or {}, widths
+        self.noisiness, self.shared_scale = noisiness or {}, shared_scale
         self._given = (features, target, share)
         self._basis = Basis(features if ahead is None else features.joined(ahead), variances)
         phi, alone = self._basis.at(features)
@@ -104,12 +104,21 @@ class Posterior:
         self._factor = np.linalg.cholesky(self._precision)
         self._beta = cho_solve((self._factor, True), self._right)
         self._whitener = solve_triangular(self._factor, np.eye(width), lower=True).T
-        self._shared = self._whitener * self._basis.factors(width, widths)
 
     @property
     def columns(self) -> int:
         """Of Phi."""
         return len(self._right)
+
+    @property
+    def _narrowing(self) -> FloatArray:
+        """(columns,) factor on each column of the whitener, whose square is the covariance of beta.
+
+        The first columns are what is unsure of the unchecked families, all else being known: nothing gets wider by it.
+        """
+        factor = np.full(self.columns, self.shared_scale)
+        factor[: self._basis.unchecked] = 1.0
+        return factor
 
     def _project(self, at: Features) -> _Projection:
         psi, alone = self._basis.at(at)
@@ -133,7 +142,7 @@ class Posterior:
         return found.psi @ self._beta + found.constant - at.offset, self._spread(found, at)
 
     def _spread(self, found: _Projection, at: Features) -> FloatArray:
-        shared = ((found.psi @ self._shared) ** 2).sum(axis=1)
+        shared = ((found.psi @ self._whitener * self._narrowing) ** 2).sum(axis=1)
         variance = shared + found.alone + found.local + self._noise(at)
         return np.asarray(self.scale * np.sqrt(variance), dtype=float)
 
@@ -147,15 +156,13 @@ class Posterior:
         return found
 
     def scaled(
-        self, scale: float, noisiness: dict[str, float] | None = None, widths: Widths | None = None
+        self, scale: float, noisiness: dict[str, float] | None = None, shared_scale: float | None = None
     ) -> Posterior:
         """The same with every spread times `scale`, and with the others where given, instead of those it has."""
         other = copy(self)
         other.scale = scale
         other.noisiness = self.noisiness if noisiness is None else noisiness
-        if widths is not None:
-            other.widths = widths
-            other._shared = self._whitener * self._basis.factors(self.columns, widths)
+        other.shared_scale = self.shared_scale if shared_scale is None else shared_scale
         return other
 
     def _noise(self, at: Features) -> FloatArray:
@@ -175,7 +182,7 @@ class Posterior:
         """
         found, half = self._project(at), -(-count // 2)
         normal = np.random.default_rng(seed).standard_normal((len(self._beta), half))
-        joint = found.psi @ (self._shared @ normal)
+        joint = found.psi @ (self._whitener @ (self._narrowing[:, None] * normal))
         alone = found.alone + self._noise(at)
         for name, picked, keys, weight in self._basis.unmet(at):
             joint[picked] += weight[:, None] * keyed_normals(seed, name, keys, half)
@@ -198,7 +205,7 @@ class Posterior:
         The covariance is of what a setup is, without the noise of one new measurement of it.
         """
         found = self._project(at)
-        half, alone = found.psi @ self._shared, found.alone.copy()
+        half, alone = found.psi @ self._whitener * self._narrowing, found.alone.copy()
         covariance = half @ half.T
         for _, picked, keys, weight in self._basis.unmet(at):
             for own in keys.groups().values():
@@ -254,9 +261,9 @@ class Posterior:
         return residual, variance
 
     def held_out(self, groups: Keys, features: Features) -> FloatArray:
-        """(3, rows): residuals of the training setups with their whole group left out, the variance of what the columns
-        say of them then, and what there is besides.
+        """(3, rows) of the training setups with their whole group left out: residuals, shared and other variance.
 
+        The shared variance is that of what the columns say of them then; the other that of noise and of their block.
         `groups` are unions of blocks; rows of the group "" are left alone.
         """
         keys = blocks(features)
