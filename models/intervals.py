@@ -32,9 +32,9 @@ _MOST_GROUPS, _OUTLYING, _LEAST_SPREAD = 30, 4.0, 0.05
 _LASTING, _USUAL_RUNS, _PRIOR_SETUPS = 0.1, 2.0, 5
 # The least and the most that one workload's noise differs by, in variance, and how many setups stand for no difference.
 _NOISINESS, _PRIOR_NOISY = (0.1, 10.0), 30
-# What setups share is never held to be surer, however little is off by chance; so many groups are taken to say that it
-# is as unsure as thought; and rows tell of it where its variance is more than this part of what is besides.
-_LEAST_SHARED, _PRIOR_GROUPS, _TELLING = 0.4, 10, 0.5
+# What setups share is never held to be surer, however little is off by chance; and rows tell of it where its variance
+# is more than this part of what is besides.
+_LEAST_SHARED, _TELLING = 0.4, 0.5
 # Fewer groups where the regression has many columns, since each costs their cube.
 _GROUP_COLUMNS = 24_000
 
@@ -53,15 +53,17 @@ def calibrated(features: Features, target: FloatArray, repeats: FloatArray, spre
     workload = Keys.of(f"{name} {many:g}" for name, many in zip(features.workload, features.several, strict=True))
     most = int(np.clip(_GROUP_COLUMNS / plain.columns, 4, _MOST_GROUPS))
     groupings = [_some(one, most) for one in (workload, features.arrangement, blocks(features))]
-    held_out = np.concatenate([plain.held_out(one, features) for one in groupings], axis=1)
+    found = [plain.held_out(one, features) for one in groupings]
+    rows, held_out = (np.concatenate(parts, axis=-1) for parts in zip(*found, strict=True))
     standardised = [held_out[0] / np.sqrt(held_out[1] + held_out[2])]
     # repeats that contradict each other say how wide a new measurement may be, whatever the others fit
     again = spread > 0
     standardised.append(spread[again] / np.sqrt(noise_variance(features, variances)[again]))
     seen = float(np.quantile(np.abs(np.concatenate(standardised)), 0.9)) / Z_90
-    rows = len(target)
-    scale = (rows * seen + _PRIOR_ROWS * _PRIOR_SCALE) / (rows + _PRIOR_ROWS)
-    shared_scale = _shared_scale(held_out, max(len(set(one.distinct) - {""}) for one in groupings))
+    scale = (len(target) * seen + _PRIOR_ROWS * _PRIOR_SCALE) / (len(target) + _PRIOR_ROWS)
+    exchanging = features.several > 0
+    groups = max(len(set(one.take(np.flatnonzero(exchanging)).distinct) - {""}) for one in groupings)
+    shared_scale = _shared_scale(held_out[:, exchanging[rows]], groups)
     scale = float(np.clip(scale, _LEAST_SCALE, _MOST_SCALE))
     return plain.scaled(scale, _noisiness(plain, features, repeated, scale), shared_scale)
 
@@ -69,15 +71,16 @@ def calibrated(features: Features, target: FloatArray, repeats: FloatArray, spre
 def _shared_scale(held_out: FloatArray, groups: int) -> float:
     """Factor on the standard deviation of what setups share with which 90 % of the rows left out by groups fall inside.
 
-    Rows that are mostly noise say little of it. Never above 1, and shrunk towards it where groups are few, since the
-    rows of one err together.
+    The rows are of several devices, since one alone tells nothing of exchanges; those that are mostly noise say little.
+    Never above 1; groups are counted, and not rows, since the rows of one err together.
     """
     residual, shared, besides = held_out[:, held_out[1] > _TELLING * held_out[2]]
     if not len(residual):
         return 1.0
     needed = (np.square(residual / Z_90) - besides) / shared
-    found = float(np.sqrt(np.clip(np.quantile(needed, 0.9), _LEAST_SHARED**2, 1.0)))
-    return (groups * found + _PRIOR_GROUPS) / (groups + _PRIOR_GROUPS)
+    # beyond 0.9, so that the next group falls inside as often [conformal prediction]: of nine groups or fewer the worst
+    most = float(np.quantile(needed, min(0.9 * (1 + 1 / groups), 1.0)))
+    return float(np.sqrt(np.clip(most, _LEAST_SHARED**2, 1.0)))
 
 
 def _noisiness(plain: Posterior, features: Features, repeated: FloatArray, scale: float) -> dict[str, float]:

@@ -260,14 +260,14 @@ class Posterior:
             variance[one.rows] = np.maximum(1 / precision - one.noise + self._alone[one.rows], 0)
         return residual, variance
 
-    def held_out(self, groups: Keys, features: Features) -> FloatArray:
-        """(3, rows) of the training setups with their whole group left out: residuals, shared and other variance.
+    def held_out(self, groups: Keys, features: Features) -> tuple[IntArray, FloatArray]:
+        """Training setups with their whole group left out: which, and (3, rows) residuals, shared and other variance.
 
         The shared variance is that of what the columns say of them then; the other that of noise and of their block.
         `groups` are unions of blocks; rows of the group "" are left alone.
         """
         keys = blocks(features)
-        found: list[FloatArray] = []
+        found: list[tuple[IntArray, FloatArray]] = [(np.zeros(0, dtype=np.intp), np.zeros((3, 0)))]
         for group, rows in groups.groups().items():
             if not group:
                 continue
@@ -280,8 +280,8 @@ class Posterior:
                 # back from whitened to the setups' own scale
                 besides = (one.factor**2).sum(axis=1)
                 shared = ((half[:, at] @ one.factor.T) ** 2).sum(axis=0) + (noise - 1) * besides
-                found.append(np.stack([one.factor @ residual[at], np.maximum(shared, 0), besides]))
-        return np.concatenate(found, axis=1) if found else np.zeros((3, 0))
+                found.append((one.rows, np.stack([one.factor @ residual[at], np.maximum(shared, 0), besides])))
+        return np.concatenate([one for one, _ in found]), np.concatenate([one for _, one in found], axis=1)
 
     def _without(self, phi: FloatArray, target: FloatArray) -> tuple[FloatArray, FloatArray, float]:
         """Residuals of the given whitened training rows had they been left out, (rows,); their covariance is
