@@ -54,6 +54,7 @@ class Attempt:
             workloads=[spec for spec, _ in self.job.files],
             items=self.items,
             join_s=join_s,
+            patience_s=self.job.patience_s,
             ranks=self.nodes if len(self.nodes) < self.mailbox.nodes else [],
         )
         self.host = Places.of(plan).host

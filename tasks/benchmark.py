@@ -29,6 +29,7 @@ class Job:
     files: Files
     seed: int
     deadline_s: float  # from acquisition; the machines end themselves then
+    patience_s: float = 0.0  # for measuring again what was disturbed
 
 
 @dataclass(slots=True, kw_only=True)

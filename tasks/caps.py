@@ -30,6 +30,9 @@ from .tally import Tally
 # Of the deadline on EC2, beside the work: machines may take ten minutes to report themselves, torchrun two more.
 EC2_START_UP_S = 720.0
 EC2_LEAST_START_UP_S = 300.0  # with less, money would be spent on machines that end before they could have measured
+# For measuring again what a machine's host disturbed, part of what a launch is expected to take: hosts take processors
+# away for minutes, here it costs nothing, and one that always does must not end a campaign. On EC2 it is paid for.
+_LOCAL_PATIENCE, _EC2_PATIENCE = 1.0, 0.25
 # A launch may climb the whole ladder: spot and on demand in every zone, of which no region has more than six.
 LATE_S = pure.late_s(2 * 6)
 
@@ -47,7 +50,8 @@ def allowance(
 ) -> Allowance:
     """How long `launch` may last, or why it may not be made. `offers`: the newest prices, where they are at hand."""
     if here.provider.name == "local":
-        return Allowance(deadline_s=2 * launch.est_s + START_UP_S, worst_usd=launch.est_usd)
+        wished_s = 2 * launch.est_s + START_UP_S + patience_s(here, launch)
+        return Allowance(deadline_s=wished_s, worst_usd=launch.est_usd)
     known = current_offers(here) if offers is None else offers
     caps, unknown = caps_of(here, tally, now, known)
     if unknown:
@@ -60,6 +64,11 @@ def allowance(
         caps=caps,
         late=LATE_S,
     )
+
+
+def patience_s(here: Installation, launch: Launch) -> float:
+    """Seconds that `launch` may put into measuring again what was disturbed."""
+    return launch.est_s * (_LOCAL_PATIENCE if here.provider.name == "local" else _EC2_PATIENCE)
 
 
 def caps_of(here: Installation, tally: Tally, now: datetime, offers: Sequence[Offer]) -> tuple[list[Cap], str]:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from models.campaign import Launch, Wanted
 
 from .benchmark import Clock, Job, Served, Stopwatch, Watch, write_rows
-from .caps import allowance
+from .caps import allowance, patience_s
 from .collect import collect
 from .installation import Installation
 from .jobs import job_of
@@ -36,7 +36,7 @@ def serve_launch(here: Installation, launch: Launch, lease_id: str, tally: Tally
     allowed = allowance(here, launch, tally, datetime.now(UTC))
     if allowed.refusal:
         return _refused(job, allowed.refusal)
-    job = replace(job, deadline_s=allowed.deadline_s)
+    job = replace(job, deadline_s=allowed.deadline_s, patience_s=patience_s(here, launch))
     names = {item.run_id: _label(launch, wanted) for item, wanted in zip(job.items, launch.items, strict=True)}
 
     def watch(run_id: str, done: int, usd: float | None) -> None:

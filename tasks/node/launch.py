@@ -22,6 +22,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from .device import backend, own_device
 from .endings import EXIT_LOST_PEER, EXIT_MAILBOX, last_word
+from .patience import Patience
 from .places import Places
 from .record import Item, Plan, write_json
 from .strategies import strategy
@@ -40,6 +41,7 @@ class Launch:
     device: torch.device
     store: PrefixStore
     groups: dict[tuple[int, ...], dist.ProcessGroup]
+    patience: Patience
 
     @property
     def node(self) -> int:
@@ -103,6 +105,7 @@ def join(mailbox: Path, plan: Plan) -> Launch:
         device=device,
         store=PrefixStore(f"srift-{plan.attempt}", store),
         groups=groups,
+        patience=Patience(left_s=plan.patience_s),
     )
 
 

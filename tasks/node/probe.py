@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -10,14 +11,17 @@ import torch.distributed as dist
 
 from . import clock
 from .device import now
+from .patience import Patience
+from .peers import gather, meet
 from .record import Item
-from .steps import gather, meet
 
 _SIZE_S = 0.6  # about this long for one message size
 _REPEATS_LEAST, _REPEATS_MOST = 4, 40
 
 
-def probe(item: Item, group: dist.ProcessGroup | None, device: torch.device) -> tuple[dict[str, Any], str]:
+def probe(
+    item: Item, group: dist.ProcessGroup | None, device: torch.device, patience: Patience
+) -> tuple[dict[str, Any], str]:
     """Values of a probe record: `rows` of bytes, seconds, spread, repeats. One device has nothing to send to."""
     if group is None:
         return {}, "a probe needs at least two devices"
@@ -26,7 +30,7 @@ def probe(item: Item, group: dist.ProcessGroup | None, device: torch.device) -> 
         message = torch.zeros(max(1, size // 4), dtype=torch.float32, device=device)
         first = _all_reduce_s(message, group, repeats=2)[-1]
         repeats = max(_REPEATS_LEAST, min(_REPEATS_MOST, int(_SIZE_S / max(first, 1e-6))))
-        seconds = _all_reduce_s(message, group, repeats=repeats)
+        seconds = patience.undisturbed(partial(_all_reduce_s, message, group, repeats=repeats), group)
         middle = fmean(seconds[i] for i in clock.central(seconds))
         rows.append({"bytes": size, "seconds": middle, "spread": clock.spread(seconds), "repeats": repeats})
     return {"rows": rows}, ""

@@ -14,18 +14,19 @@ from torch.utils.flop_counter import FlopCounterMode
 from . import clock, memory
 from .built import Built
 from .device import now
+from .patience import Patience
 from .record import Item
 
 _BATCH_S, _BUCKETS_S = 1.0, 0.8  # about this long for one batch, and for the buckets
 _BURN_IN, _REBUILD, _REPEATS_LEAST, _REPEATS_MOST = 1, 2, 3, 25
 
 
-def profile(item: Item, built: Built, group: dist.ProcessGroup) -> tuple[dict[str, Any], str]:
+def profile(item: Item, built: Built, group: dist.ProcessGroup, patience: Patience) -> tuple[dict[str, Any], str]:
     """Values of a profile record. `group` holds this rank alone: bucket readiness needs DDP, not a network."""
     rows: list[dict[str, Any]] = []
     for batch in sorted(item.batches):
         try:
-            rows.append(_parts(built, batch))
+            rows.append(patience.undisturbed(partial(_parts, built, batch), None))
         except torch.OutOfMemoryError:  # of a GPU: what is smaller was measured, and says what there is to know
             if not rows:
                 raise

@@ -79,7 +79,8 @@ class Plan:
     """What one launch serves: its nodes' addresses, the workloads' files, and the items in order.
 
     `ranks` are the nodes that take part in this attempt, in ascending order; empty: all. `join_s` is how long they wait
-    for each other at the start: a new machine reads torch from a slow disk.
+    for each other at the start: a new machine reads torch from a slow disk. `patience_s` may go into measuring again
+    what was disturbed (patience.py).
     """
 
     lease_id: str
@@ -90,6 +91,7 @@ class Plan:
     port: int = 29500
     timeout_s: float = 60.0  # of one collective: a lost link must not hang for half an hour
     join_s: float = 60.0
+    patience_s: float = 0.0
     ranks: list[int] = field(default_factory=list)
     schema: int = SCHEMA
 
@@ -99,7 +101,8 @@ class Record:
     """One item's outcome, as its first node saw it. Immutable once written.
 
     `status`: "measured" or "failed" from a node ("interrupted" and "refused" come from the controller).
-    `values` by kind:
+    `values` by kind, and in all of them taken_share (the largest part of the processor time wanted that a host took
+    away while something of it was measured):
       train    step_s, step_spread (interquartile range / median), steps, rank_step_s, rank_compute_s (the same without
                communication; both one a rank: node by node, in each device by device), sync_s, build_s, warmup_s,
                steps_s, peak_bytes, parameters, gradient_bytes, bucket_bytes, first_loss, last_loss

@@ -8,7 +8,7 @@ blocks, outside every measured step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,8 @@ import torch.distributed as dist
 from . import clock, memory
 from .built import Built
 from .device import now
+from .patience import Patience
+from .peers import gather, meet
 from .record import Item
 from .strategies import strategy
 from .strategies.parallel import Parallel, alone
@@ -46,23 +48,9 @@ def one_step(
     return float(loss.detach())
 
 
-def gather(mine: Sequence[float], group: dist.ProcessGroup | None) -> list[list[float]]:
-    """The numbers of every rank of `group`, in rank order; just one's own without a group."""
-    if group is None:
-        return [list(mine)]
-    numbers = torch.tensor(list(mine), dtype=torch.float64)
-    everybody = [torch.empty_like(numbers) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everybody, numbers, group=group)
-    return [one.tolist() for one in everybody]
-
-
-def meet(group: dist.ProcessGroup | None) -> None:
-    """Start together."""
-    if group is not None:
-        dist.barrier(group=group)
-
-
-def train(item: Item, built: Built, group: dist.ProcessGroup | None, *, place: int) -> tuple[dict[str, Any], str]:
+def train(
+    item: Item, built: Built, group: dist.ProcessGroup | None, patience: Patience, *, place: int
+) -> tuple[dict[str, Any], str]:
     """Values of a train record, or the reason why there are none. `place` is one's own node's in `item.nodes`."""
     clock_s = partial(now, built.device)
     started = clock_s()
@@ -85,11 +73,11 @@ def train(item: Item, built: Built, group: dist.ProcessGroup | None, *, place: i
     losses = [step(sync=True) for _ in range(item.warmup_steps)]
     warmup_s = clock_s() - started
 
-    steady = _steady(item, step, group, clock_s)
+    steady = _steady(item, step, group, clock_s, patience)
     seconds, elapsed_s = clock.slowest(steady.by_rank), steady.elapsed_s
     losses += steady.losses
     peak = memory.peak_bytes(built.device)
-    alone_s = _compute_s(item, step, group, clock_s, step_s=median(seconds))
+    alone_s = _compute_s(item, step, group, clock_s, patience, step_s=median(seconds))
     told = gather([losses[0] * weight, losses[-1] * weight, peak, build_s, warmup_s], group)
     first_loss, last_loss = (sum(one[i] for one in told) for i in (0, 1))
     values: dict[str, Any] = {
@@ -116,7 +104,7 @@ def train(item: Item, built: Built, group: dist.ProcessGroup | None, *, place: i
 
 @dataclass(slots=True)
 class _Steady:
-    """Steps after warm-up: seconds of each at every rank, seconds of all with what lies between blocks, and losses."""
+    """Steps after warm-up: seconds of each at every rank, seconds of them with what lies between, and losses."""
 
     by_rank: list[list[float]]
     elapsed_s: float
@@ -124,22 +112,33 @@ class _Steady:
 
 
 def _steady(
-    item: Item, step: Callable[..., float], group: dist.ProcessGroup | None, clock_s: Callable[[], float]
+    item: Item,
+    step: Callable[..., float],
+    group: dist.ProcessGroup | None,
+    clock_s: Callable[[], float],
+    patience: Patience,
 ) -> _Steady:
-    """Blocks of steps until the ranks agree that enough was measured; what they tell each other is outside of them."""
+    """Blocks of steps until the ranks agree that enough was measured; what they tell each other is outside of them.
+
+    A block that was disturbed trains, and is not measured.
+    """
     found = _Steady(by_rank=[[] for _ in range(sum(item.used))], elapsed_s=0.0, losses=[])
     seconds: list[float] = []
     limits = {"least": item.least_steps, "most": item.most_steps}
-    started = clock_s()
-    while not clock.enough(seconds, **limits, elapsed_s=found.elapsed_s, most_s=item.most_s):
+
+    def block() -> list[list[float]]:
         mine = []
+        started = clock_s()
         meet(group)
         for _ in range(clock.next_block(seconds, **limits)):
             before = clock_s()
             found.losses.append(step(sync=True))
             mine.append(clock_s() - before)
-        told = gather([clock_s() - started, *mine], group)
-        found.elapsed_s = max(one[0] for one in told)
+        return gather([clock_s() - started, *mine], group)
+
+    while not clock.enough(seconds, **limits, elapsed_s=found.elapsed_s, most_s=item.most_s):
+        told = patience.undisturbed(block, group)
+        found.elapsed_s += max(one[0] for one in told)
         for rank, one in enumerate(told):
             found.by_rank[rank] += one[1:]
         seconds = clock.slowest(found.by_rank)
@@ -151,6 +150,7 @@ def _compute_s(
     step: Callable[..., float],
     group: dist.ProcessGroup | None,
     clock_s: Callable[[], float],
+    patience: Patience,
     *,
     step_s: float,
 ) -> list[float]:
@@ -158,10 +158,14 @@ def _compute_s(
     if group is None:
         return []
     repeats = max(1, min(_COMPUTE_REPEATS, int(_COMPUTE_SHARE * item.most_s / step_s)))
-    mine = []
-    meet(group)
-    for _ in range(repeats):
-        before = clock_s()
-        step(sync=False)
-        mine.append(clock_s() - before)
-    return [one[0] for one in gather([median(mine)], group)]
+
+    def block() -> list[list[float]]:
+        mine = []
+        meet(group)
+        for _ in range(repeats):
+            before = clock_s()
+            step(sync=False)
+            mine.append(clock_s() - before)
+        return gather([median(mine)], group)
+
+    return [one[0] for one in patience.undisturbed(block, group)]

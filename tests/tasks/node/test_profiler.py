@@ -10,6 +10,7 @@ import torch
 
 from tasks.node import device, profiler
 from tasks.node.built import Built
+from tasks.node.patience import Patience
 from tasks.node.record import Item
 
 
@@ -67,7 +68,8 @@ def test_a_batch_that_does_not_fit_on_the_device_ends_the_profile_at_those_that_
     monkeypatch.setattr(profiler, "_buckets", lambda _built, batch, _group: asked.append(batch) or [])
     model = torch.nn.Linear(1, 1)
     built = Built(model=model, loss=len, make_batch=len, optimizer=torch.optim.SGD(model.parameters()))  # type: ignore[arg-type]
-    values, problem = profiler.profile(Item(run_id="p", kind="profile", nodes=[0], batches=[2, 8, 64]), built, None)  # type: ignore[arg-type]
+    item = Item(run_id="p", kind="profile", nodes=[0], batches=[2, 8, 64])
+    values, problem = profiler.profile(item, built, None, Patience())  # type: ignore[arg-type]
     assert ([row["batch"] for row in values["rows"]], problem, asked) == ([2, 8], "", [8])
     with pytest.raises(torch.OutOfMemoryError):
-        profiler.profile(Item(run_id="p", kind="profile", nodes=[0], batches=[64]), built, None)  # type: ignore[arg-type]
+        profiler.profile(Item(run_id="p", kind="profile", nodes=[0], batches=[64]), built, None, Patience())  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from tasks.node import launch, train
 from tasks.node.endings import EXIT_ITEM_FAILED, EXIT_LOST_PEER, EXIT_MAILBOX
+from tasks.node.patience import Patience
 from tasks.node.places import Places
 from tasks.node.record import Item, Plan
 
@@ -56,6 +57,7 @@ def rank(number: int, mailbox: Path, store: Store) -> launch.Launch:
         device=torch.device("cpu"),
         store=store,  # type: ignore[arg-type]
         groups={},
+        patience=Patience(),
     )
 
 
@@ -120,6 +122,7 @@ def test_a_full_disk_ends_the_launch_and_says_where(
         device=torch.device("cpu"),
         store=None,  # type: ignore[arg-type]
         groups={},
+        patience=Patience(),
     )
     with pytest.raises(Left, match=str(EXIT_MAILBOX)):
         launch.report(mine, tmp_path / "node-1" / "records" / "r.json", {})

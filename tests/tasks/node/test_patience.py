@@ -1,0 +1,149 @@
+"""What a host takes away is noticed, measured again while patience lasts, and told where it was kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.node import patience, probe, profiler, steps
+from tasks.node.patience import MOST_TAKEN, Patience, processor_ticks, taken_since
+from tasks.node.record import Item
+
+
+class Host:
+    """A machine's /proc/stat: what is wanted and what is taken away of it is said by a test."""
+
+    def __init__(self, stat: Path) -> None:
+        self.stat, self.ran, self.taken = stat, 1000, 0
+        self.runs(0)
+
+    def runs(self, ticks: int, taken: int = 0) -> None:
+        self.ran, self.taken = self.ran + ticks, self.taken + taken
+        self.stat.write_text(f"cpu  {self.ran} 0 0 777 88 0 0 {self.taken} 5 5\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    monkeypatch.setattr(patience, "_STAT", tmp_path / "stat")
+    return Host(tmp_path / "stat")
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets time pass."""
+    passed = [0.0]
+    monkeypatch.setattr(patience.time, "monotonic", lambda: passed[0])
+    return lambda more: passed.__setitem__(0, passed[0] + more)
+
+
+def measuring(host: Host, pass_s: Callable[[float], None], *taken: int) -> Callable[[], int]:
+    """Returns 0, 1, ...: the first time with so many of a hundred ticks taken away, and so on, ten seconds each."""
+    times = iter(enumerate(taken))
+
+    def measure() -> int:
+        number, away = next(times)
+        host.runs(100 - away, away)
+        pass_s(10.0)
+        return number
+
+    return measure
+
+
+def test_what_was_disturbed_is_measured_again(host: Host, seconds: Callable[[float], None]) -> None:
+    patient = Patience(left_s=60.0)
+    assert patient.undisturbed(measuring(host, seconds, 90, 11, 9, 0), None) == 2
+    assert patient.left_s == 40.0, "what is kept costs no patience"
+    assert patient.taken == pytest.approx(0.09)
+
+
+def test_what_is_not_disturbed_is_measured_once_without_patience_too(
+    host: Host, seconds: Callable[[float], None]
+) -> None:
+    assert Patience().undisturbed(measuring(host, seconds, 0, 0), None) == 0
+    assert Patience().undisturbed(measuring(host, seconds, 10, 0), None) == 0, f"{MOST_TAKEN:.0%} is none"
+
+
+def test_patience_ends_and_what_is_kept_then_says_how_much_was_taken(
+    host: Host, seconds: Callable[[float], None]
+) -> None:
+    patient = Patience(left_s=15.0)
+    assert patient.undisturbed(measuring(host, seconds, 80, 80, 70, 60), None) == 2
+    assert patient.taken == pytest.approx(0.7) and patient.left_s <= 0
+    assert patient.undisturbed(measuring(host, seconds, 20, 20), None) == 0
+    assert patient.taken == pytest.approx(0.7), "the largest of what was kept"
+
+
+def test_ranks_repeat_together_and_as_long_as_the_least_patient(
+    host: Host, seconds: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = iter([[0.5, 30.0, 100.0], [0.5, 30.0, 70.0], [0.4, 30.0, 40.0]])
+    monkeypatch.setattr(patience, "gather", lambda mine, _group: [list(mine), next(others)])
+    patient = Patience(left_s=45.0)
+    assert patient.undisturbed(measuring(host, seconds, 0, 0, 0), None) == 2, "disturbed on the other machine"
+    assert patient.left_s == -15.0, "the time of the slowest of them"
+    assert patient.taken == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("text", [None, "", "cpu 1 2 3", "no processors here at all, none at all"])
+def test_a_kernel_that_does_not_tell_takes_nothing(text: str | None, host: Host) -> None:
+    if text is None:
+        host.stat.unlink()
+    else:
+        host.stat.write_text(text)
+    assert processor_ticks() == (0.0, 0.0)
+    assert taken_since((0.0, 0.0)) == 0.0
+
+
+def test_this_machine_tells_no_more_taken_than_wanted() -> None:
+    taken, wanted = processor_ticks()
+    assert 0.0 <= taken <= wanted and 0.0 <= taken_since((taken, wanted)) <= 1.0
+
+
+def test_a_disturbed_block_trains_but_is_not_measured(host: Host, seconds: Callable[[float], None]) -> None:
+    now, taken = [0.0], iter([*[90] * 4, *[0] * 100])
+
+    def step(*, sync: bool) -> float:
+        away = next(taken)
+        host.runs(100 - away, away)
+        now[0] += 1.0 if away == 0 else 5.0
+        seconds(1.0 if away == 0 else 5.0)
+        return float(sync)
+
+    item = Item(run_id="r", kind="train", nodes=[0], batches=[1], least_steps=8, most_steps=20, most_s=30.0)
+    found = steps._steady(item, step, None, lambda: now[0], Patience(left_s=60.0))
+    assert found.by_rank == [[1.0] * 8] and found.elapsed_s == 8.0, "a disturbed block is no time of the run's"
+    assert len(found.losses) == 12
+
+
+@pytest.mark.parametrize("what", ["without communication", "probe", "profile"])
+def test_whatever_is_measured_waits(what: str, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[Any] = []
+
+    class Waiting(Patience):
+        def undisturbed(self, measure: Callable[[], Any], group: Any) -> Any:
+            waited.append(group)
+            return super().undisturbed(measure, group)
+
+    group: Any = object()
+    monkeypatch.setattr(patience, "gather", lambda mine, _group: [list(mine)])
+    item = Item(run_id="r", kind="train", nodes=[0, 1], batches=[8, 16], message_bytes=[1024, 2048])
+    if what == "without communication":
+        monkeypatch.setattr(steps, "gather", lambda mine, _group: [list(mine)])
+        monkeypatch.setattr(steps, "meet", lambda _group: None)
+        clock_s = iter(range(100)).__next__
+        assert steps._compute_s(item, lambda sync: 0.0, group, clock_s, Waiting(), step_s=1.0) == [1.0]
+        assert waited == [group]
+    elif what == "probe":
+        monkeypatch.setattr(probe, "_all_reduce_s", lambda *_, repeats: [0.1] * repeats)
+        values, _ = probe.probe(item, group, probe.torch.device("cpu"), Waiting())
+        assert waited == [group] * 2 and [row["bytes"] for row in values["rows"]] == [1024, 2048]
+    else:
+        monkeypatch.setattr(profiler, "_parts", lambda _built, batch: {"batch": batch})
+        monkeypatch.setattr(profiler, "_flops", lambda *_: 1.0)
+        monkeypatch.setattr(profiler, "_buckets", lambda *_: [])
+        built: Any = type("Built", (), {"parameters": 1, "gradient_bytes": 4})()
+        values, _ = profiler.profile(item, built, group, Waiting())
+        assert waited == [None] * 2 and [row["batch"] for row in values["rows"]] == [8, 16]
