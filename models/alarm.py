@@ -2,6 +2,7 @@
 
     excess = measured - predicted step,    of communication = sync_s - predicted exposed communication
 
+    the host         a tenth or more of the processor time that was wanted was taken away while it was measured
     a slow machine   its step without communication lies above that of its equals by more than the steps' own spread
     a slow link      half of the excess or more is of communication
     input            the rest of the step is longer, and making batches takes a third of it or more
@@ -22,6 +23,7 @@ import pandas as pd
 from .cloud import parse_cluster, parse_numbers
 from .identity import rows_of
 
+TAKEN = 0.1  # part of the processor time wanted, from which on a run counts as disturbed
 _LEAST_APART = 0.1  # of a machine's step above its equals', below which it is no slow machine
 _LINK = 0.5
 _INPUT = 1 / 3
@@ -35,7 +37,7 @@ class Alarm:
     workload: str
     cluster: str
     zone: str
-    cause: str  # "machine", "link", "input", "compute"
+    cause: str  # "host", "machine", "link", "input", "compute"
     instance_type: str
     measured_s: float
     predicted_s: float
@@ -48,7 +50,8 @@ def alarms(runs: pd.DataFrame, predicted: pd.DataFrame, input_share: Mapping[tup
     """An alarm for each of `runs` above its interval, the newest first.
 
     `runs`: run_id, workload, cluster, layout, batch_per_device, zone, step_s, sync_s, step_spread, rank_compute_s (a
-    list, or None), measured_at. `predicted`, aligned by position: step_s, step_high_s, exposed_communication_s.
+    list, or None), taken_share (or None), measured_at. `predicted`, aligned by position: step_s, step_high_s,
+    exposed_communication_s.
     `input_share` is the part of a step that making batches took in profiles, by workload and instance type.
     """
     found = []
@@ -89,6 +92,9 @@ def _cause(
     run: Mapping[str, Any], told: Mapping[str, Any], input_share: Mapping[tuple[str, str], float]
 ) -> tuple[str, str, str]:
     """Cause, the slow machine's instance type, and a sentence's part."""
+    taken = float(run.get("taken_share") or 0.0)
+    if taken >= TAKEN:  # whatever else looks slow
+        return "host", "", f"what its machines run on took {taken:.0%} of the processor time wanted away"
     slow = _slow_machine(run)
     if slow is not None:
         node, name, above = slow

@@ -36,7 +36,8 @@ def note_alarms(
     runs = _unseen(reads.mart(here.warehouse, "run_details", provider=here.provider.name), champion)
     if not len(runs):
         return []
-    predicted = champion.model.predict(runs.drop(columns=["step_s", "sync_s", "step_spread", "rank_compute_s"]))
+    outcomes = ["step_s", "sync_s", "step_spread", "rank_compute_s", "taken_share"]
+    predicted = champion.model.predict(runs.drop(columns=outcomes))
     found = alarm.alarms(runs, predicted, _input_share(frames["profiles"]))
     rows = [asdict(one) | {"model_version": str(champion.version)} for one in found]
     with here.warehouse.transact() as connection:
@@ -63,7 +64,8 @@ def noted(here: Installation, rows: Sequence[Row]) -> list[Row]:
 def _with_note(row: Row, alarms: Sequence[Row]) -> str:
     """The row's reason, and the newest alarm about an instance type that it recommends."""
     own = {str(one["instance_type"]) for one in row["cluster_offers"] or ()}
-    for one in alarms if row["rank"] == 1 else ():
+    lasting = [one for one in alarms if one["cause"] != "host"]  # that was the moment's
+    for one in lasting if row["rank"] == 1 else ():
         touched = {one["instance_type"]} if one["instance_type"] else set(parse_cluster(str(one["cluster"])))
         if own & touched and (one["cause"] != "input" or one["workload"] == row["workload"]):
             return f"{row['reason']}; note: {alarm.sentence(one)}"

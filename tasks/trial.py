@@ -8,10 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from models.alarm import TAKEN
 from models.campaign import Launch, Wanted
 from models.cloud import Cluster, parse_cluster, parse_numbers
 from models.judging.baselines import predict_compute_only
@@ -20,6 +22,7 @@ from models.learning import TrainingData
 from models.step_time import StepTimeModel
 from warehouse.reads import mart
 
+from .caps import patience_s
 from .collect import bring_home
 from .installation import Installation
 from .report import reporter
@@ -57,8 +60,9 @@ def launch_of(cluster: Cluster, items: Iterable[Unseen], reason: str) -> Launch:
 
 
 def measure_all(here: Installation, launches: Sequence[Launch], trial_id: str) -> pd.DataFrame:
-    """Serve `launches` and return their measured runs (the mart's columns), in order of run id."""
-    tally = Tally(cap_usd=float("inf"), stop_at=time.monotonic() + sum(one.est_s for one in launches))
+    """Serve `launches` and return their measured runs (the mart's columns and taken_share), in order of run id."""
+    within_s = sum(one.est_s + patience_s(here, one) for one in launches)
+    tally = Tally(cap_usd=float("inf"), stop_at=time.monotonic() + within_s)
     reporter().start(sum(len(launch.items) for launch in launches))
     for number, launch in enumerate(launches):
         served = serve_launch.fn(here, launch, f"{trial_id}-{number:02d}", tally)
@@ -66,7 +70,9 @@ def measure_all(here: Installation, launches: Sequence[Launch], trial_id: str) -
         reporter().say(f"  {launch.cluster.name}: {len(served.recorded)} of {len(launch.items)} runs, {served.outcome}")
     reporter().stop()
     runs = mart(here.warehouse, "runs", provider=here.provider.name)
-    return runs[runs["run_id"].str.startswith(trial_id)].sort_values("run_id").reset_index(drop=True)
+    details = mart(here.warehouse, "run_details", provider=here.provider.name)[["run_id", "taken_share"]]
+    own = runs[runs["run_id"].str.startswith(trial_id)].merge(details, on="run_id", how="left")
+    return own.sort_values("run_id").reset_index(drop=True)
 
 
 def keys_of(runs: pd.DataFrame) -> set[Key]:
@@ -84,7 +90,7 @@ Predict = Callable[[pd.DataFrame], np.ndarray[tuple[int, ...], np.dtype[np.float
 
 def compare(model: StepTimeModel, data: TrainingData, measured: pd.DataFrame) -> pd.DataFrame:
     """`measured` with the champion's prediction and interval, and both baselines fitted on the same training data."""
-    setups = measured.drop(columns=["step_s", "sync_s", "step_spread"], errors="ignore")
+    setups = measured.drop(columns=["step_s", "sync_s", "step_spread", "taken_share"], errors="ignore")
     predicted = model.predict(setups)
     return measured.assign(
         predicted_step_s=predicted["step_s"].to_numpy(),
@@ -96,25 +102,35 @@ def compare(model: StepTimeModel, data: TrainingData, measured: pd.DataFrame) ->
 
 
 def summary(compared: pd.DataFrame) -> pd.DataFrame:
-    """Relative errors of the champion and the baselines; coverage and median width of the champion's intervals."""
-    measured = compared["step_s"].to_numpy(float)
-    rows = []
-    columns = {"champion": "predicted_step_s", "compute only": "compute_only_s", "boosted trees": "trees_s"}
-    for name, column in columns.items():
-        error = np.abs(compared[column].to_numpy(float) / measured - 1.0)
-        rows.append(
-            {
-                "model": name,
-                "rows": len(error),
-                "mean": error.mean(),
-                "median": np.median(error),
-                "p90": np.quantile(error, 0.9),
-                "worst": error.max(),
-            }
-        )
-    table = pd.DataFrame(rows)
-    covered = (compared["low_s"] <= compared["step_s"]) & (compared["step_s"] <= compared["high_s"])
+    """Relative errors of the champion and the baselines, the champion's by kind of setup too; coverage and median width
+    of its intervals. Undisturbed are runs of whose processor time less than a tenth was taken away (node/patience.py).
+    """
+    mixed = compared["cluster"].str.contains("+", regex=False)
+    rows = [_scored("champion", "predicted_step_s", compared)]
+    for name, own in (
+        ("of one type", ~mixed),
+        ("mixed types", mixed),
+        ("undisturbed", compared["taken_share"] < TAKEN),
+    ):
+        if own.any() and not own.all():
+            rows.append(_scored(f"  {name}", "predicted_step_s", compared[own]))
+    rows += [_scored("compute only", "compute_only_s", compared), _scored("boosted trees", "trees_s", compared)]
+    return pd.DataFrame(rows)
+
+
+def _scored(name: str, column: str, compared: pd.DataFrame) -> dict[str, Any]:
+    measured = compared["step_s"]
+    error = np.abs(compared[column].to_numpy(float) / measured.to_numpy(float) - 1.0)
+    row = {
+        "model": name,
+        "rows": len(error),
+        "mean": error.mean(),
+        "median": np.median(error),
+        "p90": np.quantile(error, 0.9),
+        "worst": error.max(),
+    }
+    if column != "predicted_step_s":
+        return row
+    covered = (compared["low_s"] <= measured) & (measured <= compared["high_s"])
     width = (compared["high_s"] - compared["low_s"]) / compared["predicted_step_s"]
-    table["coverage_90"] = [float(covered.mean()), np.nan, np.nan]
-    table["median_width"] = [float(width.median()), np.nan, np.nan]
-    return table
+    return row | {"coverage_90": covered.mean(), "median_width": width.median()}

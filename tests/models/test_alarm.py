@@ -39,6 +39,14 @@ def test_a_machine_that_computes_slower_than_its_equals_is_named() -> None:
     assert one.detail == "node 1 (a) computes 40% slower than its equals"
 
 
+def test_a_host_that_took_processors_away_is_the_cause_whatever_looks_slow() -> None:
+    (one,) = judged(rank_compute_s=[1.0, 1.4, 1.0], taken_share=0.43)
+    assert (one.cause, one.instance_type) == ("host", "")
+    assert one.detail == "what its machines run on took 43% of the processor time wanted away"
+    for little in (0.09, None, float("nan")):
+        assert judged(rank_compute_s=[1.0, 1.4, 1.0], taken_share=little)[0].cause == "machine"
+
+
 def test_noise_of_the_steps_makes_no_slow_machine() -> None:
     assert judged(rank_compute_s=[1.0, 1.4, 1.0], step_spread=0.5)[0].cause == "compute"
     assert judged(rank_compute_s=[1.0, 1.05, 1.0])[0].cause == "compute"

@@ -80,3 +80,12 @@ def test_only_the_first_of_a_goal_and_only_of_machines_like_its_own_has_a_note(h
     first, second, other, nothing = noted(here, [row("s.small", 1), row("s.small", 2), row("s.large", 1), empty])
     assert first["reason"].startswith("cheapest; note: slow run: conv on 2xs.small")
     assert [one["reason"] for one in (second, other, nothing)] == ["cheapest", "cheapest", "nothing fits"]
+
+
+def test_what_a_host_took_is_said_and_is_no_note_on_a_type(here: Installation) -> None:
+    ran(here, "slow", 60.0, rank_compute_s=[30.0, 60.0], taken_share=0.43)
+    (said,) = note(here)
+    assert "took 43% of the processor time wanted away" in said and "slower than its equals" not in said
+    assert mart(here.warehouse, "alarms")["cause"].tolist() == ["host"]
+    row = {"rank": 1, "workload": "conv", "cluster_offers": [{"instance_type": "s.small"}], "reason": "cheapest"}
+    assert noted(here, [row]) == [row], "it was the moment's"

@@ -85,6 +85,15 @@ def test_a_launch_lasts_as_long_as_it_wishes_where_money_is_plenty(here: Install
     assert allowed.worst_usd == pytest.approx(at_worst(PRICE, allowed.deadline_s, machines=2))
 
 
+def test_patience_is_part_of_what_a_launch_takes_and_less_where_it_is_paid_for(
+    here: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert caps.patience_s(here, launch(here)) == 150.0, "a quarter; the deadline has room for it"
+    monkeypatch.setattr(here.provider, "name", "local")
+    assert caps.patience_s(here, launch(here)) == 600.0
+    assert caps.allowance(here, launch(here), tally(), NOON).deadline_s == 3 * 600.0 + caps.START_UP_S
+
+
 def test_the_campaigns_cap_counts_what_it_has_spent(here: Installation) -> None:
     assert refusal(here, tally(0.20)) == ""
     assert "this campaign's cap 0.20 (0.10 spent" in refusal(here, tally(0.20, spent=0.10))

@@ -29,6 +29,8 @@ def test_the_champion_is_compared_with_both_baselines_on_the_same_rows() -> None
 def test_errors_and_coverage_are_those_of_the_rows() -> None:
     compared = pd.DataFrame(
         {
+            "cluster": ["2xa", "1xa+1xb"],
+            "taken_share": [0.3, 0.0],
             "step_s": [1.0, 1.0],
             "predicted_step_s": [1.1, 0.7],
             "low_s": [0.9, 0.6],
@@ -42,6 +44,10 @@ def test_errors_and_coverage_are_those_of_the_rows() -> None:
     assert table.loc["champion", "coverage_90"] == 0.5
     assert table.loc["compute only", "median"] == pytest.approx(0.5)
     assert table.loc["boosted trees", "mean"] == pytest.approx(0.5)
+    assert table.loc["  of one type", "mean"] == pytest.approx(0.1)
+    assert table.loc["  mixed types", "mean"] == table.loc["  undisturbed", "mean"] == pytest.approx(0.3)
+    alike = summary(compared.assign(cluster="2xa", taken_share=0.0))
+    assert list(alike["model"]) == ["champion", "compute only", "boosted trees"], "told once where all are of a kind"
 
 
 def asked(hours: float) -> tuple[advice.Question, pd.DataFrame]:

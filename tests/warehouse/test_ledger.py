@@ -7,10 +7,19 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pandas as pd
+import pytest
 
 from tests.warehouse.builders import DEFINED, NOON, TYPES, body, judgement, offered, recommendation, setup, stamp
-from warehouse.append import append_drift, append_ledger, append_offers, append_records, note_instance_types
+from warehouse.append import (
+    append_alarms,
+    append_drift,
+    append_ledger,
+    append_offers,
+    append_records,
+    note_instance_types,
+)
 from warehouse.append import note_workloads as note
 from warehouse.database import SQL_FOLDER, Warehouse
 from warehouse.export import export, read_published
@@ -19,6 +28,7 @@ from warehouse.reads import drifting, mart
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
+NOTED: dict[str, Any] = {"provider": "local", "refresh_id": "r", "judged_at": NOON}
 
 
 def measure(warehouse: Warehouse, run_id: str, at: Any, **of: Any) -> None:
@@ -144,3 +154,24 @@ def test_an_old_warehouse_migrates_and_until_then_nothing_drifts(tmp_path: Path)
     assert drifting(Warehouse(tmp_path / "none.duckdb"), "local").empty
     assert Warehouse(path).migrate() == ["002_ledger_and_drift"]
     assert mart(Warehouse(path), "regret_ledger").empty
+
+
+def test_alarms_that_were_noted_before_hosts_could_be_named_are_kept(tmp_path: Path) -> None:
+    old = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
+    (old / "migrations" / "005_host_alarms.sql").unlink()
+    path = tmp_path / "warehouse.duckdb"
+    before = Warehouse(path, sql_folder=old)
+    before.migrate()
+    row = {"model_version": "1", "workload": "conv", "cluster": "2xa", "zone": "z", "instance_type": "", "detail": "d",
+           "measured_s": 2.0, "predicted_s": 1.0, "high_s": 1.1, "measured_at": NOON}  # fmt: skip
+    with before.transact() as connection:
+        append_alarms(connection, [row | {"run_id": "r1", "cause": "link"}], **NOTED)
+    with pytest.raises(duckdb.ConstraintException), before.transact() as connection:
+        append_alarms(connection, [row | {"run_id": "r2", "cause": "host"}], **NOTED)
+    after = Warehouse(path)
+    assert after.migrate() == ["005_host_alarms"]
+    with after.transact() as connection:
+        assert append_alarms(connection, [row | {"run_id": "r1", "cause": "host"}], **NOTED) == 0, "judged before"
+        append_alarms(connection, [row | {"run_id": "r2", "cause": "host"}], **NOTED)
+        kept = connection.execute("select run_id, cause, measured_s from raw_alarms order by run_id").fetchall()
+    assert kept == [("r1", "link", 2.0), ("r2", "host", 2.0)]

@@ -15,6 +15,7 @@ select
     try_cast(json_extract_string(measured, '$.sync_s') as double) as sync_s,
     try_cast(json_extract_string(measured, '$.step_spread') as double) as step_spread,
     try_cast(json_extract(measured, '$.rank_compute_s') as double[]) as rank_compute_s,
+    try_cast(json_extract_string(measured, '$.taken_share') as double) as taken_share,
     measured_at
 from stg_current
 where kind = 'train' and workload_same and instances_same and machine_same
