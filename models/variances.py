@@ -1,6 +1,12 @@
-"""How large each family of effects is: variances learned from the rows, maximum a posteriori around their priors."""
+"""How large each family of effects is: variances learned from the rows, maximum a posteriori around their priors.
+
+Of a few samples that are held to be independent (composite likelihood: Varin, Reid and Firth 2011): the cost of one
+grows with the cube of its rows, and what one alone says depends on which rows chance put together.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg.lapack import dpotri
@@ -11,8 +17,38 @@ from .effects import FAMILIES, GIVEN, LINEAR, LOCAL, PRIOR_SD, SMOOTH, covarianc
 from .features import Features
 
 _LOG_VARIANCE_SD = 1.2
-# Setups that the variances are learned from: their cost grows with the cube.
-_MOST_FOR_VARIANCES = 320
+_SAMPLE, _SAMPLES = 320, 3  # setups in one, and how many there are at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sample:
+    """Some rows: the covariance by family and unit of variance, that of what is given, and the residuals."""
+
+    at: list[int]  # of FAMILIES: those that these rows have anything of
+    given: FloatArray  # (rows, rows)
+    whole: FloatArray  # (families, rows, rows)
+    target: FloatArray  # (rows,)
+
+    @classmethod
+    def of(cls, features: Features, target: FloatArray, share: FloatArray) -> _Sample:
+        stack = {name: covariance([name], {name: 1.0}, features, features) for name in (*LINEAR, *SMOOTH, *LOCAL)}
+        stack |= {"noise": np.diag(share), "noise_exposed": np.diag(share * features.exposed**2)}
+        given = features.shared @ features.shared.T
+        given += covariance(GIVEN, {name: sd**2 for name, sd in GIVEN.items()}, features, features)
+        at = [place for place, name in enumerate(FAMILIES) if np.abs(stack[name]).max() > 1e-9]
+        whole = np.stack([stack[FAMILIES[place]] for place in at])
+        return cls(at=at, given=given, whole=whole, target=target)
+
+    def minus_log_likelihood(self, variances: FloatArray) -> tuple[float, FloatArray]:
+        """And its slope by log variance; `variances` of these families."""
+        rows = len(self.target)
+        factor = np.linalg.cholesky(self.given + np.tensordot(variances, self.whole, axes=1) + 1e-9 * np.eye(rows))
+        lower, _ = dpotri(factor, lower=1)
+        inverse = np.tril(lower) + np.tril(lower, -1).T
+        weights = inverse @ self.target
+        value = 0.5 * float(self.target @ weights) + float(np.log(np.diag(factor)).sum())
+        slope = inverse - np.outer(weights, weights)
+        return value, 0.5 * (self.whole.reshape(len(self.at), -1) @ slope.ravel()) * variances
 
 
 def starting_variances() -> dict[str, float]:
@@ -25,28 +61,20 @@ def learn_variances(features: Features, target: FloatArray, share: FloatArray) -
     if len(target) < 6:
         return starting_variances()
     # evenly spaced in a fixed shuffle: the same rows give the same fit
-    picked = np.sort(np.random.default_rng(0).permutation(len(target))[:_MOST_FOR_VARIANCES])
-    sample, target, share = features.take(picked), target[picked], share[picked]
-    stack = {name: covariance([name], {name: 1.0}, sample, sample) for name in (*LINEAR, *SMOOTH, *LOCAL)}
-    given = sample.shared @ sample.shared.T
-    given += covariance(GIVEN, {name: sd**2 for name, sd in GIVEN.items()}, sample, sample)
-    noise = {"noise": share, "noise_exposed": share * sample.exposed**2}
-    active = [name for name in FAMILIES if name in noise or np.abs(stack[name]).max() > 1e-9]
-    whole = np.stack([np.diag(noise[name]) if name in noise else stack[name] for name in active])
-    prior = np.log(np.array([starting_variances()[name] for name in active]))
-    flat = whole.reshape(len(active), -1)
+    shuffled = np.random.default_rng(0).permutation(len(target))[: _SAMPLE * _SAMPLES]
+    parts = [shuffled[first : first + _SAMPLE] for first in range(0, len(shuffled), _SAMPLE)]
+    samples = [_Sample.of(features.take(part), target[part], share[part]) for part in map(np.sort, parts)]
+    prior = np.log(PRIOR_SD**2)
 
     def minus_log_posterior(logs: FloatArray) -> tuple[float, FloatArray]:
-        variances = np.exp(logs)
-        factor = np.linalg.cholesky(given + np.tensordot(variances, whole, axes=1) + 1e-9 * np.eye(len(target)))
-        lower, _ = dpotri(factor, lower=1)
-        inverse = np.tril(lower) + np.tril(lower, -1).T
-        weights = inverse @ target
         shift = (logs - prior) / _LOG_VARIANCE_SD
-        value = 0.5 * float(target @ weights) + float(np.log(np.diag(factor)).sum()) + 0.5 * float(shift @ shift)
-        slope = inverse - np.outer(weights, weights)
-        return value, 0.5 * (flat @ slope.ravel()) * variances + shift / _LOG_VARIANCE_SD
+        value, slope = 0.5 * float(shift @ shift), shift / _LOG_VARIANCE_SD
+        for one in samples:
+            more, steeper = one.minus_log_likelihood(np.exp(logs[one.at]))
+            value += more
+            slope[one.at] += steeper
+        return value, slope
 
     bounds = [(one - 6, one + 6) for one in prior]
     found = minimize(minus_log_posterior, prior, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 25})
-    return {**starting_variances(), **dict(zip(active, (float(one) for one in np.exp(found.x)), strict=True))}
+    return starting_variances() | dict(zip(FAMILIES, np.exp(found.x).tolist(), strict=True))
