@@ -144,9 +144,11 @@ class Attempt:
         return Ended(how="lost", reason=reason, interrupted=True, nodes=tuple(sorted(going.nodes)))
 
     def _needs_s(self, missing: Sequence[Item]) -> float:
-        """Seconds that the run under way still needs."""
+        """Seconds that the run under way still needs; one that is late may be measured again while patience lasts."""
         if not missing:
             return 0.0
         if missing[0].run_id != self._at:
             self._at, self._since = missing[0].run_id, self.clock.monotonic()
-        return max(0.0, expected_s(missing[0]) - (self.clock.monotonic() - self._since))
+        whole_s = expected_s(missing[0])
+        late_s = self.clock.monotonic() - self._since - whole_s
+        return -late_s if late_s < 0 else max(0.0, min(whole_s, self.job.patience_s - late_s))

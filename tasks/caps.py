@@ -31,8 +31,10 @@ from .tally import Tally
 EC2_START_UP_S = 720.0
 EC2_LEAST_START_UP_S = 300.0  # with less, money would be spent on machines that end before they could have measured
 # For measuring again what a machine's host disturbed, part of what a launch is expected to take: hosts take processors
-# away for minutes, here it costs nothing, and one that always does must not end a campaign. On EC2 it is paid for.
+# away for minutes, which costs nothing here and is paid for on EC2.
 _LOCAL_PATIENCE, _EC2_PATIENCE = 1.0, 0.25
+# And part of what is left of the campaign: a host that always takes must not end it.
+_CAMPAIGN_PATIENCE = 1 / 3
 # A launch may climb the whole ladder: spot and on demand in every zone, of which no region has more than six.
 LATE_S = pure.late_s(2 * 6)
 
@@ -50,7 +52,7 @@ def allowance(
 ) -> Allowance:
     """How long `launch` may last, or why it may not be made. `offers`: the newest prices, where they are at hand."""
     if here.provider.name == "local":
-        wished_s = 2 * launch.est_s + START_UP_S + patience_s(here, launch)
+        wished_s = (2 + _LOCAL_PATIENCE) * launch.est_s + START_UP_S
         return Allowance(deadline_s=wished_s, worst_usd=launch.est_usd)
     known = current_offers(here) if offers is None else offers
     caps, unknown = caps_of(here, tally, now, known)
@@ -66,9 +68,12 @@ def allowance(
     )
 
 
-def patience_s(here: Installation, launch: Launch) -> float:
-    """Seconds that `launch` may put into measuring again what was disturbed."""
-    return launch.est_s * (_LOCAL_PATIENCE if here.provider.name == "local" else _EC2_PATIENCE)
+def patience_s(here: Installation, launch: Launch, tally: Tally, deadline_s: float) -> float:
+    """Seconds that `launch` may put into measuring again what was disturbed, and still end in time."""
+    local = here.provider.name == "local"
+    spare_s = deadline_s - launch.est_s - (START_UP_S if local else EC2_START_UP_S)
+    share = _LOCAL_PATIENCE if local else _EC2_PATIENCE
+    return max(0.0, min(share * launch.est_s, _CAMPAIGN_PATIENCE * tally.left_s, spare_s))
 
 
 def caps_of(here: Installation, tally: Tally, now: datetime, offers: Sequence[Offer]) -> tuple[list[Cap], str]:

@@ -49,7 +49,11 @@ class WireRecord(_Wire):
     schema_: Literal[1] = Field(alias="schema")
 
 
-class _Train(_Wire):
+class _Values(_Wire):
+    taken_share: float | None = Field(default=None, ge=0, le=1)
+
+
+class _Train(_Values):
     step_s: float = Field(gt=0)
     step_spread: float | None = Field(default=None, ge=0)
     sync_s: float | None = Field(default=None, ge=0)
@@ -71,7 +75,7 @@ class _Bucket(_Wire):
     ready_fraction: float = Field(ge=0)
 
 
-class _Profile(_Wire):
+class _Profile(_Values):
     parameters: Whole
     gradient_bytes: Whole
     rows: list[_ProfileLine] = Field(min_length=1)
@@ -83,7 +87,7 @@ class _ProbeLine(_Wire):
     seconds: float = Field(gt=0)
 
 
-class _Probe(_Wire):
+class _Probe(_Values):
     rows: list[_ProbeLine] = Field(min_length=1)
 
 

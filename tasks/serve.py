@@ -36,7 +36,8 @@ def serve_launch(here: Installation, launch: Launch, lease_id: str, tally: Tally
     allowed = allowance(here, launch, tally, datetime.now(UTC))
     if allowed.refusal:
         return _refused(job, allowed.refusal)
-    job = replace(job, deadline_s=allowed.deadline_s, patience_s=patience_s(here, launch))
+    patient_s = patience_s(here, launch, tally, allowed.deadline_s)
+    job = replace(job, deadline_s=allowed.deadline_s, patience_s=patient_s)
     names = {item.run_id: _label(launch, wanted) for item, wanted in zip(job.items, launch.items, strict=True)}
 
     def watch(run_id: str, done: int, usd: float | None) -> None:

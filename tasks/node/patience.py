@@ -17,34 +17,45 @@ import torch.distributed as dist
 
 from .peers import gather
 
-MOST_TAKEN = 0.1  # of the processor time that was wanted: runs of one setup differ by about as much anyway
+DISTURBED = 0.1  # of the processor time that was wanted: runs of one setup differ by about as much anyway
+_LEAST_TICKS = 20.0  # wanted: of fewer, one that was taken says nothing
 _STAT = Path("/proc/stat")
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
 class Patience:
-    """Seconds that may still go into measuring again, and the largest part that was taken during what was kept."""
+    """Seconds that may still go into measuring again; and ticks taken and wanted during what was kept of an item, at
+    whichever of its machines had most taken away each time.
+    """
 
     left_s: float = 0.0
     taken: float = 0.0
+    wanted: float = 0.0
+
+    @property
+    def taken_share(self) -> float:
+        """Part of the processor time wanted that was taken away during what was kept since `forget`."""
+        return _share(self.taken, self.wanted)
+
+    def forget(self) -> None:
+        """Another item begins."""
+        self.taken = self.wanted = 0.0
 
     def undisturbed(self, measure: Callable[[], _T], group: dist.ProcessGroup | None) -> _T:
         """What `measure` returns the first time that no machine of `group` has more taken away; all of it repeats.
 
-        Once the patience of any of them is spent, whatever it returns then.
+        Once the patience of any of them is spent, whatever it returns then. Ranks decide alike, by the same numbers.
         """
         while True:
             before, started = processor_ticks(), time.monotonic()
             found = measure()
-            told = gather([taken_since(before), time.monotonic() - started, self.left_s], group)
-            taken, spent_s, left_s = (
-                max(one[0] for one in told),
-                max(one[1] for one in told),
-                min(one[2] for one in told),
-            )
-            if taken <= MOST_TAKEN or left_s <= 0:
-                self.taken = max(self.taken, taken)
+            taken, wanted = (now - then for now, then in zip(processor_ticks(), before, strict=True))
+            told = gather([taken, wanted, time.monotonic() - started, self.left_s], group)
+            worst = max(told, key=lambda one: _share(one[0], one[1]))
+            spent_s, left_s = max(one[2] for one in told), min(one[3] for one in told)
+            if _share(worst[0], worst[1]) < DISTURBED or left_s <= 0:
+                self.taken, self.wanted = self.taken + worst[0], self.wanted + worst[1]
                 return found
             self.left_s = left_s - spent_s
 
@@ -59,7 +70,5 @@ def processor_ticks() -> tuple[float, float]:
     return taken, user + nice + system + interrupts + soft + taken
 
 
-def taken_since(before: tuple[float, float]) -> float:
-    """Part of the processor time wanted since then that the host took away; 0 where none was wanted."""
-    taken, wanted = (now - then for now, then in zip(processor_ticks(), before, strict=True))
-    return taken / wanted if wanted > 0 else 0.0
+def _share(taken: float, wanted: float) -> float:
+    return min(max(taken / wanted, 0.0), 1.0) if wanted >= _LEAST_TICKS else 0.0

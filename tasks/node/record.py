@@ -101,8 +101,8 @@ class Record:
     """One item's outcome, as its first node saw it. Immutable once written.
 
     `status`: "measured" or "failed" from a node ("interrupted" and "refused" come from the controller).
-    `values` by kind, and in all of them taken_share (the largest part of the processor time wanted that a host took
-    away while something of it was measured):
+    `values` by kind, and in all of them taken_share (the part of the processor time wanted that a host took away
+    while it was measured):
       train    step_s, step_spread (interquartile range / median), steps, rank_step_s, rank_compute_s (the same without
                communication; both one a rank: node by node, in each device by device), sync_s, build_s, warmup_s,
                steps_s, peak_bytes, parameters, gradient_bytes, bucket_bytes, first_loss, last_loss

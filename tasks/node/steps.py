@@ -78,6 +78,7 @@ def train(
     losses += steady.losses
     peak = memory.peak_bytes(built.device)
     alone_s = _compute_s(item, step, group, clock_s, patience, step_s=median(seconds))
+    losses = losses[: item.warmup_steps + item.most_steps]  # however long hosts disturbed it
     told = gather([losses[0] * weight, losses[-1] * weight, peak, build_s, warmup_s], group)
     first_loss, last_loss = (sum(one[i] for one in told) for i in (0, 1))
     values: dict[str, Any] = {

@@ -139,14 +139,14 @@ def agree(launch: Launch, index: int, item: Item, problem: str) -> str:
 def measure(launch: Launch, item: Item, built: Built | None) -> tuple[dict[str, Any], str]:
     """The item's values, and the reason where there are none."""
     group, patience = launch.group(item), launch.patience
-    patience.taken = 0.0
+    patience.forget()
     if built is None:
         values, problem = probe(item, group, launch.device, patience)
     elif item.kind == "profile":
         values, problem = profile(item, built, launch.alone, patience)
     else:
         values, problem = train(item, built, group, patience, place=item.nodes.index(launch.node))
-    return values | {"taken_share": patience.taken}, problem
+    return values | {"taken_share": patience.taken_share}, problem
 
 
 def abort(launch: Launch, index: int, item: Item, error: Exception, started_unix: float) -> NoReturn:

@@ -32,3 +32,17 @@ def test_learned_variances_are_more_probable_than_the_prior_ones() -> None:
         return float(-0.5 * target @ np.linalg.solve(whole, target) - 0.5 * np.linalg.slogdet(whole)[1])
 
     assert log_likelihood(learned) > log_likelihood(prior) + 3
+
+
+def test_several_samples_say_it_together_and_no_more_than_three() -> None:
+    seen, share, quiet = features(1100, 8, workloads=12, slopes=0.0), np.ones(1100), dict.fromkeys(EVERY, 1e-8)
+    target = drawn_target(seen, quiet | {"noise": 4e-4}, 9)
+    shuffled = np.random.default_rng(0).permutation(1100)
+    means = []
+    for first in (0, 320, 640, 960):
+        louder = target.copy()
+        louder[shuffled[first : first + 320]] *= 3.0
+        means.append(learn_variances(seen, louder, share)["noise"])
+    assert means[3] == learn_variances(seen, target, share)["noise"], "more would cost time"
+    assert max(means[:3]) < 1.2 * min(means[:3]), "each of them counts as much"
+    assert min(means[:3]) > 2 * means[3]

@@ -85,13 +85,21 @@ def test_a_launch_lasts_as_long_as_it_wishes_where_money_is_plenty(here: Install
     assert allowed.worst_usd == pytest.approx(at_worst(PRICE, allowed.deadline_s, machines=2))
 
 
-def test_patience_is_part_of_what_a_launch_takes_and_less_where_it_is_paid_for(
+def test_patience_is_part_of_what_a_launch_takes_and_ends_in_time(
     here: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert caps.patience_s(here, launch(here)) == 150.0, "a quarter; the deadline has room for it"
+    whole_s = 2 * 600.0 + caps.EC2_START_UP_S
+    assert caps.patience_s(here, launch(here), tally(), whole_s) == 150.0, "a quarter of what it takes"
+    assert caps.patience_s(here, launch(here), tally(), whole_s - 500.0) == 100.0, "what the caps left of its deadline"
+    assert caps.patience_s(here, launch(here), tally(), 600.0 + caps.EC2_LEAST_START_UP_S) == 0.0
+    late = replace(tally(), stop_at=time.monotonic() + 300.0)
+    assert caps.patience_s(here, launch(here), late, whole_s) == pytest.approx(100.0, abs=1.0), (
+        "a third of what is left"
+    )
     monkeypatch.setattr(here.provider, "name", "local")
-    assert caps.patience_s(here, launch(here)) == 600.0
-    assert caps.allowance(here, launch(here), tally(), NOON).deadline_s == 3 * 600.0 + caps.START_UP_S
+    deadline_s = caps.allowance(here, launch(here), tally(), NOON).deadline_s
+    assert caps.patience_s(here, launch(here), tally(), deadline_s) == 600.0
+    assert deadline_s == 3 * 600.0 + caps.START_UP_S, "with room for the patience beside the time that was there before"
 
 
 def test_the_campaigns_cap_counts_what_it_has_spent(here: Installation) -> None:
@@ -201,11 +209,12 @@ def test_a_launch_that_does_not_fit_asks_for_no_machine_and_leaves_a_row(here: I
 def test_the_deadline_that_the_caps_allow_is_the_one_that_machines_get(
     here: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[float] = []
-    monkeypatch.setattr(serve, "serve", lambda provider, job, **_: seen.append(job.deadline_s))
+    seen: list[tuple[float, float]] = []
+    monkeypatch.setattr(serve, "serve", lambda provider, job, **_: seen.append((job.deadline_s, job.patience_s)))
     serve.serve_launch.fn(here, launch(here), LAUNCHED, tally(1.0))
     serve.serve_launch.fn(here, launch(here), LAUNCHED, tally(0.20))
-    longest_s, deadline_s = seen
+    (longest_s, patience_s), (deadline_s, less_s) = seen
+    assert patience_s == 150.0 and less_s == caps.patience_s(here, launch(here), tally(0.20), deadline_s) < 150.0
     assert longest_s == 2 * 600.0 + caps.EC2_START_UP_S
     assert 600.0 + caps.EC2_LEAST_START_UP_S <= deadline_s < 2 * 600.0 + caps.EC2_START_UP_S
     assert at_worst(PRICE, deadline_s, machines=2) <= 0.20

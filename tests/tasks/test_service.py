@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ def test_the_rest_is_finished_with_fewer_machines(tmp_path: Path) -> None:
     assert rows(seen) == [("b", "interrupted", "node 1: taken by the market")]
     assert seen.recorded == {"a", "c"}
     assert ([one["run_id"] for one in plan(seen)["items"]], plan(seen)["ranks"]) == (["c"], [0])
+    assert plan(seen)["patience_s"] == 0.0
     assert seen.outcome == "finished; node 1: taken by the market: 2 runs left out, the others go on"
 
 
@@ -136,6 +138,18 @@ def test_a_notice_lets_a_short_run_end_and_then_acts_before_the_machine_is_gone(
     seen, _ = served(tmp_path, job("bdc"), *script, only(0, "armed-2.json"), reported("c"), finished(2, node=0))
     assert seen.recorded == {"b", "c"}
     assert rows(seen) == [("d", "interrupted", "node 1: it goes in 8 s, says its interruption notice")]
+
+
+def test_a_run_that_is_late_may_be_measured_again_and_does_not_end_before_the_machine_goes(tmp_path: Path) -> None:
+    soon, nearly = (NodeState(alive=True, leaving_s=left_s, notice="interruption") for left_s in (100.0, 8.0))
+    late: list[Step] = [lambda _: None] * 400  # looks: more seconds than such a run takes
+    noticed = (becomes(1, soon), *late, becomes(1, nearly), lambda _: None)
+    for patience_s, lost in ((0.0, []), (1e6, ["b"])):
+        home = tmp_path / f"{patience_s:g}"
+        of = replace(job("b"), patience_s=patience_s)
+        seen, _ = served(home, of, ready, armed(1), at("b"), *noticed, reported("b"), finished(1))
+        assert [row[0] for row in rows(seen) if "notice" in row[2]] == lost
+        assert plan(seen)["patience_s"] == patience_s
 
 
 def test_a_rebalance_recommendation_ends_nothing(tmp_path: Path) -> None:

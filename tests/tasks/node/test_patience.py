@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from models.alarm import TAKEN
 from tasks.node import patience, probe, profiler, steps
-from tasks.node.patience import MOST_TAKEN, Patience, processor_ticks, taken_since
+from tasks.node.patience import DISTURBED, Patience, processor_ticks
 from tasks.node.record import Item
 
 
@@ -54,16 +55,21 @@ def measuring(host: Host, pass_s: Callable[[float], None], *taken: int) -> Calla
 
 def test_what_was_disturbed_is_measured_again(host: Host, seconds: Callable[[float], None]) -> None:
     patient = Patience(left_s=60.0)
-    assert patient.undisturbed(measuring(host, seconds, 90, 11, 9, 0), None) == 2
+    assert patient.undisturbed(measuring(host, seconds, 90, 10, 9, 0), None) == 2
     assert patient.left_s == 40.0, "what is kept costs no patience"
-    assert patient.taken == pytest.approx(0.09)
+    assert patient.taken_share == pytest.approx(0.09)
+    assert DISTURBED == TAKEN, "what is measured again here is what a slow run's cause is there"
 
 
 def test_what_is_not_disturbed_is_measured_once_without_patience_too(
     host: Host, seconds: Callable[[float], None]
 ) -> None:
     assert Patience().undisturbed(measuring(host, seconds, 0, 0), None) == 0
-    assert Patience().undisturbed(measuring(host, seconds, 10, 0), None) == 0, f"{MOST_TAKEN:.0%} is none"
+    assert Patience().undisturbed(measuring(host, seconds, 90, 0), None) == 0
+    patient = Patience(left_s=60.0)
+    host.runs(0)
+    assert patient.undisturbed(lambda: host.runs(9, 9), None) is None, "18 ticks are too few to say anything"
+    assert patient.left_s == 60.0
 
 
 def test_patience_ends_and_what_is_kept_then_says_how_much_was_taken(
@@ -71,20 +77,24 @@ def test_patience_ends_and_what_is_kept_then_says_how_much_was_taken(
 ) -> None:
     patient = Patience(left_s=15.0)
     assert patient.undisturbed(measuring(host, seconds, 80, 80, 70, 60), None) == 2
-    assert patient.taken == pytest.approx(0.7) and patient.left_s <= 0
+    assert patient.taken_share == pytest.approx(0.7) and patient.left_s <= 0
     assert patient.undisturbed(measuring(host, seconds, 20, 20), None) == 0
-    assert patient.taken == pytest.approx(0.7), "the largest of what was kept"
+    assert patient.taken_share == pytest.approx(0.45), "of all that was kept of the item"
+    patient.forget()
+    assert patient.taken_share == 0.0
 
 
+@pytest.mark.parametrize(("own_s", "others_s"), [(45.0, 100.0), (100.0, 45.0)])
 def test_ranks_repeat_together_and_as_long_as_the_least_patient(
-    host: Host, seconds: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+    own_s: float, others_s: float, host: Host, seconds: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = iter([[0.5, 30.0, 100.0], [0.5, 30.0, 70.0], [0.4, 30.0, 40.0]])
+    # the other machine: ticks taken, wanted, seconds, patience left
+    others = iter([[50.0, 100.0, 30.0, others_s - 30.0 * turn] for turn in range(9)])
     monkeypatch.setattr(patience, "gather", lambda mine, _group: [list(mine), next(others)])
-    patient = Patience(left_s=45.0)
-    assert patient.undisturbed(measuring(host, seconds, 0, 0, 0), None) == 2, "disturbed on the other machine"
-    assert patient.left_s == -15.0, "the time of the slowest of them"
-    assert patient.taken == pytest.approx(0.4)
+    patient = Patience(left_s=own_s)
+    assert patient.undisturbed(measuring(host, seconds, 0, 0, 0, 0, 0, 0), None) == 2, "disturbed on the other machine"
+    assert patient.left_s == -15.0, "the time of the slowest of them, from the least patience"
+    assert patient.taken_share == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("text", [None, "", "cpu 1 2 3", "no processors here at all, none at all"])
@@ -94,12 +104,13 @@ def test_a_kernel_that_does_not_tell_takes_nothing(text: str | None, host: Host)
     else:
         host.stat.write_text(text)
     assert processor_ticks() == (0.0, 0.0)
-    assert taken_since((0.0, 0.0)) == 0.0
+    patient = Patience(left_s=60.0)
+    assert patient.undisturbed(lambda: 7, None) == 7 and patient.taken_share == 0.0
 
 
 def test_this_machine_tells_no_more_taken_than_wanted() -> None:
     taken, wanted = processor_ticks()
-    assert 0.0 <= taken <= wanted and 0.0 <= taken_since((taken, wanted)) <= 1.0
+    assert 0.0 <= taken <= wanted
 
 
 def test_a_disturbed_block_trains_but_is_not_measured(host: Host, seconds: Callable[[float], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -147,3 +148,35 @@ def test_a_lost_peer_is_not_taken_for_a_fault_of_the_workload(error: Exception, 
 def test_an_explanation_is_one_line_with_the_kind_of_error() -> None:
     assert launch.explain(ValueError("row 17\nis not a number")) == "ValueError: row 17"
     assert launch.explain(KeyError()) == "KeyError"
+
+
+def test_each_item_says_what_was_taken_while_it_was_measured_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(item: Item, _group: object, _device: object, patience: Patience) -> tuple[dict[str, float], str]:
+        patience.wanted, patience.taken = (
+            patience.wanted + 100.0,
+            patience.taken + (40.0 if item.run_id == "late" else 0.0),
+        )
+        return {"seconds": 1.0}, ""
+
+    monkeypatch.setattr(train, "probe", measured)
+    mine = rank(0, tmp_path, Store())
+    late, following = (Item(run_id=name, kind="probe", nodes=[0]) for name in ("late", "next"))
+    told = [train.measure(mine, one, None)[0]["taken_share"] for one in (late, following, late)]
+    assert told == [0.4, 0.0, 0.4]
+
+
+def test_a_launch_is_as_patient_as_its_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("init_process_group", "barrier"):
+        monkeypatch.setattr(dist, name, lambda *_, **__: None)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "new_group", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "TCPStore", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "PrefixStore", lambda *_: None)
+    monkeypatch.setattr(launch, "rehearse", lambda *_: None)
+    monkeypatch.setenv("MASTER_ADDR", "a")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    plan = Plan(lease_id="l", attempt=1, addresses=["a"], workloads=[], items=[replace(ITEM, nodes=[0], devices=[1])])
+    told = launch.join(Path(), replace(plan, patience_s=33.0))
+    assert told.patience.left_s == 33.0 and launch.join(Path(), plan).patience.left_s == 0.0
