@@ -1,7 +1,8 @@
 """How large each family of effects is: variances learned from the rows, maximum a posteriori around their priors.
 
-Of a few samples that are held to be independent (composite likelihood: Varin, Reid and Firth 2011): the cost of one
-grows with the cube of its rows, and what one alone says depends on which rows chance put together.
+From the mean of the log likelihoods of a few samples (composite likelihood: Varin, Reid and Firth 2011): the cost of
+one grows with the cube of its rows, and what it says depends on which rows chance put together. The mean and not the
+sum, since a type or a workload is the same in all of them: seen three times it would count as three.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def learn_variances(features: Features, target: FloatArray, share: FloatArray) -
         value, slope = 0.5 * float(shift @ shift), shift / _LOG_VARIANCE_SD
         for one in samples:
             more, steeper = one.minus_log_likelihood(np.exp(logs[one.at]))
-            value += more
-            slope[one.at] += steeper
+            value += more / len(samples)
+            slope[one.at] += steeper / len(samples)
         return value, slope
 
     bounds = [(one - 6, one + 6) for one in prior]

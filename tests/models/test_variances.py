@@ -36,7 +36,7 @@ def test_learned_variances_are_more_probable_than_the_prior_ones() -> None:
 
 def test_several_samples_say_it_together_and_no_more_than_three() -> None:
     seen, share, quiet = features(1100, 8, workloads=12, slopes=0.0), np.ones(1100), dict.fromkeys(EVERY, 1e-8)
-    target = drawn_target(seen, quiet | {"noise": 4e-4}, 9)
+    target = drawn_target(seen, quiet | {"noise": 4e-4, "noise_exposed": 1e-6}, 9)
     shuffled = np.random.default_rng(0).permutation(1100)
     means = []
     for first in (0, 320, 640, 960):
