@@ -65,6 +65,7 @@ def learn_variances(features: Features, target: FloatArray, share: FloatArray) -
     shuffled = np.random.default_rng(0).permutation(len(target))[: _SAMPLE * _SAMPLES]
     parts = [shuffled[first : first + _SAMPLE] for first in range(0, len(shuffled), _SAMPLE)]
     samples = [_Sample.of(features.take(part), target[part], share[part]) for part in map(np.sort, parts)]
+    weight = min(len(shuffled), _SAMPLE) / len(shuffled)  # together they count as one
     prior = np.log(PRIOR_SD**2)
 
     def minus_log_posterior(logs: FloatArray) -> tuple[float, FloatArray]:
@@ -72,8 +73,8 @@ def learn_variances(features: Features, target: FloatArray, share: FloatArray) -
         value, slope = 0.5 * float(shift @ shift), shift / _LOG_VARIANCE_SD
         for one in samples:
             more, steeper = one.minus_log_likelihood(np.exp(logs[one.at]))
-            value += more / len(samples)
-            slope[one.at] += steeper / len(samples)
+            value += weight * more
+            slope[one.at] += weight * steeper
         return value, slope
 
     bounds = [(one - 6, one + 6) for one in prior]

@@ -54,7 +54,7 @@ class Attempt:
             workloads=[spec for spec, _ in self.job.files],
             items=self.items,
             join_s=join_s,
-            patience_s=self.job.patience_s,
+            patience_s=self.job.patience_s if self.number == 1 else 0.0,  # it may be spent
             ranks=self.nodes if len(self.nodes) < self.mailbox.nodes else [],
         )
         self.host = Places.of(plan).host

@@ -6,6 +6,7 @@ both. On this machine money is illustrative, and the campaign's own estimate dec
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol, runtime_checkable
@@ -73,7 +74,8 @@ def patience_s(here: Installation, launch: Launch, tally: Tally, deadline_s: flo
     local = here.provider.name == "local"
     spare_s = deadline_s - launch.est_s - (START_UP_S if local else EC2_START_UP_S)
     share = _LOCAL_PATIENCE if local else _EC2_PATIENCE
-    return max(0.0, min(share * launch.est_s, _CAMPAIGN_PATIENCE * tally.left_s, spare_s))
+    left_s = tally.stop_of(launch) - time.monotonic() - launch.est_s
+    return max(0.0, min(share * launch.est_s, _CAMPAIGN_PATIENCE * tally.left_s, spare_s, left_s))
 
 
 def caps_of(here: Installation, tally: Tally, now: datetime, offers: Sequence[Offer]) -> tuple[list[Cap], str]:

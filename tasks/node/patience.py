@@ -52,7 +52,7 @@ class Patience:
             found = measure()
             taken, wanted = (now - then for now, then in zip(processor_ticks(), before, strict=True))
             told = gather([taken, wanted, time.monotonic() - started, self.left_s], group)
-            worst = max(told, key=lambda one: _share(one[0], one[1]))
+            worst = max(told, key=lambda one: (_share(one[0], one[1]), one[0]))
             spent_s, left_s = max(one[2] for one in told), min(one[3] for one in told)
             if _share(worst[0], worst[1]) < DISTURBED or left_s <= 0:
                 self.taken, self.wanted = self.taken + worst[0], self.wanted + worst[1]

@@ -46,3 +46,12 @@ def test_several_samples_say_it_together_and_no_more_than_three() -> None:
     assert means[3] == learn_variances(seen, target, share)["noise"], "more would cost time"
     assert max(means[:3]) < 1.2 * min(means[:3]), "each of them counts as much"
     assert min(means[:3]) > 2 * means[3]
+
+
+def test_one_setup_more_than_a_sample_holds_changes_little() -> None:
+    seen, share, quiet = features(321, 8, workloads=12, slopes=0.0), np.ones(321), dict.fromkeys(EVERY, 1e-8)
+    target = drawn_target(seen, quiet | {"noise": 4e-4, "noise_exposed": 1e-6, "workload": 0.09}, 9)
+    less = np.random.default_rng(0).permutation(321)[:320]
+    every, without = learn_variances(seen, target, share), learn_variances(seen.take(less), target[less], share[less])
+    for name in ("noise", "workload"):
+        assert abs(np.log(every[name] / without[name])) < 0.1, "they count as much against the prior"

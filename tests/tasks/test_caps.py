@@ -92,13 +92,15 @@ def test_patience_is_part_of_what_a_launch_takes_and_ends_in_time(
     assert caps.patience_s(here, launch(here), tally(), whole_s) == 150.0, "a quarter of what it takes"
     assert caps.patience_s(here, launch(here), tally(), whole_s - 500.0) == 100.0, "what the caps left of its deadline"
     assert caps.patience_s(here, launch(here), tally(), 600.0 + caps.EC2_LEAST_START_UP_S) == 0.0
-    late = replace(tally(), stop_at=time.monotonic() + 300.0)
-    assert caps.patience_s(here, launch(here), late, whole_s) == pytest.approx(100.0, abs=1.0), (
-        "a third of what is left"
-    )
+    short = launch(here, 60.0)
+    for left_s, patient_s in ((1000.0, 15.0), (65.0, 5.0), (50.0, 0.0)):
+        late = replace(tally(), stop_at=time.monotonic() + left_s)
+        assert caps.patience_s(here, short, late, whole_s) == pytest.approx(patient_s, abs=1.0), "the campaign's end"
     monkeypatch.setattr(here.provider, "name", "local")
     deadline_s = caps.allowance(here, launch(here), tally(), NOON).deadline_s
     assert caps.patience_s(here, launch(here), tally(), deadline_s) == 600.0
+    late = replace(tally(), stop_at=time.monotonic() + 1300.0)
+    assert caps.patience_s(here, launch(here), late, deadline_s) == pytest.approx(1300.0 / 3, abs=1.0), "a third"
     assert deadline_s == 3 * 600.0 + caps.START_UP_S, "with room for the patience beside the time that was there before"
 
 
