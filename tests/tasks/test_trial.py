@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,8 +11,10 @@ import pytest
 
 from models.circumstances.conditions import Stated
 from models.cloud import Cluster
+from models.judging.holdout import Unseen
 from models.workload import Goal, Setup
-from tasks import advice
+from tasks import advice, trial
+from tasks.tally import Tally
 from tasks.trial import compare, keys_of, launch_of, summary
 from tests.installed import measured, model
 from tests.models.planning import offer, workload
@@ -84,3 +87,18 @@ def test_a_launch_measures_exactly_what_it_is_given() -> None:
     setup = question.answers[0][1]
     [launch] = [launch_of(setup.cluster, [], "nothing")]
     assert launch.items == () and launch.est_usd > 0
+
+
+def test_a_trial_has_twice_the_time_that_it_should_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asked(Exception):
+        """A launch was asked for."""
+
+    def asked(_here: object, _launch: object, _lease: str, tally: Tally) -> None:
+        assert tally.left_s == pytest.approx(2 * 2 * launch.est_s, abs=5.0), "what a host disturbs is measured again"
+        raise Asked
+
+    unseen = Unseen(workload="mlp", nodes=(0,), batches=(8,), accumulation_steps=1)
+    launch = launch_of(Cluster(members=(offer("small"),)), [unseen] * 9, "why")
+    monkeypatch.setattr(trial, "serve_launch", SimpleNamespace(fn=asked))
+    with pytest.raises(Asked):
+        trial.measure_all(None, [launch, launch], "t")  # type: ignore[arg-type]

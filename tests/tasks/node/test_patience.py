@@ -133,6 +133,28 @@ def test_a_disturbed_block_trains_but_is_not_measured(host: Host, seconds: Calla
     assert len(found.losses) == 12
 
 
+def test_a_run_that_diverges_only_because_it_was_repeated_is_measured(
+    host: Host, seconds: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps_taken = [0]
+
+    def step(*_: Any, **__: Any) -> float:
+        steps_taken[0] += 1
+        away = 90 if steps_taken[0] < 40 else 0
+        host.runs(100 - away, away)
+        seconds(1.0)
+        return 1.0 if steps_taken[0] <= 22 else float("nan")
+
+    monkeypatch.setattr(steps, "one_step", step)
+    model = steps.torch.nn.Linear(1, 1)
+    built: Any = type("Built", (), {"model": model, "device": "cpu", "parameters": 2, "gradient_bytes": 8})()
+    monkeypatch.setattr(steps, "now", lambda _device: float(steps_taken[0]))
+    monkeypatch.setattr(steps.memory, "peak_bytes", lambda _device: 1)
+    item = Item(run_id="r", kind="train", nodes=[0], batches=[1], least_steps=8, most_steps=20, most_s=30.0)
+    values, problem = steps.train(item, built, None, Patience(left_s=1000.0), place=0)
+    assert problem == "" and values["last_loss"] == 1.0 and steps_taken[0] > 40
+
+
 @pytest.mark.parametrize("what", ["without communication", "probe", "profile"])
 def test_whatever_is_measured_waits(what: str, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[Any] = []
