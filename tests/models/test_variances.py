@@ -48,6 +48,15 @@ def test_several_samples_say_it_together_and_no_more_than_three() -> None:
     assert min(means[:3]) > 2 * means[3]
 
 
+def test_three_samples_count_as_much_against_the_prior_as_one() -> None:
+    seen, share, quiet = features(960, 8, workloads=2, slopes=0.0), np.ones(960), dict.fromkeys(EVERY, 1e-8)
+    target = drawn_target(seen, quiet | {"noise": 4e-4, "noise_exposed": 1e-6, "workload": 0.5}, 10)
+    shuffled = np.random.default_rng(0).permutation(960).reshape(3, 320)
+    each = [learn_variances(seen.take(part), target[part], share[part])["workload"] for part in map(np.sort, shuffled)]
+    together = learn_variances(seen, target, share)["workload"]
+    assert abs(np.log(together / np.median(each))) < 0.05, "they hold the same two workloads, and not six"
+
+
 def test_one_setup_more_than_a_sample_holds_changes_little() -> None:
     seen, share, quiet = features(321, 8, workloads=12, slopes=0.0), np.ones(321), dict.fromkeys(EVERY, 1e-8)
     target = drawn_target(seen, quiet | {"noise": 4e-4, "noise_exposed": 1e-6, "workload": 0.09}, 9)

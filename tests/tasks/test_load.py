@@ -99,6 +99,11 @@ def unsound(**changes: Any) -> str:
         (unsound(schema=2), "schema: "),
         (unsound(ended_unix=1e300), "ended_unix: Input should be less than 4000000000"),
         (unsound(values={"step_s": 1.0, "parameters": 2**63}), "parameters: Input should be less than"),
+        (unsound(values={"step_s": 1.0, "taken_share": 1.1}), "taken_share: Input should be less than or equal to 1"),
+        (
+            unsound(values={"step_s": 1.0, "taken_share": -0.1}),
+            "taken_share: Input should be greater than or equal to 0",
+        ),
         (unsound(values={"step_s": 1.0, "note": "\ud800"}), "it cannot be stored"),
         (unsound(values={"step_s": 1.0, "last_loss": 7}).replace("7}", "1e999}"), "it cannot be stored"),
         ("[" * 100_000, "it is truncated or not JSON"),

@@ -101,6 +101,16 @@ def test_ranks_repeat_together_and_as_long_as_the_least_patient(
     assert patient.taken_share == pytest.approx(0.5)
 
 
+def test_short_measurements_are_told_by_whoever_had_most_taken_away(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "gather", lambda mine, _group: [list(mine), [8.0, 12.0, 1.0, 60.0]])
+    patient = Patience(left_s=60.0)
+    for _ in range(3):  # each alone of too few ticks to say anything
+        patient.undisturbed(lambda: host.runs(12), None)
+    assert patient.taken_share == pytest.approx(8 / 12)
+
+
 @pytest.mark.parametrize("text", [None, "", "cpu 1 2 3", "no processors here at all, none at all"])
 def test_a_kernel_that_does_not_tell_takes_nothing(text: str | None, host: Host) -> None:
     if text is None:
