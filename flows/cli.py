@@ -112,7 +112,9 @@ def table(
 @app.command("import")
 def import_(
     file: Annotated[Path, typer.Argument(help="Measurement rows, CSV or Parquet.")],
-    workloads: Annotated[Path | None, typer.Option(help="Facts: parameters, gradient_bytes.")] = None,
+    workloads: Annotated[
+        Path | None, typer.Option(help="Facts: parameters, gradient_bytes, flops_per_sample ...")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Load measurements made elsewhere. Loading the same rows twice changes nothing."""
@@ -130,7 +132,9 @@ def import_(
 def backtest(
     train: Annotated[Path, typer.Argument(help="Measurement rows to fit on, CSV or Parquet.")],
     test: Annotated[Path, typer.Argument(help="Measurement rows to predict, CSV or Parquet.")],
-    workloads: Annotated[Path | None, typer.Option(help="Facts: parameters, gradient_bytes.")] = None,
+    workloads: Annotated[
+        Path | None, typer.Option(help="Facts: parameters, gradient_bytes, flops_per_sample ...")
+    ] = None,
     catalogue: Annotated[Path | None, typer.Option(help="Instance types: vcpu, gpu_count, network_gbps ...")] = None,
     predictions: Annotated[Path | None, typer.Option(help="CSV to write: TEST with what was predicted.")] = None,
     as_json: Json = False,

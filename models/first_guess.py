@@ -24,9 +24,9 @@ from .intervals import Z_90
 
 Floats = NDArray[np.float64]
 
-# Before anything is measured: training takes three times the forward FLOPs (two products backward to one forward) at
-# about 0.4 of the peak, give or take a factor of e; larger steps use a device better; devices alike.
-_PRIOR = np.array([np.log(3 / 0.4), 0.0, -0.2, 0.0, 0.0])
+# Before anything is measured: forward and backward, as profiles count them, run at about 0.4 of the peak, give or take
+# a factor of e; larger steps use a device better; devices alike.
+_PRIOR = np.array([np.log(1 / 0.4), 0.0, -0.2, 0.0, 0.0])
 _PRIOR_SD = np.array([1.0, 0.3, 0.2, 0.1, 0.1])
 _FORMS = ((0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 4), (0, 1, 2, 3, 4))
 _TYPICAL_WORK, _TYPICAL_PEAK = 1e12, 1e13  # FLOPs of a step, FLOP/s: where the prior of `a` holds
@@ -114,7 +114,8 @@ def _design(work: Floats, peak: Floats) -> Floats:
 def fit_first_guess(rows: pd.DataFrame) -> FirstGuess:
     """The map learned from `rows`: workload, flops_per_sample, batch, device_tflops, seconds of one step on one device.
 
-    Repeats are taken at their median. Without rows it is the prior. Raises ValueError where a figure is not above 0.
+    FLOPs are those of forward and backward, a multiplication and an addition being two. Repeats are taken at their
+    median. Without rows it is the prior. Raises ValueError where a figure is not above 0.
     """
     keys = ["workload", "flops_per_sample", "batch", "device_tflops"]
     if len(rows) and not (rows[[*keys[1:], "seconds"]].to_numpy(dtype=float) > 0).all():

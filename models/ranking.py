@@ -19,9 +19,9 @@ from .workload import GOALS, Goal, Setup, Workload, joined
 
 Row = dict[str, Any]
 
-# Goal -> what its constraint limits.
 # Clusters compared draw by draw for the chance of the best, and setups looked through for a near miss.
 CONTENDERS = 50
+# Goal -> what its constraint limits.
 LIMITED_BY = {"cheapest_within_deadline": "hours", "fastest_within_budget": "usd"}
 COLUMNS = (
     *("workload", "samples", "global_batch", "goal", "constraint_hours", "constraint_usd", "p_required", "rank"),

@@ -56,6 +56,11 @@ def test_the_interval_says_how_little_is_known() -> None:
     assert width(measured(12), tflops=300.0) > 1.5 * width(measured(12))
 
 
+def test_with_nothing_measured_forward_and_backward_run_at_two_fifths_of_the_peak() -> None:
+    middle, _ = fit_first_guess(NONE).seconds(1e12 / 32, 32.0, 10.0)
+    assert float(middle) == pytest.approx(0.1 / 0.4)
+
+
 def dense(design: first_guess.Floats, target: first_guess.Floats, codes: np.ndarray, prior: np.ndarray) -> list[object]:
     """Line, covariance and scale of the form of all columns, the covariance of all rows written out."""
     line, scale, weight = prior, 0.2, np.ones(codes.max() + 1)
