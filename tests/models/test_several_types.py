@@ -74,10 +74,13 @@ def test_no_device_takes_longer_alone_than_in_a_step_of_a_larger_batch() -> None
     quick = row("w", "2xb", 8, 0.1, layout="1+1")
     same = row("w", "2xa", 4, 0.09, layout="1+1")
     alike = pd.DataFrame([{"name": name, "devices": 1, "cores": 4} for name in ("a", "b")])
-    for rows in ([slow, quick], [quick, slow], [slow, same], [same, slow]):
-        found = seconds(model_of(rows, alike), "1xa", 4)
-        assert found["step_s"] < 0.2
-        assert found["step_high_s"] / found["step_low_s"] > 5  # a guess
+    for other, least in ((quick, 15), (same, 5)):
+        for rows in ([slow, other], [other, slow]):
+            found = seconds(model_of(rows, alike), "1xa", 4)
+            assert found["step_s"] < 0.13
+            assert (
+                found["step_high_s"] / found["step_low_s"] > least
+            )  # a guess, wilder on a type of which nothing tells
     assert seconds(model_of([slow, quick]), "1xa", 4)["step_s"] > 0.2  # b may be far quicker, for all that is known
 
 
