@@ -69,7 +69,7 @@ class Srift:
 
     def reported(self, process: subprocess.Popen[str]) -> set[str]:
         """Wait for the first record of a running refresh, which from then on gets no further and cannot end."""
-        until = time.monotonic() + 90.0
+        until = time.monotonic() + 300.0
         while not (found := {file.stem for file in self.home.glob("leases/*/mailbox/node-*/records/*.json")}):
             assert process.poll() is None and time.monotonic() < until, process.communicate()[1]
             threading.Event().wait(0.02)
