@@ -30,8 +30,8 @@ _COPIES, _EXCHANGED = 7.0, 2.0
 _HEADROOM = 0.1
 # A process with torch and its communication: 0.35 GB on local hosts, with a CUDA context and NCCL's buffers more.
 _CONTEXT = 0.8e9
-# Bytes kept for the backward pass per operation of forward and backward: twice the 0.1 GB that a ResNet-50 keeps for its
-# 25 GFLOP a sample, since narrow layers keep more. Replaced by what the provider's own profiles show at most.
+# Bytes kept for the backward pass per operation of forward and backward: twice the 0.1 GB that a ResNet-50 keeps for
+# its 25 GFLOP a sample, since narrow layers keep more. Replaced by what the provider's own profiles show at most.
 _PER_OPERATION = 0.01
 _BYTES_PER_GIB = 2.0**30
 

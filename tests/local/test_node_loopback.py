@@ -187,7 +187,7 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
     measured = records["both"]["values"]
     assert measured["gradient_bytes"] == 4 * measured["parameters"] == sum(measured["bucket_bytes"])
     several = [records[run]["values"] for run in ("unequal", "both")]
-    assert all(0 <= one["sync_s"] < one["step_s"] for one in several)
+    assert all(one["sync_s"] < one["step_s"] for one in several)
     assert any(one["sync_s"] > 0 for one in several), "on a busy machine one may wait less than its noise"
     assert len(measured["rank_step_s"]) == 2 and 8 <= measured["steps"] <= 12
     assert measured["peak_bytes"] > 50e6
