@@ -78,9 +78,7 @@ def test_no_device_takes_longer_alone_than_in_a_step_of_a_larger_batch() -> None
         for rows in ([slow, other], [other, slow]):
             found = seconds(model_of(rows, alike), "1xa", 4)
             assert found["step_s"] < 0.13
-            assert (
-                found["step_high_s"] / found["step_low_s"] > least
-            )  # a guess, wilder on a type of which nothing tells
+            assert found["step_high_s"] / found["step_low_s"] > least, "a guess, wilder where nothing tells of the type"
     assert seconds(model_of([slow, quick]), "1xa", 4)["step_s"] > 0.2  # b may be far quicker, for all that is known
 
 
