@@ -5,6 +5,9 @@ PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
+CHECKS := $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary \
+  && { $(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; false; }; }
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # Debian keeps ip, tc and friends in sbin directories that an ordinary user's PATH leaves out.
 export PATH := $(PATH):/usr/sbin:/sbin
@@ -18,7 +21,7 @@ ROWS      ?= ../shared/data/training_runs.csv
 FACTS     ?= ../shared/data/workloads.csv
 CATALOGUE ?= ../shared/data/ec2_catalogue.csv
 
-.PHONY: help setup tools refresh refresh-emulated chaos test check up bench bench-models bench-campaign bench-planner bench-world bench-spot clean
+.PHONY: help setup tools refresh refresh-emulated chaos test test-fast test-emulated mutants check up bench bench-models bench-campaign bench-planner bench-answer bench-world bench-spot clean
 
 help: ## the targets below
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -34,38 +37,47 @@ refresh-emulated: setup ## EC2 without AWS: real hosts behind an emulated API, f
 chaos: setup ## what may go wrong on EC2, seeded: ARGS="--scenarios 200 --seed 2026" (two minutes)
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-test: check ## the checks and the tests: PYTEST_ARGS="tests/models -x" is passed on to pytest
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+test: setup ## the checks and every test that holds a guard: PYTEST_ARGS="tests/models -x" is passed on to pytest
+	@($(CHECKS)) > $(VENV)/check.log 2>&1 & checks=$$!; \
+	$(PYTEST) -m "not emulated" $(PYTEST_ARGS); tests=$$?; \
+	wait $$checks || { cat $(VENV)/check.log; exit 1; }; exit $$tests
+
+test-fast: setup ## the tests that start neither hosts nor processes
+	$(PYTEST) -m "not local" $(PYTEST_ARGS)
+
+test-emulated: setup ## the whole pipeline on emulated EC2, whose parts `make test` holds (root)
+	$(BIN)/pytest -m emulated $(PYTEST_ARGS) tests/local
+
+mutants: setup ## takes the guards out one by one, on a copy: ARGS="--only 'lease-*' --jobs 2" (about 20 minutes)
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 check: setup ## ruff, mypy and import-linter
-	$(BIN)/ruff check --quiet .
-	$(BIN)/ruff format --check --quiet .
-	$(BIN)/mypy --no-error-summary
-	$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
+	@$(CHECKS)
 
 up: setup ## the schedule, with the Prefect and MLflow pages; Ctrl-C ends it
 	@$(BIN)/python deployments/up.py $(ARGS)
 
 bench: setup ## judge it: setups never measured, the noise floor, ten pieces of advice (about 35 minutes, after `make refresh`)
-	@for flow in holdout noise advice; do \
-	  PREFECT_HOME="$${SRIFT_HOME:-$$PWD/.srift}/prefect" $(BIN)/python -m flows.$$flow || exit; done
+	@for name in holdout noise advice; do \
+	  PREFECT_HOME="$${SRIFT_HOME:-$$PWD/.srift}/prefect" $(BIN)/python -m tests.benchmarks.$$name || exit; done
 
 bench-models: setup ## the step-time models on measured rows: ROWS=file FACTS=file CATALOGUE=file (about 10 minutes)
-	@$(BIN)/pip install --quiet --quiet --constraint constraints.txt --editable '.[dev,bench]'
-	@$(BIN)/python -m flows.bench_models $(ROWS) --workloads $(FACTS) --catalogue $(CATALOGUE) $(ARGS)
+	@$(BIN)/python -m tests.benchmarks.models $(ROWS) --workloads $(FACTS) --catalogue $(CATALOGUE) $(ARGS)
 
 bench-campaign: setup ## dollars until choices are good, ours and rivals': ROWS=file FACTS=file CATALOGUE=file (about 4 minutes)
-	@$(BIN)/python -m flows.bench_campaign $(ROWS) --workloads $(FACTS) --catalogue $(CATALOGUE) $(ARGS)
+	@$(BIN)/python -m tests.benchmarks.campaign $(ROWS) --workloads $(FACTS) --catalogue $(CATALOGUE) $(ARGS)
 
 bench-planner: setup ## the planner at EC2's scale, in a made-up market: ARGS="--plot planner.png" (about 3 minutes)
-	@$(BIN)/pip install --quiet --quiet --constraint constraints.txt --editable '.[dev,bench]'
-	@$(BIN)/python -m flows.bench_planner $(ARGS)
+	@$(BIN)/python -m tests.benchmarks.planner $(ARGS)
+
+bench-answer: setup ## `srift recommend` about EC2 as a command, 30,000 rows imported: ROWS=file FACTS=file (about 5 minutes)
+	@$(BIN)/python -m tests.benchmarks.answer $(ROWS) --workloads $(FACTS) $(ARGS)
 
 bench-world: setup ## the models on GPUs and sizes that no file has, in a made-up world: ARGS="--seed 1" (about 9 minutes)
-	@$(BIN)/python -m flows.bench_world $(ARGS)
+	@$(BIN)/python -m tests.benchmarks.gpu_world $(ARGS)
 
 bench-spot: setup ## what is said of jobs on spot machines, on records in ../shared/data: ARGS="--jobs 600" (a minute or two)
-	@$(BIN)/python -m flows.bench_spot $(ARGS)
+	@$(BIN)/python -m tests.benchmarks.spot $(ARGS)
 
 clean: ## remove the environment and the caches; the measurements in SRIFT_HOME stay
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,5 +1,5 @@
 #!/bin/bash
-# What a rented machine does first (EC2's user-data, as root). Filled in by tasks/providers/ec2_userdata.py.
+# What a rented machine does first (EC2's user-data, as root). Filled in by tasks/providers/ec2/userdata.py.
 # First its own end, whatever the controller does: the machine terminates when it is off.
 shutdown -h +@minutes@ "srift: the deadline of lease "@lease@ || { (sleep @seconds@; shutdown -h now) & }
 # A machine that boots again has lost that timer and its work: cloud-init runs this at every later boot.
@@ -63,7 +63,7 @@ tar -xzf "$work/code.tar.gz" -C "$work/code" --no-same-owner --no-same-permissio
   failed "the archive of the code could not be unpacked"
 
 # As root: it keeps the user from the metadata service, and only then runs the agent as that user.
-"$python" -m node.courier --bucket @bucket@ --prefix @prefix@ --region @region@ @endpoint_option@ \
+"$python" -m node.on_ec2.courier --bucket @bucket@ --prefix @prefix@ --region @region@ @endpoint_option@ \
   --lease @lease@ --role-id @role_id@ --user "$user" --python "$python" \
   --deadline-s $((@seconds@ - SECONDS)) --directory "$work/mailbox"
 # It powers the machine off itself, unless it could not even start.

@@ -29,8 +29,17 @@ class Child:
     log: Path
 
     @classmethod
-    def start(cls, name: str, line: Sequence[str], *, cwd: Path, env: Mapping[str, str], log: Path) -> Self:
-        """Start `line` with its output in `log`, told to end should this script be killed.
+    def start(
+        cls,
+        name: str,
+        line: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        log: Path,
+        inherits: Sequence[int] = (),
+    ) -> Self:
+        """Start `line` with its output in `log` and the open files `inherits`, to end when this script is killed.
 
         In a session of its own: a Ctrl-C reaches this script alone, so that the order of ending is ours.
         """
@@ -44,6 +53,8 @@ class Child:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
+                pass_fds=inherits,
+                umask=0o077,  # databases of runs and models, and logs, are nobody else's
             )
         return cls(name=name, process=process, log=log)
 
@@ -77,21 +88,26 @@ class Child:
         return [one.pid for one in left if one != first]
 
 
-def taken(port: int) -> bool:
-    """Whether something listens on the loopback port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return True
-    return False
+def listen(port: int) -> socket.socket | None:
+    """A socket that listens on the loopback port, None where that is taken.
+
+    Handed to the server that is to serve it: no other user's program can be there first and be shown the credential.
+    """
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((HOST, port))
+        listening.listen(128)
+    except OSError:
+        listening.close()
+        return None
+    return listening
 
 
-def answers(url: str) -> bool:
+def answers(url: str, headers: Mapping[str, str]) -> bool:
     """Whether `url` answers 200 now."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers)), timeout=5) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False

@@ -1,7 +1,7 @@
 """`make up`: a Prefect server, an MLflow server and a worker on this machine, serving the schedule of prefect.yaml.
 
-Everything listens on loopback and keeps its state under SRIFT_HOME. Only starts, waits, tells and ends: what the flows
-do is theirs.
+Everything listens on loopback, obeys whoever knows the credential of SRIFT_HOME, and keeps its state there. Only
+starts, waits, tells and ends: what the flows do is theirs.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import argparse
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,12 +27,14 @@ from urllib.error import HTTPError
 import tenacity
 import yaml
 
-from processes import HOST, Child, UpError, answers, taken
-from tasks.nearest import nearest
-from tasks.settings import SettingsError, load_settings
+from models.domain.suggestions import nearest_names
+from processes import HOST, Child, UpError, answers, listen
+from tasks.workspace.credential import FILE, USER, authorization, make_credential, serving
+from tasks.workspace.settings import SettingsError, load_settings
 
 POOL = "srift"
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
+GUARDED = Path(__file__).with_name("guarded.py")
 BIN = Path(sys.executable).parent
 STARTED_WITHIN_S = 120.0
 SERVER_GRACE_S = 10.0
@@ -91,6 +95,8 @@ class Service:
     def __init__(self, stack: Stack, say: Callable[[str], None]) -> None:
         self.stack = stack
         self.say = say
+        self.credential = ""
+        self.served = ExitStack()
         self.children: list[Child] = []
         self.deployments: dict[str, str] = {}
         self.paused: set[str] = set()
@@ -105,28 +111,25 @@ class Service:
         for child in reversed(self.children):
             self.say(f"ending {child.name}")
             killed += child.end(grace_s=RUN_GRACE_S if child.name == "worker" else SERVER_GRACE_S)
+        self.served.close()
         if killed:
             self.say(f"{len(killed)} processes had to be killed; `srift reap` ends what they may have left behind")
 
     def start(self) -> None:
         """Start everything and install the schedule. Raises UpError, before anything runs, if a port is taken."""
         stack = self.stack
-        for port, option in ((stack.prefect_port, "--prefect-port"), (stack.mlflow_port, "--mlflow-port")):
-            if taken(port):
-                raise UpError(f'port {port} is taken (is `make up` running already?); another: ARGS="{option} N"')
-        artifacts = stack.home / "mlartifacts"
-        artifacts.mkdir(parents=True, exist_ok=True)
+        listening = {}
+        for name, port in (("prefect", stack.prefect_port), ("mlflow", stack.mlflow_port)):
+            if (found := listen(port)) is None:
+                option = f'ARGS="--{name}-port N"'
+                raise UpError(f"port {port} is taken (is `make up` running already?); another: {option}")
+            listening[name] = found
+        self.credential = make_credential(stack.home, self.say)
+        (stack.home / "mlartifacts").mkdir(exist_ok=True)
+        self.served.enter_context(serving(stack.home, f"{HOST}:{stack.prefect_port}"))
         self.say("starting the servers and the worker (half a minute)")
-        server = self.spawn("prefect-server", "prefect server start", host=HOST, port=stack.prefect_port)
-        pages = self.spawn(
-            "mlflow-server",
-            "mlflow server --workers=1",
-            host=HOST,
-            port=stack.mlflow_port,
-            backend_store_uri=f"sqlite:///{stack.home}/mlflow.db",
-            default_artifact_root=artifacts,
-        )
-        self.wait(server, lambda: answers(f"{stack.prefect_url}/api/health"), "Prefect's server")
+        server, pages = (self.serve(name, found) for name, found in listening.items())
+        self.wait(server, lambda: answers(f"{stack.prefect_url}/api/health", self.headers), "Prefect's server")
         self.prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
         self.prefect("deploy", "--all", "--prefect-file", str(stack.prefect_file))
         found = self.post("/deployments/filter", pool_filter())
@@ -134,26 +137,45 @@ class Service:
         self.paused = {one["id"] for one in found if not any(clock["active"] for clock in one["schedules"])}
         self.settle_past()
         name = f"srift-{os.getpid()}"
-        worker = self.spawn("worker", f"prefect worker start --name={name}", pool=POOL, type="process")
+        words = ("prefect", "worker", "start", f"--name={name}", f"--pool={POOL}", "--type=process")
+        worker = self.spawn("worker", *words)
         self.wait(worker, lambda: self.worker_online(name), "the worker")
-        self.wait(pages, lambda: answers(f"{stack.mlflow_url}/health"), "MLflow's server")
+        self.wait(pages, lambda: answers(f"{stack.mlflow_url}/health", self.headers), "MLflow's server")
         self.wait(server, lambda: all(self.next_runs().values()), "a scheduled run of every deployment")
         self.since = datetime.now(UTC)
 
-    def spawn(self, name: str, command: str, **options: object) -> Child:
-        """Start a command of this environment and remember it: the last one started is the first to be ended."""
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of every process started here: commands and flow runs show Prefect's server the credential.
+
+        Only the user who runs a process can read its environment; anybody can read its command line.
+        """
+        return {**self.stack.env, "PREFECT_API_AUTH_STRING": self.credential}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of every request to the two servers."""
+        return {"Authorization": authorization(self.credential)}
+
+    def serve(self, name: str, listening: socket.socket) -> Child:
+        """Start the server of that name on a socket that it takes over."""
+        with listening:
+            number = listening.fileno()
+            return self.spawn(f"{name}-server", "python", str(GUARDED), name, str(number), inherits=[number])
+
+    def spawn(self, name: str, program: str, *words: str, inherits: Sequence[int] = ()) -> Child:
+        """Start a program of this environment and remember it: the last one started is the first to be ended."""
         log = self.stack.home / "logs" / f"{name}.log"
-        program, *words = command.split()
-        words += [f"--{option.replace('_', '-')}={value}" for option, value in options.items()]
         line = [str(BIN / program), *words]
-        self.children.append(Child.start(name, line, cwd=self.stack.root, env=self.stack.env, log=log))
-        return self.children[-1]
+        child = Child.start(name, line, cwd=self.stack.root, env=self.env, log=log, inherits=inherits)
+        self.children.append(child)
+        return child
 
     def prefect(self, *words: str) -> None:
         """Run one `prefect` command to its end. Raises UpError with its output if it fails."""
         line = [str(BIN / "prefect"), "--no-prompt", *words]
         done = subprocess.run(
-            line, cwd=self.stack.root, env=self.stack.env, stdin=subprocess.DEVNULL, capture_output=True, text=True
+            line, cwd=self.stack.root, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True
         )
         if done.returncode:
             raise UpError(f"`prefect {' '.join(words)}` failed:\n{done.stdout}{done.stderr}")
@@ -175,7 +197,7 @@ class Service:
     )
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """One call of Prefect's API, again if its SQLite was busy. Raises OSError when it does not answer."""
-        url, headers = f"{self.stack.prefect_url}/api{path}", {"Content-Type": "application/json"}
+        url, headers = f"{self.stack.prefect_url}/api{path}", {"Content-Type": "application/json", **self.headers}
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
@@ -200,7 +222,9 @@ class Service:
     def settle_past(self) -> None:
         """Cancel what was due while nobody served the schedule, and declare crashed what was cut off when that ended.
 
-        No worker is up yet, so nothing of ours can be running. Nights that were missed are not all made up for at once.
+        No worker is up yet, so nothing of the pool can be running, also what died before it was recorded in
+        SRIFT_HOME; runs outside the pool are for `srift reap`, which tells by that record.
+        Nights that were missed are not all made up for at once.
         """
         now = {"before_": datetime.now(UTC).isoformat()}
         due = {"state": {"type": {"any_": ["SCHEDULED"]}}, "expected_start_time": now}
@@ -210,6 +234,9 @@ class Service:
                 for run in runs:
                     change = {"type": state, "message": "the schedule was not being served"}
                     self.post(f"/flow_runs/{run['id']}/set_state", {"state": change, "force": True})
+                    below = {"parent_flow_run_id": {"any_": [run["id"]]}, **cut_off}
+                    for one in self.post("/flow_runs/filter", {"flow_runs": below}):
+                        self.post(f"/flow_runs/{one['id']}/set_state", {"state": change, "force": True})
                 self.say(f"{len(runs)} x {text} while the schedule was not being served: {state.lower()}")
 
     def fire(self, deployment: str) -> None:
@@ -256,7 +283,7 @@ def parse(words: list[str]) -> tuple[Stack, list[str]]:
     names = [one["name"] for one in yaml.safe_load(options.prefect_file.read_text())["deployments"]]
     for name in options.fire:
         if name not in names:
-            raise UpError(f"no deployment {name!r}; {nearest(name, names)}")
+            raise UpError(f"no deployment {name!r}; {nearest_names(name, names)}")
     settings = load_settings()
     ports = {"prefect_port": options.prefect_port, "mlflow_port": options.mlflow_port}
     return Stack(
@@ -277,6 +304,9 @@ def main(words: list[str]) -> int:
         with Service(stack, say=lambda text: print(text, flush=True)) as service:
             service.start()
             service.say(f"Prefect  {stack.prefect_url}\nMLflow   {stack.mlflow_url}\nlogs     {stack.home / 'logs'}")
+            service.say(
+                f"log in   with {USER}:PASSWORD as in {stack.home / FILE}: all of it for Prefect, both for MLflow"
+            )
             for name, when in service.next_runs().items():
                 service.say(f"next     {name}  {when:%Y-%m-%d %H:%M:%S} UTC")
             for name in fire:

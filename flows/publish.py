@@ -6,29 +6,33 @@ from datetime import UTC, datetime
 
 from prefect import flow
 
-from tasks.alarms import noted
-from tasks.installation import open_installation
-from tasks.prices import current_offers
-from tasks.publish import export_copies, store_publication
-from tasks.recommend import recommend_all
-from tasks.registry import load_champion, older_champion, older_sentence
-from tasks.report import publish_artifacts, reporter
+from tasks.market.offers import current_offers
+from tasks.monitoring.checks import noted
+from tasks.recommendation.publication import export_copies, store_publication
+from tasks.recommendation.recommend import recommend_all
+from tasks.reporting.progress import publish_artifacts, reporter
+from tasks.training.registry import load_champion, older_champion, older_sentence
+from tasks.workspace.workspace import open_workspace
 from warehouse.reads import mart
 
 
 @flow(name="publish", log_prints=True)
 def publish(provider: str, refresh_id: str) -> int:
     """A new publication over today's offers; returns its rows. A failed check leaves the old table in place."""
-    here = open_installation(provider)
-    champion = load_champion(here.home, provider)
-    older = None if champion is not None else older_champion(here.home, provider)
+    workspace = open_workspace(provider)
+    champion = load_champion(workspace.home, provider)
+    older = None if champion is not None else older_champion(workspace.home, provider)
     if older is not None:
         reporter().say(f"nothing is published: {older_sentence(provider, older)}")
         return 0
-    runs = mart(here.warehouse, "runs", provider=provider)
-    rows = noted(here, recommend_all(here, champion, current_offers(here), runs))
-    store_publication(here, rows, champion, refresh_id, datetime.now(UTC))
-    changes = export_copies(here)
+    runs = mart(workspace.warehouse, "runs", provider=provider)
+    rows = noted(workspace, recommend_all(workspace, champion, current_offers(workspace), runs))
+    store_publication(workspace, rows, champion, refresh_id, datetime.now(UTC))
+    changes = export_copies(workspace)
     publish_artifacts(rows, changes)
-    reporter().say(f"published {len(rows)} rows, {len(changes)} choices changed: {here.published}")
+    chosen = sum(change["change"] == "choice" for change in changes)
+    other = len(changes) - chosen
+    reporter().say(
+        f"published {len(rows)} rows, {chosen} choices changed, {other} changed otherwise: {workspace.published}"
+    )
     return len(rows)

@@ -3,35 +3,49 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
 
-from prefect import flow
+from prefect import State, flow
+from prefect.states import Cancelled
 
 from flows.market import market
 from flows.measure import measure
 from flows.publish import publish
 from flows.reap import reap
 from flows.retrain import retrain
-from tasks.doctor import refuse_unless_well
-from tasks.installation import new_refresh_id, open_installation, refuse_to_spend
-from tasks.report import reporter, seconds_listed
-from tasks.turn import patience_s, store_timings, taking_turn
+from tasks.doctor.report import refuse_unless_well
+from tasks.providers.base import NotSwept
+from tasks.reporting.progress import reporter, seconds_listed
+from tasks.workspace.locking import Busy, patience_s, refresh_lock, store_timings
+from tasks.workspace.prefect_runtime import recorded_flow_run
+from tasks.workspace.workspace import capabilities, new_refresh_id, open_workspace, refuse_to_spend
 
 
 @flow(name="refresh", log_prints=True)
-def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, Any]:
-    """The whole story once. Returns the refresh id, what was measured, the rule's sentence, and seconds by phase."""
+def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, Any] | State[Any]:
+    """The whole story once. A paid one ends before anything is bought where the reaper could not look everywhere.
+
+    Returns the refresh id, what was measured, the rule's sentence, and seconds by phase. Where another refresh is at
+    work to the end of this one's patience, the run is Cancelled, as by Prefect's limits.
+    """
     refuse_to_spend(provider, max_usd)
-    here = open_installation(provider)
-    refuse_unless_well(here.settings, provider, max_usd)
+    workspace = open_workspace(provider)
+    refuse_unless_well(workspace.settings, provider, max_usd)
     refresh_id = new_refresh_id(datetime.now(UTC))
-    with taking_turn(here.home, refresh_id, patience_s=patience_s()):
+    with ExitStack() as stack:
+        stack.enter_context(recorded_flow_run(workspace.home))
+        try:
+            stack.enter_context(refresh_lock(workspace.home, refresh_id, patience_s=patience_s()))
+        except Busy as busy:
+            return Cancelled(message=str(busy))
         clock = time.monotonic()
-        for limit in here.provider.limits():
+        buying = max_usd != 0  # what would keep machines from being had is of no interest where none are asked for
+        for limit in workspace.provider.limits() if buying else ():
             reporter().say(f"note: {limit}")
-        reap(provider)
-        market(provider, refresh_id, republish=False)
+        _reap(provider, max_usd)
+        market(provider, refresh_id, republish=False, buying=buying)
         before_s = time.monotonic() - clock
         measured = measure(refresh_id, provider, max_usd)
         clock = time.monotonic()
@@ -40,7 +54,7 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
         rows = publish(provider, refresh_id)
         seconds = {"reap and prices": before_s, **measured["seconds"], "retrain": retrain_s}
         seconds["publish"] = time.monotonic() - clock
-        store_timings(here, refresh_id, seconds)
+        store_timings(workspace, refresh_id, seconds)
     reporter().say(f"seconds: {seconds_listed(seconds)}")
     return {
         "refresh_id": refresh_id,
@@ -49,3 +63,13 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
         "published_rows": rows,
         "seconds": seconds,
     }
+
+
+def _reap(provider: str, max_usd: float | None) -> None:
+    """Raises NotSwept where something could not be looked at and money is to be spent."""
+    try:
+        reap(provider)
+    except NotSwept as error:
+        if capabilities(provider).spends_money and max_usd != 0:
+            raise
+        reporter().say(f"note: {error}")

@@ -17,6 +17,8 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from moto import mock_aws
 
+from tests import aws_model
+
 os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
 REGION, BUCKET, PARAMETER, PROFILE = "us-east-1", "mine-1", "/ours/ami", "srift-node"
 KEYS = {"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": "very-secret-key"}
@@ -37,10 +39,11 @@ class Account:
         self.refuse: dict[str, str] = {}
         self.answers: dict[str, Any] = {"get_service_quota": {"Quota": {"QuotaName": "Running things", "Value": 768.0}}}
         self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.methods: set[tuple[str, str]] = set()  # (service, method) of boto3's clients that were called
 
     def clients(self, service: str, region: str) -> Any:
         """As ec2_api.Clients."""
-        return _Client(self, _session().client(service, region_name=region, config=_ONCE))
+        return _Client(self, service, _session().client(service, region_name=region, config=_ONCE))
 
     def plain(self, service: str) -> Any:
         """A client that nothing is scripted over."""
@@ -52,12 +55,14 @@ class Account:
 
 
 class _Client:
-    def __init__(self, account: Account, client: Any) -> None:
-        self._account, self._client = account, client
+    def __init__(self, account: Account, service: str, client: Any) -> None:
+        self._account, self._service, self._client = account, service, client
 
     def __getattr__(self, method: str) -> Any:
         def call(**words: Any) -> Any:
+            aws_model.valid(self._service, method, words)
             self._account.asked.append((method, words))
+            self._account.methods.add((self._service, method))
             code = self._account.refuse.get(method, "DryRunOperation" if words.get("DryRun") else "")
             if code:
                 told = "arn:aws:iam::1:user/x with very-secret-key may not"
@@ -67,6 +72,15 @@ class _Client:
             return getattr(self._client, method)(**words)
 
         return call
+
+
+def lead_out(ec2: Any) -> None:
+    """Give the default VPC its internet gateway, which AWS makes with it and moto does not."""
+    [vpc] = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+    gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+    ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc["VpcId"])
+    [table] = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc["VpcId"]]}])["RouteTables"]
+    ec2.create_route(RouteTableId=table["RouteTableId"], DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway)
 
 
 @contextmanager
@@ -82,6 +96,7 @@ def account() -> Iterator[Account]:
         iam.add_role_to_instance_profile(InstanceProfileName=PROFILE, RoleName=PROFILE)
         disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 45}}
         image = made.plain("ec2").register_image(Name="torch", Architecture="x86_64", BlockDeviceMappings=[disk])
+        lead_out(made.plain("ec2"))
         made.plain("ssm").put_parameter(Name=PARAMETER, Value=image["ImageId"], Type="String")
         yield made
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 from hypothesis import settings
 
 from tests.lanes import Lanes, turn
+from tests.leftovers import Leftovers, name_run
 
 # How long one example takes depends on what else runs; what it shows does not.
 settings.register_profile("srift", deadline=None)
@@ -25,6 +28,7 @@ settings.load_profile("srift")
 SESSION = Path(tempfile.mkdtemp(prefix="srift-tests-"))
 atexit.register(shutil.rmtree, SESSION, ignore_errors=True)
 
+name_run(SESSION)
 for name in [name for name in os.environ if name.startswith(("SRIFT_", "PREFECT_", "MLFLOW_"))]:
     del os.environ[name]
 os.environ |= {
@@ -37,6 +41,31 @@ os.environ |= {
     "OMP_NUM_THREADS": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
+
+
+class SmallDisk:
+    """The file system at `place`, which can be filled to its last byte and made read-only."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self._ballast = place / "ballast"
+
+    def fill(self) -> None:
+        with self._ballast.open("ab", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    def free(self) -> None:
+        self._ballast.unlink()
+
+    def make_read_only(self) -> None:
+        subprocess.run(["mount", "-o", "remount,ro", str(self.place)], check=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Whatever the run has started ends when the run is ended."""
+    if not hasattr(config, "workerinput"):  # a worker of xdist is the controller's to end
+        config.pluginmanager.register(Leftovers(SESSION))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -62,6 +91,20 @@ def own_environment() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """A file system of 24 MiB; only root may mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield SmallDisk(place)
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 @pytest.fixture

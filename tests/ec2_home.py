@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
-from models.cloud import Cluster, Offer
-from tasks.ec2_settings import Ec2
-from tasks.providers.ec2 import Ec2Provider
-from tasks.providers.ec2_cluster import Ec2Cluster
-from tasks.providers.ec2_leases import Ec2Leases
+from models.domain.cluster import Cluster, Offer
+from tasks.providers.ec2.cluster import Ec2Cluster
+from tasks.providers.ec2.leases import Ec2Leases
+from tasks.providers.ec2.machines import Prospect
+from tasks.providers.ec2.provider import Ec2Provider
+from tasks.providers.ec2.settings import Ec2
 from tests.fake_ec2 import FakeAws, Killed
 
 CHOICES = Ec2(regions=("us-east-1", "eu-west-1"), instance_types=("g4dn.*",), bucket="mailbox")
@@ -35,6 +36,12 @@ class Home:
             threaded=self.threaded,
         )  # fmt: skip
 
+    def prospect(self, cluster: Cluster, *, lease_id: str, deadline_s: float) -> Prospect:
+        """What `acquire` would ask for."""
+        ends = self.world.clock.now().timestamp() + deadline_s
+        near = self.provider._offers_near(cluster)
+        return self.provider._machines.prospect(cluster, near, lease_id=lease_id, deadline_unix=ends)
+
     def offer(self, name: str = "g4dn.12xlarge", market: str = "spot", zone: str = "us-east-1a") -> Offer:
         found = [one for one in self.provider.offers(self.world.now) if one.instance_type.name == name]
         region = zone[:-1]
@@ -55,6 +62,8 @@ class Home:
         """The controller is gone, and another one comes: no process has its number and start any more."""
         for lease_id in self.leases.ids():
             file = self.leases.directory(lease_id) / "lease.json"
+            if not file.exists():  # killed before it was written: nothing was asked for
+                continue
             body = json.loads(file.read_text())
             body["controller"]["start_ticks"] = 2**60
             file.write_text(json.dumps(body))

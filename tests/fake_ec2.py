@@ -15,7 +15,8 @@ from typing import Any
 
 from botocore.exceptions import ClientError, ReadTimeoutError
 
-from tasks.providers.ec2_ending import Clock
+from tasks.providers.ec2.termination import Clock
+from tests import aws_model
 from tests.fake_ec2_account import Account, matches
 from tests.fake_s3 import FakeS3
 
@@ -63,6 +64,7 @@ class Instance:
     launched_at: datetime
     boot_s: float = 5.0
     deaf: bool = False  # its own shutdown fails
+    leads_out: bool = True  # it reaches S3
     ended_at: datetime | None = None
     reason: str = ""
 
@@ -116,11 +118,14 @@ class FakeAws:
     lag_s: float = 0.0  # before a machine shows in descriptions
     immortal: bool = False  # terminating is accepted, and nothing comes of it
     short: int = 0  # a fleet gives so many fewer than were asked for
+    fleet_errors: list[list[str]] = field(default_factory=list)  # of the next fleets, which give nothing
     dead: bool = False
     instances: dict[str, Instance] = field(default_factory=dict)
     regions: dict[str, str] = field(default_factory=dict)
     tokens: dict[tuple[str, str, str], tuple[str, Any]] = field(default_factory=dict)
     calls: list[tuple[str, str]] = field(default_factory=list)
+    methods: set[tuple[str, str]] = field(default_factory=set)  # of boto3's clients that were called
+    tagging: set[str] = field(default_factory=set)  # operations that were asked to write tags
     s3: FakeS3 = field(default_factory=FakeS3)
 
     @property
@@ -166,7 +171,11 @@ class FakeAws:
         action = f"{service.replace('service-quotas', 'servicequotas')}:{name}"
         if self.dead:
             raise Killed(action)
+        aws_model.valid(service, method, words)
         self.calls.append((action, region))
+        self.methods.add((service, method))
+        if "TagSpecifications" in words:
+            self.tagging.add(name)
         fault = next((one for one in self.faults if one.strikes(action, words | {"region": region})), None)
         if fault is not None and not fault.after:
             self._strike(fault, name)
@@ -185,32 +194,48 @@ class FakeAws:
         raise client_error(fault.code, name)
 
     def _run_instances(self, *, region: str, now: datetime, **words: Any) -> Any:
-        zone = self.account.zone_of(words["SubnetId"] if "SubnetId" in words else _subnet(words))
+        subnet = str(words["NetworkInterfaces"][0]["SubnetId"])
+        zone = self.account.zone_of(subnet)
         count, name = words["MinCount"], words["InstanceType"]
         known = self._known("run", region, words)
         if known is None:
             if self._lacks(zone, "on-demand", count):
                 raise client_error("InsufficientInstanceCapacity", "RunInstances")
-            known = self._launch(region, zone, "on-demand", name, count, words, words["TagSpecifications"])
+            known = self._launch(region, subnet, "on-demand", name, count, words, words["TagSpecifications"])
             self.tokens["run", region, words["ClientToken"]] = (_spelt(words), known)
         return {"Instances": [self.instances[one].told(now) for one in known]}
 
     def _create_fleet(self, *, region: str, now: datetime, **words: Any) -> Any:
         known = self._known("fleet", region, words)
         if known is None:
-            [config] = words["LaunchTemplateConfigs"]
-            [override] = config["Overrides"]
-            template = self.account.templates[region, config["LaunchTemplateSpecification"]["LaunchTemplateName"]]
-            zone, count = self.account.zone_of(override["SubnetId"]), words["SpotOptions"]["MinTargetCapacity"]
-            if self.account.spot[zone] > float(override["MaxPrice"]):
-                return {"FleetId": "fleet-0", "Instances": [], "Errors": [{"ErrorCode": "SpotMaxPriceTooLow"}]}
-            if self._lacks(zone, "spot", count):
-                errors = [{"ErrorCode": "InsufficientInstanceCapacity", "ErrorMessage": "a secret"}]
-                return {"FleetId": "fleet-0", "Instances": [], "Errors": errors}
-            name, data = override["InstanceType"], template["LaunchTemplateData"]
-            known = self._launch(region, zone, "spot", name, count - self.short, data, data["TagSpecifications"])
+            known = self._fleet(region, words)
             self.tokens["fleet", region, words["ClientToken"]] = (_spelt(words), known)
+        codes = [one.removeprefix("error:") for one in known if one.startswith("error:")]
+        if codes:  # a fleet's failure is final for its token
+            errors = [{"ErrorCode": code, "ErrorMessage": "a secret"} for code in codes]
+            return {"FleetId": "fleet-0", "Instances": [], "Errors": errors}
         return {"FleetId": f"fleet-{known[0]}", "Instances": [{"InstanceIds": known}], "Errors": []}
+
+    def _fleet(self, region: str, words: dict[str, Any]) -> list[str]:
+        """Machines in the cheapest of the places that has all of them, or an error for each place."""
+        if self.fleet_errors:
+            return [f"error:{code}" for code in self.fleet_errors.pop(0)]
+        [config] = words["LaunchTemplateConfigs"]
+        data = self.account.templates[region, config["LaunchTemplateSpecification"]["LaunchTemplateName"]]
+        request, count = data["LaunchTemplateData"], words["SpotOptions"]["MinTargetCapacity"]
+        places = [(self.account.zone_of(one["SubnetId"]), one) for one in config["Overrides"]]
+        errors = []
+        for zone, override in sorted(places, key=lambda place: self.account.spot[place[0]]):
+            if self.account.spot[zone] > float(override["MaxPrice"]):
+                errors.append("error:SpotMaxPriceTooLow")
+            elif self._lacks(zone, "spot", count):
+                errors.append("error:InsufficientInstanceCapacity")
+            else:
+                name, subnet = override["InstanceType"], override["SubnetId"]
+                return self._launch(
+                    region, subnet, "spot", name, count - self.short, request, request["TagSpecifications"]
+                )
+        return errors
 
     def _known(self, kind: str, region: str, words: dict[str, Any]) -> list[str] | None:
         """What the same token bought before. Raises where the words differ."""
@@ -229,7 +254,7 @@ class FakeAws:
         return left < count
 
     def _launch(
-        self, region: str, zone: str, market: str, name: str, count: int, request: Any, tagged: list[dict[str, Any]]
+        self, region: str, subnet: str, market: str, name: str, count: int, request: Any, tagged: list[dict[str, Any]]
     ) -> list[str]:
         [tags] = [one["Tags"] for one in tagged if one["ResourceType"] == "instance"]
         ids = []
@@ -238,7 +263,8 @@ class FakeAws:
             ids.append(f"i-{number:017x}")
             self.regions[ids[-1]] = region
             self.instances[ids[-1]] = Instance(
-                instance_id=ids[-1], instance_type=name, market=market, zone=zone, address=f"10.0.0.{number}",
+                instance_id=ids[-1], instance_type=name, market=market, zone=self.account.zone_of(subnet),
+                address=f"10.0.0.{number}", leads_out=self.account.leads_out(request, subnet),
                 request=request, tags={tag["Key"]: tag["Value"] for tag in tags}, launched_at=self.now,
                 boot_s=self.boot_s,
             )  # fmt: skip
@@ -252,7 +278,8 @@ class FakeAws:
 
     def _terminate_instances(self, *, region: str, now: datetime, InstanceIds: list[str], **_: Any) -> Any:
         for name in InstanceIds:
-            if self.regions.get(name) != region:
+            unshown = name in self.instances and self.instances[name].launched_at > now - timedelta(seconds=self.lag_s)
+            if self.regions.get(name) != region or unshown:
                 raise client_error("InvalidInstanceID.NotFound", "TerminateInstances")
         for name in () if self.immortal else InstanceIds:
             self.instances[name].end(now, "Client.UserInitiatedShutdown")
@@ -274,7 +301,3 @@ def client_error(code: str, operation: str) -> ClientError:
 
 def _spelt(words: dict[str, Any]) -> str:
     return repr(sorted(words.items()))
-
-
-def _subnet(words: dict[str, Any]) -> str:
-    return str(words["NetworkInterfaces"][0]["SubnetId"])

@@ -15,6 +15,7 @@ ZONES = ("a", "b", "c")
 ON_DEMAND_USD = 3.912
 SPOT_USD = {"a": 1.2, "b": 1.4, "c": 1.1}
 ARM = "g5g.xlarge"
+PRIVATE = "subnet-0-"  # how the second subnet of a zone begins
 
 
 def matches(one: dict[str, Any], filters: list[dict[str, Any]]) -> bool:
@@ -40,7 +41,10 @@ def _no(code: str, operation: str) -> ClientError:
 
 @dataclass(slots=True)
 class Account:
-    """`vcpus`: quota code -> value. `offered`: zones that have each type (all where it is not named)."""
+    """`vcpus`: quota code -> value. `offered`: zones that have each type (all where it is not named).
+
+    `pairs`: each zone has a second subnet, without a way out and with the lower id. `nat`: it has one, without address.
+    """
 
     vcpus: dict[str, float] = field(default_factory=dict)
     offered: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -52,13 +56,42 @@ class Account:
     groups: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     placements: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     in_use: bool = False  # groups cannot be deleted
+    pairs: bool = False
+    nat: bool = False
+    cards: int = 1  # network cards of a type that has EFA
 
     def zone_of(self, subnet: str) -> str:
-        return subnet.removeprefix("subnet-")
+        return subnet.removeprefix(PRIVATE).removeprefix("subnet-")
+
+    def leads_out(self, request: dict[str, Any], subnet: str) -> bool:
+        """Whether a machine that is launched so into that subnet reaches S3."""
+        if subnet.startswith(PRIVATE):
+            return self.nat
+        [*interfaces] = request["NetworkInterfaces"]
+        return len(interfaces) == 1 and bool(interfaces[0].get("AssociatePublicIpAddress"))
+
+    def describe_vpcs(self, **_: Any) -> Any:
+        return {"Vpcs": [{"VpcId": "vpc-1", "IsDefault": True}]}
 
     def describe_subnets(self, *, region: str, **_: Any) -> Any:
-        zones = [f"{region}{zone}" for zone in ZONES]
-        return {"Subnets": [{"SubnetId": f"subnet-{z}", "AvailabilityZone": z, "VpcId": "vpc-1"} for z in zones]}
+        names = ["subnet-", *([PRIVATE] if self.pairs else [])]
+        found = [(f"{name}{region}{zone}", f"{region}{zone}") for name in names for zone in ZONES]
+        return {"Subnets": [{"SubnetId": name, "AvailabilityZone": zone, "VpcId": "vpc-1"} for name, zone in found]}
+
+    def describe_route_tables(self, *, region: str, **_: Any) -> Any:
+        """The main one leads to an internet gateway; the second subnets have one of their own."""
+        private = [f"{PRIVATE}{region}{zone}" for zone in ZONES]
+        ways = [{"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-1", "State": "active"}] if self.nat else []
+        main = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-1", "State": "active"}
+        return {
+            "RouteTables": [
+                {"RouteTableId": "rtb-1", "Associations": [{"Main": True}], "Routes": [main]},
+                {"RouteTableId": "rtb-2", "Associations": [{"SubnetId": one} for one in private], "Routes": ways},
+            ]
+        }
+
+    def describe_vpc_endpoints(self, **_: Any) -> Any:
+        return {"VpcEndpoints": []}
 
     def describe_instance_types(self, *, InstanceTypes: list[str], **_: Any) -> Any:
         return {"InstanceTypes": [self._described(name) for name in InstanceTypes]}
@@ -104,6 +137,12 @@ class Account:
         names = ("g4dn.12xlarge", "g4dn.xlarge")
         products = [{"product": {"attributes": {"instanceType": name}}, "terms": terms} for name in names]
         return {"PriceList": [json.dumps(product) for product in products]}
+
+    def get_spot_placement_scores(self, *, region: str, **_: Any) -> Any:
+        return {"SpotPlacementScores": [{"AvailabilityZoneId": f"az-{zone}", "Score": 5} for zone in ZONES]}
+
+    def describe_availability_zones(self, *, region: str, **_: Any) -> Any:
+        return {"AvailabilityZones": [{"ZoneId": f"az-{zone}", "ZoneName": f"{region}{zone}"} for zone in ZONES]}
 
     def create_launch_template(self, *, region: str, now: datetime, **words: Any) -> Any:
         key = (region, words["LaunchTemplateName"])
@@ -170,12 +209,14 @@ class Account:
         efa = name.endswith("12xlarge")
         gpu = {"Name": "T4", "Count": 4 if efa else 1, "MemoryInfo": {"SizeInMiB": 16384}}
         card = {"BaselineBandwidthInGbps": 50.0 if efa else 5.0}
+        cards = [card] * (self.cards if efa else 1)
+        network = {"EfaSupported": efa, "EfaInfo": {"MaximumEfaInterfaces": len(cards)}, "NetworkCards": cards}
         return {
             "InstanceType": name,
             "VCpuInfo": {"DefaultVCpus": 48 if efa else 4},
             "MemoryInfo": {"SizeInMiB": 196608 if efa else 16384},
             "ProcessorInfo": {"SupportedArchitectures": ["arm64" if name == ARM else "x86_64"]},
-            "NetworkInfo": {"EfaSupported": efa, "NetworkCards": [card], "NetworkPerformance": "50 Gigabit"},
+            "NetworkInfo": network | {"NetworkPerformance": "50 Gigabit"},
             "PlacementGroupInfo": {"SupportedStrategies": ["cluster", "partition", "spread"]},
             "GpuInfo": {"Gpus": [gpu]},
         }

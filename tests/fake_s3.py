@@ -37,6 +37,10 @@ class FakeS3:
         content, _ = self.objects[f"srift/leases/{lease_id}/{ROLE}:{instance_id}/in/{name}"]
         return json.loads(content)
 
+    def get_bucket_location(self, *, region: str, now: datetime, Bucket: str) -> Any:
+        self._there(Bucket, "GetBucketLocation")
+        return {"LocationConstraint": None if self.region == "us-east-1" else self.region}
+
     def list_objects_v2(
         self, *, region: str, now: datetime, Bucket: str, Prefix: str, ContinuationToken: str = ""
     ) -> Any:

@@ -9,9 +9,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from models.cloud import Cluster, InstanceType, Offer
-from tasks.benchmark import Clock, Job
-from tasks.node.record import Item, write_json
+from models.domain.cluster import Cluster, InstanceType, Offer
+from tasks.execution.job import Clock, Job
+from tasks.node.record import CPU, Devices, Item, write_json
 from tasks.providers.base import EndedLease, Lease, NoCapacity, NodeState, ProviderError
 from tests.warehouse.builders import NOON, record, setup
 
@@ -21,7 +21,7 @@ SMALL = InstanceType(
     devices=1,
     device="cpu",
     cores=0.2,
-    memory_gib=2.0,
+    memory_gib=64.0,  # of the host, which says nothing of what a device holds
     device_memory_gib=2.0,
     bandwidth_gbps=0.2,
 )
@@ -44,6 +44,7 @@ def job_of(items: Sequence[Item], count: int = 2, **changes: Any) -> Job:
     whole: dict[str, Any] = {
         "lease_id": "r-00",
         "cluster": Cluster.of((count, offer())),
+        "expected": (Devices(name=CPU, count=1),) * count,
         "items": tuple(items),
         "envelopes": {one.run_id: setup() for one in items},
         "files": (),
@@ -63,6 +64,7 @@ class FakeCluster:
         self.script = iter(script)
         self.settled: list[bool] = []
         self.ready_within_s = 60.0
+        self.image_id = "ami-1"
         self.for_sale = 0  # machines that can be had in place of others
         self.replaced: list[int] = []
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -16,14 +16,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from models.cloud import Cluster, InstanceType, Offer
-from models.learning import TrainingData
-from models.step_time import StepTimeModel, fit
-from tasks import prices, publish, recommend, registry
-from tasks.installation import Installation
-from tasks.providers.base import EndedLease, Lease, ProviderError, RunningCluster
-from tasks.registry import Champion, Provenance
-from tasks.settings import digest_of, load_settings
+from models.domain.cluster import Cluster, InstanceType, Offer
+from models.step_time.dataset import TrainingData
+from models.step_time.model import StepTimeModel, fit
+from tasks.market import offers as prices
+from tasks.providers.base import EndedLease, Lease, NotSwept, ProviderError, RunningCluster
+from tasks.recommendation import publication as publish
+from tasks.recommendation import recommend
+from tasks.training import registry
+from tasks.training.registry import Champion, Provenance
+from tasks.workspace.settings import digest_of, load_settings
+from tasks.workspace.workspace import Workspace
 from tests.models.synthetic import TYPES, World
 from tests.warehouse.builders import fresh
 
@@ -51,6 +54,7 @@ class DescribedMachines:
     held: Sequence[Lease] = ()
     over: Sequence[EndedLease] = ()
     reaped: list[datetime] = field(default_factory=list)
+    unswept: Mapping[str, str] = field(default_factory=dict)
 
     def instance_types(self) -> list[InstanceType]:
         return [
@@ -106,6 +110,8 @@ class DescribedMachines:
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
         self.reaped.append(now)
+        if self.unswept:
+            raise NotSwept(self.name, self.unswept, ["machine i-1: it was ended"])
         return []
 
 
@@ -125,11 +131,11 @@ def write_project(folder: Path, *workloads: str) -> Path:
     return folder / "srift.toml"
 
 
-def install(folder: Path, *workloads: str, provider: DescribedMachines | None = None) -> Installation:
+def install(folder: Path, *workloads: str, provider: DescribedMachines | None = None) -> Workspace:
     """An installation in `folder` with an empty warehouse; nothing is registered or published."""
     settings = load_settings(write_project(folder, *workloads)).model_copy(update={"home": folder / "state"})
     settings.home.mkdir()
-    return Installation(settings=settings, warehouse=fresh(settings.home), provider=provider or DescribedMachines())
+    return Workspace(settings=settings, warehouse=fresh(settings.home), provider=provider or DescribedMachines())
 
 
 @cache
@@ -173,6 +179,7 @@ def furnished() -> Path:
     here = install(folder)
     plot = folder / "calibration.png"
     plot.write_bytes(b"a picture")
+    here.home.chmod(0o700)  # as the command makes a new one
     version = registry.log_challenger(
         here.home, "local", model(), scoreboard=scores(), card="# a card", provenance=provenance(), plots=[plot]
     )

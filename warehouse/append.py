@@ -59,10 +59,67 @@ def append_records(connection: Connection, bodies: Sequence[Row], *, refresh_id:
     return append(connection, "raw_records", rows)
 
 
-def append_imports(connection: Connection, rows: Sequence[Row], *, file_digest: str, loaded_at: datetime) -> int:
-    """Measurements made elsewhere: rows of `identity`, `row_number`, `provider`, `body` (the measurement columns)."""
+def append_imports(
+    connection: Connection, rows: Sequence[Row], *, file_digest: str, loaded_at: datetime, import_id: str | None = None
+) -> int:
+    """Measurements made elsewhere: rows of `identity`, `row_number`, `provider`, `body` (the measurement columns), and
+    `row_digest` where the identity does not tell all of them.
+
+    `import_id` (else the file's digest) is what they can be forgotten by.
+    """
     stamp = {"file_digest": file_digest, "loaded_at": loaded_at}
-    return append(connection, "raw_imports", [dict(row) | stamp for row in rows])
+    stored = [{"row_digest": row["identity"]} | dict(row) | stamp for row in rows]
+    held = [{"import_id": import_id or file_digest, "row_digest": row["row_digest"]} for row in stored]
+    append(connection, "raw_import_rows", held)
+    return append(connection, "raw_imports", stored)
+
+
+def note_import(
+    connection: Connection, import_id: str, *, event: str, noted_at: datetime, files: Sequence[str | None] = ()
+) -> None:
+    """An import was made (`event` "imported", of the files of rows and of facts) or "forgotten".
+
+    From then on its rows and facts count, or do not. What was noted last is not noted again.
+    """
+    known = connection.execute(
+        "select event, file, facts_file from raw_import_events where import_id = ? order by noted_order desc limit 1",
+        [import_id],
+    ).fetchone()
+    names = (*files, None, None)[:2]
+    if known is None or known[0] != event or (event == "imported" and known[1:] != names):
+        row = {"import_id": import_id, "event": event, "noted_at": noted_at}
+        append(connection, "raw_import_events", [row | {"file": names[0], "facts_file": names[1]}], keyed=False)
+
+
+def append_facts(
+    connection: Connection, facts: Sequence[Row], *, provider: str, import_id: str, noted_at: datetime
+) -> None:
+    """Facts of workloads that came with an import: what differs from those that count, or is not this import's yet."""
+    rows = [
+        {
+            "provider": provider,
+            "workload": fact["workload"],
+            "digest": "",
+            "body": {key: value for key, value in fact.items() if key != "workload"},
+            "noted_at": noted_at,
+            "import_id": import_id,
+        }
+        for fact in facts
+    ]
+    with _incoming(connection, "raw_workload_facts", rows) as columns:
+        if columns:
+            connection.execute(f"""
+                insert into raw_workload_facts ({columns})
+                select {columns} from incoming
+                where (provider, workload, body) not in (
+                        select provider, workload, body::varchar from stg_workload_facts
+                    )
+                    or (provider, workload, import_id, body) not in (
+                        select provider, workload, import_id, body::varchar
+                        from raw_workload_facts
+                        where import_id is not null
+                    )
+            """)
 
 
 def append_leases(connection: Connection, leases: Sequence[Row]) -> int:
@@ -89,9 +146,11 @@ def append_model(connection: Connection, model: Row) -> int:
     return append(connection, "raw_models", [model])
 
 
-def append_scores(connection: Connection, scores: Sequence[Row], *, provider: str, version: str) -> int:
+def append_scores(
+    connection: Connection, scores: Sequence[Row], *, provider: str, version: str, refresh_id: str
+) -> int:
     """A challenger's scoreboard: the columns of the mart `scores`, `group` included."""
-    stamp = {"provider": provider, "version": version}
+    stamp = {"provider": provider, "version": version, "refresh_id": refresh_id}
     rows = [{("group_name" if key == "group" else key): value for key, value in score.items()} for score in scores]
     return append(connection, "raw_scores", [row | stamp for row in rows])
 

@@ -6,15 +6,19 @@ Nobody outside this room writes SQL: others hand rows to `append` and read marts
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import shlex
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import duckdb
 import pandas as pd
@@ -25,6 +29,24 @@ _NO_DOWNLOADS: dict[str, str | bool | int | float | list[str]] = {"autoinstall_k
 _IN_THIS_PROCESS = threading.Lock()  # DuckDB refuses a reader beside a writer of the same file within one process
 _VIEW = re.compile(r"create or replace view (\w+)")
 _SOURCE = re.compile(r"\b(?:from|join)\s+(\w+)")
+KEPT_BACKUPS = 3
+_SPARE_BYTES = 16 * 2**20  # what a migration of an empty warehouse writes, many times over
+# DuckDB has no error classes for these: its words and the system's are all there is.
+_LOCKED = "Could not set lock on file"
+_FULL = re.compile("No space left on device|Disk quota exceeded|[Oo]ut of disk")
+_READ_ONLY = re.compile("Read-only file system|Permission denied")
+_DAMAGED = re.compile(
+    "not a valid DuckDB database|[Cc]orrupt|checksum|replaying WAL|Could not read (?:enough|all|from)"
+)
+_INSIDE_DUCKDB = (duckdb.InternalException, duckdb.FatalException)
+_OF_FILE_OR_DISK = (
+    *_INSIDE_DUCKDB,
+    *(duckdb.IOException, duckdb.TransactionException, duckdb.SerializationException, duckdb.OutOfMemoryException),
+)
+# Values and paths may hold any word: of these errors only DuckDB's own words count.
+_QUOTED = re.compile(r'"[^"]*"|(?<!\w)\'[^\']*\'(?!\w)|\S*/\S*')
+_SLICE_ROWS = 2048  # DuckDB reads so many values at once, and none of what lies before or behind
+_PROBED_ROWS = 20 * _SLICE_ROWS  # less than DuckDB writes to the file before a commit
 
 
 class WarehouseError(Exception):
@@ -37,6 +59,27 @@ class WarehouseBusy(WarehouseError):
 
 class WarehouseMissing(WarehouseError):
     """There is no warehouse at that path yet."""
+
+
+class DiskFull(WarehouseError):
+    """There is no space left for what was to be written."""
+
+
+class HomeReadOnly(WarehouseError):
+    """The file or its folder must not be written."""
+
+
+class WarehouseDamaged(WarehouseError):
+    """The file is no database, or some of its blocks do not match their checksums."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """What a rebuild kept: `rows` in all, those `lost` by table, and where the damaged file lies now."""
+
+    rows: int
+    lost: dict[str, int]
+    damaged: Path
 
 
 class MigrationChanged(WarehouseError):
@@ -62,14 +105,183 @@ class Warehouse:
     def migrate(self) -> list[str]:
         """Apply what is new in migrations/ and recreate every view, in one transaction. Returns the names applied.
 
-        Raises MigrationChanged where an applied file was edited since, or came from a newer version.
+        Where a migration is new to a file with content, the file is first copied to `backups/` beside it, the copy is
+        read whole, and the last few copies are kept. Raises MigrationChanged where an applied file was edited since, or
+        came from a newer version, DiskFull where there is no room for the copy, and WarehouseDamaged where the copy
+        cannot be read; nothing was changed then.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.transact() as connection:
-            applied = _apply_migrations(connection, self._sql_folder / "migrations")
-            drop_views(connection)
-            create_views(connection, [self._sql_folder / "staging", self._sql_folder / "marts"])
+        folder = self._sql_folder / "migrations"
+        with self._alone(), ExitStack() as opened:
+            # Closed after DuckDB's own handle: a process that closes any handle of a file loses its lock on it.
+            source = opened.enter_context(self.path.open("rb")) if self.path.is_file() else None
+            connection = opened.enter_context(self._connect(read_only=False))
+            recorded = _recorded(connection)
+            pending = source is not None and recorded and set(_numbered(folder)) - set(recorded)
+            backup = self._back_up(connection, source, max(recorded)) if source is not None and pending else None
+            try:
+                with _transaction(connection):
+                    applied = _apply_migrations(connection, folder)
+                    drop_views(connection)
+                    create_views(connection, [self._sql_folder / "staging", self._sql_folder / "marts"])
+            except BaseException as error:
+                # Rolled back: a retry would make the same copy again. Where file or disk failed, it may be needed.
+                if backup is not None and not isinstance(error, (*_OF_FILE_OR_DISK, OSError)):
+                    backup.unlink(missing_ok=True)
+                raise
+            finally:
+                if backup is not None:
+                    self._drop_old_backups()
         return applied
+
+    def backups(self) -> list[Path]:
+        """Copies made before migrations, the oldest first."""
+        found = (self.path.parent / "backups").glob(f"{self.path.stem}-*-*{self.path.suffix}")
+        return sorted(found, key=lambda path: path.stem.rpartition("-")[2])
+
+    def verify(self) -> int:
+        """Read every row of every table, so that DuckDB compares the checksums of their blocks; returns their number.
+
+        Raises WarehouseDamaged, WarehouseBusy, WarehouseMissing.
+        """
+        with self._any_failure_is_damage(), self.read() as connection:
+            return sum(_rows(connection, name) for name in _tables(connection))
+
+    def verify_indexes(self) -> None:
+        """Read the index of every table, by inserting keys and rolling back: only inserts read indexes.
+
+        The file must be writable and is not changed. Raises as `verify`, and HomeReadOnly.
+        """
+        if not self.path.exists():
+            raise WarehouseMissing(f"there is no warehouse at {self.path} yet: run `srift refresh` first")
+        if not os.access(self.path, os.W_OK):
+            raise HomeReadOnly(f"{self.path} cannot be written, and its indexes are checked by an insert")
+        with self._any_failure_is_damage(), self._open(read_only=False) as connection:
+            _probe_indexes(connection)
+
+    def put_right(self) -> str:
+        """What to type where the file is damaged, and what is lost. Reads the file, and its backups if need be."""
+        try:
+            with duckdb.connect(str(self.path), read_only=True, config=_NO_DOWNLOADS) as connection:
+                unread = [name for name in _tables(connection) if not _can_be_read(connection, name)]
+        except duckdb.Error as error:
+            if _is_lock(error):
+                return "Another process holds the file: once that has ended, `srift doctor` says what to type"
+            return self._restore("the file cannot be opened", "all measurements are lost")
+        if "schema_migrations" in unread:
+            return self._restore(
+                "the list of its migrations cannot be read",
+                "Srift cannot keep its measurements, most of which DuckDB reads",
+            )
+        rebuild = "To put it right, type\n  srift doctor --rebuild-warehouse\n  srift refresh"
+        if not unread:
+            return f"Every row of its tables can be read, and nothing is lost. {rebuild}"
+        backup = self._newest_sound_backup()
+        other = f"; {backup} is a sound copy of {_made_at(backup)}, without what was loaded since" if backup else ""
+        return (
+            f"Some rows of {', '.join(unread)} are lost, and all others can be kept{other}. What was imported can be"
+            f" imported again, and a refresh measures anew. {rebuild}"
+        )
+
+    def rebuild(self) -> Rebuilt | None:
+        """Copy every row that can be read into a new file in place of a damaged one, which is kept under another name.
+
+        None, and nothing is changed, where there is no damage. Raises WarehouseDamaged where the file cannot be opened
+        or the list of its migrations not be read, WarehouseMissing, WarehouseBusy, DiskFull.
+        """
+        with suppress(WarehouseDamaged):
+            self.verify()
+            self.verify_indexes()
+            return None
+        new = self.path.with_name(f".{self.path.name}.rebuilt")
+        with self._alone(), ExitStack() as leftovers:
+            for path in (new, new.with_name(f"{new.name}.wal")):
+                path.unlink(missing_ok=True)
+                leftovers.callback(path.unlink, missing_ok=True)
+            with duckdb.connect(config=_NO_DOWNLOADS) as connection:
+                # Attached until the new file is in place, so that no other process writes into the old one.
+                connection.execute(f"attach {quoted(str(self.path))} as old (read_only)")
+                connection.execute(f"attach {quoted(str(new))} as new")
+                connection.execute("copy from database old to new (schema)")
+                connection.execute("use old")
+                lost = {name: _carry_over(connection, name) for name in _tables(connection)}
+                connection.execute("use new")
+                rows = sum(_rows(connection, name) for name in _tables(connection))
+                connection.execute("use memory")
+                connection.execute("detach new")
+                fsync(new)
+                moves = self._damaged_names()
+                for one, away in reversed(moves):  # the log first: it is of the old file
+                    os.replace(one, away)
+                os.replace(new, self.path)
+                fsync(self.path.parent)
+        return Rebuilt(rows=rows, lost={name: some for name, some in lost.items() if some}, damaged=moves[0][1])
+
+    def _restore(self, why: str, without_backup: str) -> str:
+        """What to type where no row of the file can be kept."""
+        backup, made, published = self._newest_sound_backup(), self.backups(), self.path.parent / "published"
+        now = datetime.now(UTC)
+        lines = [f"  mv {shlex.quote(str(one))} {shlex.quote(str(to))}" for one, to in self._damaged_names()]
+        if backup is not None:
+            lost = f"what was loaded since {_made_at(backup)} is lost"
+            lines.append(f"  cp {shlex.quote(str(backup))} {shlex.quote(str(self.path))}")
+        else:
+            none = "none of its backups can be read whole" if made else "there is no backup (migrations make them)"
+            lost = f"{none}, so {without_backup}"
+        if published.is_dir():
+            kept = published.with_name(f"published-{now:%Y%m%dT%H%M%S}")
+            lines.append(f"  cp -r {shlex.quote(str(published))} {shlex.quote(str(kept))}")
+            lost += (
+                "; so is the history of recommendations, the regret ledger, drift and alarms of that time, once a"
+                f" refresh replaces the published table (below it is kept as {kept.name})"
+            )
+        return (
+            f"No row can be copied out, since {why}: {lost}. The registered models lie in a file of their own. Files"
+            " can be imported again (`srift import FILE`) and a refresh measures anew. To put it right, type\n"
+            + "\n".join([*lines, "  srift refresh"])
+        )
+
+    def _damaged_names(self) -> list[tuple[Path, Path]]:
+        """The file, and DuckDB's log of it if there is one, with the names under which they are kept."""
+        now = datetime.now(UTC)
+        both = (self.path, self.path.with_name(f"{self.path.name}.wal"))
+        return [(one, one.with_name(f"damaged-{now:%Y%m%dT%H%M%S}-{one.name}")) for one in both if one.exists()]
+
+    def _newest_sound_backup(self) -> Path | None:
+        return next((one for one in reversed(self.backups()) if _is_sound(one)), None)
+
+    def _drop_old_backups(self) -> None:
+        """Keeps the newest of those that can be read; one that cannot goes first."""
+        backups = self.backups()
+        if len(backups) > KEPT_BACKUPS:
+            for old in sorted(backups, key=_is_sound)[:-KEPT_BACKUPS]:  # stable: the oldest first
+                old.unlink(missing_ok=True)
+
+    def _back_up(self, connection: duckdb.DuckDBPyConnection, source: BinaryIO, number: int) -> Path:
+        """A copy of the file of schema `number`, read whole and on the disk. `connection` keeps others from writing."""
+        connection.execute("checkpoint")  # what a killed process left in the log beside goes into the file
+        size = os.fstat(source.fileno()).st_size
+        folder = self.path.parent / "backups"
+        free = shutil.disk_usage(self.path.parent).free
+        if free < 2 * size + _SPARE_BYTES:  # the copy, and what the migration may write
+            raise DiskFull(
+                f"{self.path} is to be migrated, which takes a copy of its {size / 2**20:.0f} MiB and as much again,"
+                f" and the disk has {free / 2**20:.0f} MiB left. Nothing was changed; free some space and try again"
+            )
+        folder.mkdir(exist_ok=True)
+        name = f"{self.path.stem}-{number:03d}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}{self.path.suffix}"
+        partial = folder / f".{name}"
+        try:
+            with partial.open("wb") as target:
+                shutil.copyfileobj(source, target, 2**20)
+                target.flush()
+                os.fsync(target.fileno())
+            _read_whole(partial)
+            os.replace(partial, folder / name)
+            fsync(folder)
+        finally:
+            partial.unlink(missing_ok=True)
+        return folder / name
 
     @contextmanager
     def transact(self) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -77,15 +289,8 @@ class Warehouse:
 
         Raises WarehouseBusy. Not to be nested: the inner one would wait for the outer one.
         """
-        with self._open(read_only=False) as connection:
-            connection.begin()
-            try:
-                yield connection
-            except BaseException:
-                with suppress(duckdb.Error):  # DuckDB may have rolled back already; the first error is the story
-                    connection.rollback()
-                raise
-            connection.commit()
+        with self._open(read_only=False) as connection, _transaction(connection):
+            yield connection
 
     @contextmanager
     def read(self) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -103,19 +308,49 @@ class Warehouse:
         with self.read() as connection:
             return select(connection, relation, params)
 
+    def frames(self, relations: Mapping[str, Mapping[str, Any]]) -> dict[str, pd.DataFrame]:
+        """Rows of several relations at one moment, each as `select` filters it, by name.
+
+        A relation that a file of an older version lacks is an empty frame. Raises WarehouseBusy, WarehouseMissing.
+        """
+        with self.read() as connection:
+            return {
+                name: select(connection, name, params) if has_relation(connection, name) else pd.DataFrame()
+                for name, params in relations.items()
+            }
+
     @contextmanager
     def _open(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
+        with self._alone(), self._connect(read_only=read_only) as connection:
+            yield connection
+
+    @contextmanager
+    def _any_failure_is_damage(self) -> Iterator[None]:
+        """A mistake inside DuckDB while it does no more than read what is there is the file's."""
+        try:
+            yield
+        except WarehouseError as error:
+            inner = error.__cause__
+            if type(error) is not WarehouseError or not isinstance(inner, _INSIDE_DUCKDB):
+                raise
+            raise WarehouseDamaged(f"{self.path} is damaged: {one_line(inner)}. {self.put_right()}") from inner
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other thread of this process is at the file; what DuckDB says of disk and file becomes a sentence."""
         if not _IN_THIS_PROCESS.acquire(timeout=self._wait_s):
             raise WarehouseBusy(
                 f"{self.path}: another thread of this process held it for {self._wait_s:g} s; try again"
             )
         try:
-            with self._connect(read_only=read_only) as connection:
-                yield connection
-        except duckdb.IOException as error:  # a full disk, an unreadable file
-            raise WarehouseError(
-                f"{self.path}: {error}. Nothing of this transaction was kept; put that right and try again."
-            ) from error
+            yield
+        except duckdb.Error as error:
+            told = explained(self.path, error)
+            if told is None:
+                raise
+            if isinstance(told, WarehouseDamaged):
+                raise WarehouseDamaged(f"{told}. {self.put_right()}") from error
+            raise told from error
         finally:
             _IN_THIS_PROCESS.release()
 
@@ -138,6 +373,36 @@ class Warehouse:
                 f"{self.path}: {who} has held it for {self._wait_s:g} s. Nothing was changed; "
                 "wait until that process ends, or end it, and try again. To only read, open the published copy."
             ) from error
+
+
+def explained(path: Path, error: duckdb.Error) -> WarehouseError | None:
+    """What DuckDB said of the file at `path`, as a sentence, where disk or file is to blame; None for others."""
+    if not isinstance(error, _OF_FILE_OR_DISK):
+        return None
+    said, kept = one_line(error), "Nothing of this transaction was kept"
+    words = str(error)
+    for name in (path, path.parent):
+        words = words.replace(str(name), "")
+    words = _QUOTED.sub("", words)
+    if _FULL.search(words):
+        return DiskFull(f"the disk is full: {said}. {kept}; free some space at {path.parent} and try again")
+    if _READ_ONLY.search(words):
+        return HomeReadOnly(
+            f"{path} cannot be opened or written: {said}. {kept}; make its folder writable, or set SRIFT_HOME to one"
+            " that is, and try again"
+        )
+    if isinstance(error, duckdb.SerializationException) or _DAMAGED.search(words):
+        return WarehouseDamaged(f"{path} is damaged: {said}. {kept}")
+    if isinstance(error, _INSIDE_DUCKDB):
+        return WarehouseError(f"{path}: {said}. {kept}; `srift doctor` tells whether the file is damaged")
+    if isinstance(error, duckdb.IOException):
+        return WarehouseError(f"{path}: {said}. {kept}; put that right and try again")
+    return None
+
+
+def one_line(error: Exception) -> str:
+    """The first line of what it says, without a full stop."""
+    return str(error).splitlines()[0].rstrip(".!") if str(error) else type(error).__name__
 
 
 def select(
@@ -187,16 +452,148 @@ def create_views(
         connection.execute(texts[name])
 
 
+@contextmanager
+def _transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    connection.begin()
+    try:
+        yield
+    except BaseException:
+        with suppress(duckdb.Error):  # DuckDB may have rolled back already; the first error is the story
+            connection.rollback()
+        raise
+    connection.commit()
+
+
+def fsync(path: Path) -> None:
+    """To the disk: a file's content, or the names in a folder. A machine that loses power keeps no name without it."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def quoted(text: str) -> str:
+    """As a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _tables(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    """Names of the tables in the database in use."""
+    query = "select table_name from duckdb_tables() where not internal and database_name = current_database()"
+    return [name for (name,) in connection.execute(f"{query} order by all").fetchall()]
+
+
+def _rows(connection: duckdb.DuckDBPyConnection, table: str) -> int:
+    """Number of rows, each of which is read."""
+    found = connection.execute(f'select count(*), bit_xor(hash(whole)) from "{table}" as whole').fetchone()
+    return int(found[0]) if found else 0
+
+
+def _extent(connection: duckdb.DuckDBPyConnection, table: str) -> tuple[int, int]:
+    """Number of rows, and the row id behind the last one: more than that where rows were deleted. Reads no column."""
+    found = connection.execute(f"select count(*), coalesce(max(rowid) + 1, 0) from {table}").fetchone()
+    return (int(found[0]), int(found[1])) if found else (0, 0)
+
+
+def _can_be_read(connection: duckdb.DuckDBPyConnection, table: str) -> bool:
+    try:
+        _rows(connection, table)
+    except duckdb.Error:
+        return False
+    return True
+
+
+def _probe_indexes(connection: duckdb.DuckDBPyConnection) -> None:
+    """Insert a new key beside every key that there is, and roll back: DuckDB loads the nodes on the way to a new key.
+
+    Each is made of the old one by a change at its end, so that the way is as long as can be.
+    """
+    connection.execute("pragma disable_checkpoint_on_shutdown")  # a check does not write
+    keys = connection.execute(
+        """
+        select table_name, column_name, data_type
+        from duckdb_constraints()
+        join duckdb_columns() using (table_name)
+        where constraint_type in ('PRIMARY KEY', 'UNIQUE') and column_name = constraint_column_names[-1]
+        """
+    ).fetchall()
+    for table, column, kind in keys:
+        other = f"\"{column}\" || '~'" if kind == "VARCHAR" else f'"{column}" + 1'
+        for first in range(0, _extent(connection, f'"{table}"')[1], _PROBED_ROWS):
+            connection.begin()
+            try:
+                connection.execute(
+                    f'insert or ignore into "{table}" select * replace ({other} as "{column}") from "{table}"'
+                    f" where rowid >= {first} and rowid < {first + _PROBED_ROWS}"
+                )
+            finally:
+                with suppress(duckdb.Error):
+                    connection.rollback()
+
+
+def _read_whole(path: Path) -> None:
+    """Read every row and index of a file that nobody else has. Raises duckdb.Error."""
+    with duckdb.connect(str(path), config=_NO_DOWNLOADS) as connection:
+        for name in _tables(connection):
+            _rows(connection, name)
+        _probe_indexes(connection)
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether every row of a backup can be read."""
+    try:
+        with duckdb.connect(str(path), read_only=True, config=_NO_DOWNLOADS) as connection:
+            return all(_can_be_read(connection, name) for name in _tables(connection))
+    except duckdb.Error:
+        return False
+
+
+def _made_at(backup: Path) -> str:
+    """When it was made, by its name: a file that was copied in its turn has another time."""
+    try:
+        made = datetime.strptime(backup.stem.rpartition("-")[2], "%Y%m%dT%H%M%S%f")
+    except ValueError:
+        made = datetime.fromtimestamp(backup.stat().st_mtime, UTC)
+    return f"{made:%Y-%m-%d %H:%M} UTC"
+
+
+def _carry_over(connection: duckdb.DuckDBPyConnection, table: str) -> int:
+    """Insert what can be read of a table of `old` into that of `new`; returns how many rows could not be."""
+    rows = f'insert into new."{table}" select * from old."{table}"'
+    try:
+        connection.execute(rows)
+        return 0
+    except duckdb.Error:
+        if table == "schema_migrations" or _can_be_read(connection, table):  # else it is the new file that failed
+            raise
+    lost, end = _extent(connection, f'old."{table}"')
+    for first in range(0, end, _SLICE_ROWS):
+        with suppress(duckdb.Error):
+            kept = connection.execute(f"{rows} where rowid >= {first} and rowid < {first + _SLICE_ROWS}").fetchone()
+            lost -= int(kept[0]) if kept else 0
+    return lost
+
+
+def _numbered(folder: Path) -> dict[int, Path]:
+    """Migration files by number."""
+    return {int(file.stem.split("_")[0]): file for file in sorted(folder.glob("*.sql"))}
+
+
+def _recorded(connection: duckdb.DuckDBPyConnection) -> dict[int, tuple[str, str]]:
+    """Name and digest of each migration that was applied, by number; none in a new file."""
+    if not has_relation(connection, "schema_migrations"):
+        return {}
+    rows = connection.execute("select number, name, digest from schema_migrations").fetchall()
+    return {number: (name, digest) for number, name, digest in rows}
+
+
 def _apply_migrations(connection: duckdb.DuckDBPyConnection, folder: Path) -> list[str]:
     connection.execute(
         "create table if not exists schema_migrations"
         " (number integer primary key, name varchar not null, digest varchar not null, applied_at timestamp not null)"
     )
-    recorded = {
-        number: (name, digest)
-        for number, name, digest in connection.execute("select number, name, digest from schema_migrations").fetchall()
-    }
-    files = {int(file.stem.split("_")[0]): file for file in sorted(folder.glob("*.sql"))}
+    recorded, files = _recorded(connection), _numbered(folder)
     for number, (name, _) in sorted(recorded.items()):
         if number not in files:
             raise MigrationChanged(
@@ -222,4 +619,5 @@ def _apply_migrations(connection: duckdb.DuckDBPyConnection, folder: Path) -> li
 
 
 def _is_lock(error: BaseException) -> bool:
-    return isinstance(error, duckdb.IOException) and "lock" in str(error).lower()
+    """Does another process hold the file? A damaged *block* is no lock, and waiting for it would be in vain."""
+    return isinstance(error, duckdb.IOException) and _LOCKED in str(error)

@@ -14,7 +14,19 @@ from typing import Any
 import duckdb
 import pandas as pd
 
-from .database import SQL_FOLDER, Warehouse, WarehouseMissing, create_views, has_relation, select
+from .database import (
+    SQL_FOLDER,
+    Warehouse,
+    WarehouseDamaged,
+    WarehouseMissing,
+    create_views,
+    explained,
+    fsync,
+    has_relation,
+    one_line,
+    quoted,
+    select,
+)
 
 TABLES = ("recommendations", "recommendation_history", "regret_ledger", "drift", "alarms")
 FILES = ("recommendations", "regret_ledger")  # that stand beside as .parquet and .csv too
@@ -25,7 +37,7 @@ _STORAGE = "v1.0.0"  # readable by 1.x: what 2.0 writes by default is not
 def export(warehouse: Warehouse, folder: Path) -> list[Path]:
     """Replace recommendations.duckdb, and .parquet and .csv of each of FILES, by the current state; returns the paths.
 
-    Raises WarehouseBusy, WarehouseMissing, and OSError (a full disk); then the old files stay as they were.
+    Raises WarehouseBusy, WarehouseMissing, DiskFull, HomeReadOnly, OSError; then the old files stay as they were.
     """
     folder.mkdir(parents=True, exist_ok=True)
     targets = [folder / "recommendations.duckdb"]
@@ -33,7 +45,8 @@ def export(warehouse: Warehouse, folder: Path) -> list[Path]:
     beside = {target: _beside(target) for target in targets}
     sources = {name: beside.get(folder / f"{name}.parquet", _beside(folder / f"{name}.parquet")) for name in TABLES}
     with ExitStack() as leftovers:
-        for path in {*beside.values(), *sources.values()}:
+        log = beside[targets[0]].with_name(f"{beside[targets[0]].name}.wal")  # DuckDB's, where it was stopped midway
+        for path in {*beside.values(), *sources.values(), log}:
             leftovers.callback(path.unlink, missing_ok=True)
             path.unlink(missing_ok=True)
         with warehouse.read() as connection:
@@ -43,7 +56,12 @@ def export(warehouse: Warehouse, folder: Path) -> list[Path]:
             for name in FILES:
                 offers = " replace (to_json(cluster_offers) as cluster_offers)" if name == "recommendations" else ""
                 _copy(connection, f"select *{offers} from {name}", beside[folder / f"{name}.csv"], "format csv, header")
-        _write_database(beside[targets[0]], sources, comments)
+        try:
+            _write_database(beside[targets[0]], sources, comments)
+        except duckdb.Error as error:
+            raise (explained(targets[0], error) or error) from error
+        for target in targets:
+            fsync(beside[target])
         for target in targets:
             os.replace(beside[target], target)
     return targets
@@ -59,19 +77,29 @@ def read_published(
 ) -> pd.DataFrame:
     """A relation of the published copy as a frame.
 
-    Raises WarehouseMissing where nothing was published yet, or by an older version that had no such relation.
+    Raises WarehouseMissing where nothing was published yet, or by an older version that had no such relation, and
+    WarehouseDamaged where the copy cannot be read.
     """
     path = folder / "recommendations.duckdb"
     if not path.exists():
         raise WarehouseMissing(f"nothing has been published in {folder} yet: run `srift refresh` first")
-    with duckdb.connect(str(path), read_only=True) as connection:
-        if not has_relation(connection, relation):
-            raise WarehouseMissing(f"{path} has no {relation} yet: run `srift refresh` first")
-        return select(connection, relation, params)
+    try:
+        with duckdb.connect(str(path), read_only=True) as connection:
+            if not has_relation(connection, relation):
+                raise WarehouseMissing(f"{path} has no {relation} yet: run `srift refresh` first")
+            return select(connection, relation, params)
+    except duckdb.Error as error:
+        told = explained(path, error)
+        if not isinstance(told, WarehouseDamaged):
+            raise (told or error) from error
+        raise WarehouseDamaged(
+            f"the published copy is damaged: {one_line(error)}. Nothing is lost: it is a copy of what the warehouse"
+            " holds, and a refresh writes it anew (`srift refresh --max-usd 0`, with your --provider, measures nothing)"
+        ) from error
 
 
 def _copy(connection: duckdb.DuckDBPyConnection, query: str, path: Path, options: str) -> None:
-    connection.execute(f"copy ({query}) to {_quoted(str(path))} ({options})")
+    connection.execute(f"copy ({query}) to {quoted(str(path))} ({options})")
 
 
 def _comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
@@ -84,24 +112,20 @@ def _comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
         [list(TABLES)],
     ).fetchall()
     return [
-        *(f"comment on table {name} is {_quoted(text)}" for name, text in whole),
-        *(f'comment on column {name}."{column}" is {_quoted(text)}' for name, column, text in columns),
+        *(f"comment on table {name} is {quoted(text)}" for name, text in whole),
+        *(f'comment on column {name}."{column}" is {quoted(text)}' for name, column, text in columns),
     ]
 
 
 def _write_database(path: Path, sources: dict[str, Path], comments: list[str]) -> None:
     with duckdb.connect() as connection:
-        connection.execute(f"attach {_quoted(str(path))} as published (storage_version {_quoted(_STORAGE)})")
+        connection.execute(f"attach {quoted(str(path))} as published (storage_version {quoted(_STORAGE)})")
         connection.execute("use published")
         for table, source in sources.items():
-            connection.execute(f"create table {table} as select * from read_parquet({_quoted(str(source))})")
+            connection.execute(f"create table {table} as select * from read_parquet({quoted(str(source))})")
         for comment in comments:
             connection.execute(comment)
         create_views(connection, [SQL_FOLDER / "marts"], only=VIEWS)
         connection.execute("checkpoint published")
         connection.execute("use memory")
         connection.execute("detach published")
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 
 from .append import Connection, Row, append
 from .database import SQL_FOLDER, Warehouse, WarehouseError
@@ -87,8 +88,8 @@ def append_publication(
     return append(connection, "raw_recommendations", [stamp | dict(row) for row in rows], keyed=False)
 
 
-def run_checks(connection: Connection, publication_id: str) -> list[str]:
-    """Problems of a publication, each as `check: what is wrong`; empty when it may be published."""
+def run_checks(connection: Connection, publication_id: str, folder: Path = SQL_FOLDER / "checks") -> list[str]:
+    """Problems of a publication by the checks in `folder`, each as `check: what is wrong`; empty: it may be shown."""
     provider = connection.execute(
         "select provider from raw_publications where publication_id = ?", [publication_id]
     ).fetchone()
@@ -98,7 +99,7 @@ def run_checks(connection: Connection, publication_id: str) -> list[str]:
         [publication_id],
     )
     failures: list[str] = []
-    for file in sorted((SQL_FOLDER / "checks").glob("*.sql")):
+    for file in sorted(folder.glob("*.sql")):
         text = file.read_text()
         params = {"provider": provider[0] if provider else None} if "$provider" in text else {}
         failures += [f"{file.stem}: {problem}" for (problem,) in connection.execute(text, params).fetchall()]

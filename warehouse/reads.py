@@ -3,13 +3,91 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import duckdb
 import pandas as pd
 
 from .database import Warehouse, has_relation, select
 
 TRAINING_FRAMES = ("runs", "profiles", "buckets", "probes", "workloads", "instance_types")
+
+
+# What a decision reads, of its provider.
+_OF_A_DECISION = ("instance_types", "offers", "workloads", "machines", "refusals")
+# What tells the setups of a workload apart in a measurement row.
+_SETUP = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps", "strategy", "precision")
+_MEASURED_SETUPS = f"""
+    select {", ".join(_SETUP)}, count(*)::integer as runs, max(measured_at) as measured_at
+    from runs
+    where provider = $provider and workload = $workload
+    group by all
+    order by all
+"""
+
+
+class Snapshot(Warehouse):
+    """The warehouse as it was at one moment, for one decision: read once in one transaction, asked as often as needed.
+
+    It answers `select` for what a decision reads; anything else is read from the file as it is then.
+    """
+
+    def __init__(self, path: Path, *, provider: str, workload: str, taken: Mapping[str, pd.DataFrame]) -> None:
+        super().__init__(path)
+        self._about = {"provider": provider, "workload": workload}
+        self._taken = dict(taken)
+
+    def select(self, relation: str, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
+        """As `Warehouse.select`."""
+        wanted = dict(params or {})
+        of_snapshot = self._about if relation == _MEASURED_SETUPS else {"provider": self._about["provider"]}
+        if relation not in self._taken or not wanted.items() >= of_snapshot.items():
+            return super().select(relation, params)
+        frame = self._taken[relation]
+        for column in wanted.keys() - of_snapshot.keys():
+            frame = frame[frame[column] == wanted[column]]
+        return frame.reset_index(drop=True)
+
+    def frames(self, relations: Mapping[str, Mapping[str, Any]]) -> dict[str, pd.DataFrame]:
+        """As `Warehouse.frames`."""
+        if not self._taken.keys() >= relations.keys():
+            return super().frames(relations)
+        return {name: self.select(name, params) for name, params in relations.items()}
+
+
+def snapshot(warehouse: Warehouse, provider: str, workload: str) -> Warehouse:
+    """What a decision about a workload reads, all of one moment; `warehouse` itself where there is none yet.
+
+    Raises WarehouseBusy.
+    """
+    if not warehouse.path.exists():
+        return warehouse
+    with warehouse.read() as connection:
+        known = [name for name in _OF_A_DECISION if has_relation(connection, name)]
+        taken = {name: select(connection, name, {"provider": provider}) for name in known}
+        if has_relation(connection, "runs"):
+            of = {"provider": provider, "workload": workload}
+            taken[_MEASURED_SETUPS] = select(connection, _MEASURED_SETUPS, of)
+    return Snapshot(warehouse.path, provider=provider, workload=workload, taken=taken)
+
+
+def measured_setups(warehouse: Warehouse, provider: str, workload: str) -> pd.DataFrame:
+    """The setups on which the workload was measured, as rows of the mart `runs` spell them: how many `runs` each has,
+    and when the last was `measured_at`.
+    """
+    return warehouse.select(_MEASURED_SETUPS, {"provider": provider, "workload": workload})
+
+
+def measured_workloads(warehouse: Warehouse, provider: str) -> dict[str, int]:
+    """How many measurements of each workload count today, of those that have any, by name."""
+    frame = warehouse.select(
+        "select workload, count(*)::integer as runs from runs where provider = $provider group by workload order by 1",
+        {"provider": provider},
+    )
+    return dict(zip(frame["workload"].tolist(), frame["runs"].tolist(), strict=True))
 
 
 def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
@@ -38,21 +116,73 @@ def drifting(warehouse: Warehouse, provider: str) -> pd.DataFrame:
     """Rows of the mart `drift` that are drifting now; none before the first refresh, or the first of this version."""
     if not warehouse.path.exists():
         return pd.DataFrame()
+    return warehouse.frames({"drift": {"provider": provider, "drifting": True}})["drift"]
+
+
+def torch_lines(warehouse: Warehouse, provider: str) -> dict[str, int]:
+    """Lines of torch (major.minor) under which runs that count today were measured, with how many runs each."""
+    if not warehouse.path.exists():
+        return {}
     with warehouse.read() as connection:
-        if not has_relation(connection, "drift"):
-            return pd.DataFrame()
-        return select(connection, "drift", {"provider": provider, "drifting": True})
+        if not has_relation(connection, "torch_lines"):
+            return {}
+        lines = select(connection, "torch_lines", {"provider": provider})
+    return {str(line): int(runs) for line, runs in zip(lines["torch_line"], lines["runs"], strict=True)}
 
 
 def launched(warehouse: Warehouse, provider: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The marts `machines` and `refusals`; empty before the first refresh, or the first of this version."""
     if not warehouse.path.exists():
         return pd.DataFrame(), pd.DataFrame()
+    found = warehouse.frames({name: {"provider": provider} for name in ("machines", "refusals")})
+    return found["machines"], found["refusals"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownToImport:
+    """What an import is compared with.
+
+    Step seconds of the imported rows that count, by identity; the least and most of each setup; facts that came with
+    imports; workloads and instance types.
+    """
+
+    step_s: dict[str, float] = field(default_factory=dict)
+    setups: pd.DataFrame = field(default_factory=pd.DataFrame)
+    facts: pd.DataFrame = field(default_factory=pd.DataFrame)
+    workloads: pd.DataFrame = field(default_factory=pd.DataFrame)
+    instance_types: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+
+_SETUP_OF_ROW = "provider, workload, cluster, layout, batch_per_device, accumulation_steps, strategy, precision"
+
+
+def known_to_import(connection: duckdb.DuckDBPyConnection) -> KnownToImport:
+    """Of every provider, at this moment."""
+    bounds = f"select {_SETUP_OF_ROW}, min(step_s) as least_s, max(step_s) as most_s from runs group by all"
+    return KnownToImport(
+        step_s=dict(connection.execute("select run_id, step_s from stg_imports").fetchall()),
+        setups=select(connection, bounds),
+        facts=select(connection, "stg_workload_facts"),
+        workloads=select(connection, "workloads"),
+        instance_types=select(connection, "instance_types"),
+    )
+
+
+def workload_providers(warehouse: Warehouse) -> set[tuple[str, str]]:
+    """(workload, provider) wherever a provider has rows or facts of a workload; none before the first refresh."""
+    if not warehouse.path.exists():
+        return set()
+    query = """
+        select workload, provider from stg_imports
+        union
+        select workload, provider from stg_workload_facts
+        union
+        select workload, provider from stg_current where workload_same and kind <> 'probe'
+    """
     with warehouse.read() as connection:
-        if not has_relation(connection, "machines"):
-            return pd.DataFrame(), pd.DataFrame()
-        machines = select(connection, "machines", {"provider": provider})
-        return machines, select(connection, "refusals", {"provider": provider})
+        if not has_relation(connection, "stg_imports"):
+            return set()
+        return set(connection.execute(query).fetchall())
 
 
 def mart(warehouse: Warehouse, name: str, **equal: Any) -> pd.DataFrame:

@@ -19,16 +19,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .endings import reason_in, worker_exit_code
-from .machine import cpu, fingerprint, gpus, interface_of
-from .places import Places
-from .processes import adopt_orphans, die_with_parent, end_descendants
-from .record import Plan, plan_from_json, write_json
+from .machine import cores, cpu, fingerprint, gpus, interface_of
+from .processes import EXIT_NO_DEVICE, adopt_orphans, die_with_parent, end_descendants, exit_reason, worker_exit_code
+from .record import Plan, RankLayout, plan_from_json, write_json
 
 EXIT_DEADLINE = 3
 _POLL_S = 0.2
 _HEARTBEAT_S = 1.0
-_TOLD, _READ = 4000, 40_000  # characters of a log: told to the controller, and searched for how each rank ended
+DEVICES_WITHIN_S = 60.0  # from the first look at them on: what a driver may need after boot until CUDA works
+_LOG_TAIL, _READ = 4000, 40_000  # characters of a log: told to the controller, and searched for how each rank ended
 # of the environment; nothing else reaches a workload
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
 
@@ -44,6 +43,7 @@ class Agent:
         self.launch: subprocess.Popen[bytes] | None = None
         self.beaten = 0.0
         self.read_mtime_ns = 0
+        self.waits_until: float | None = None  # for devices, by the monotonic clock
 
     def run(self) -> NoReturn:
         """Serve until told to leave."""
@@ -97,7 +97,7 @@ class Agent:
         self.read_mtime_ns = mtime_ns
         try:
             plan = plan_from_json(text)
-            Places.of(plan)
+            RankLayout.of(plan)
         except (ValueError, TypeError, KeyError) as error:
             self.complain(f"plan.json is not a plan that this node knows: {error!r}")
             return None
@@ -110,23 +110,33 @@ class Agent:
     def start(self, plan: Plan) -> None:
         """Start torchrun for this node's part of `plan`, if it has one; one without items only ends what runs."""
         self.attempt = plan.attempt
-        places = Places.of(plan)
-        if not plan.items or self.node not in places.devices:
+        layout = RankLayout.of(plan)
+        if not plan.items or self.node not in layout.devices:
             return
         self.progress_path.unlink(missing_ok=True)
+        plan_file, expected = self.scratch / f"plan-{plan.attempt}.json", plan.expected[self.node]
+        torchrun = command(plan, layout, self.node, mailbox=self.mailbox, plan_file=plan_file)
+        if expected.checked:
+            wait_s = self.waits_s(plan.join_s)
+            torchrun = with_device_check(torchrun, self.node, wait_s, mailbox=self.mailbox, plan_file=plan_file)
         with self.log_path.open("wb") as log:
             self.launch = subprocess.Popen(
-                command(
-                    plan, places, self.node, mailbox=self.mailbox, plan_file=self.scratch / f"plan-{plan.attempt}.json"
-                ),
+                torchrun,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.scratch,
-                env=environment(self.address, self.scratch),
+                env=environment(self.address, self.scratch, threads=expected.threads or cores()),
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
+
+    def waits_s(self, join_s: float) -> float:
+        """Seconds to wait for devices: a machine waits within `join_s` of its first plan, whatever is tried after."""
+        now = time.monotonic()
+        if self.waits_until is None:
+            self.waits_until = now + join_s
+        return min(DEVICES_WITHIN_S, max(0.0, self.waits_until - now))
 
     def end_launch(self) -> None:
         """Tell how the launch under way ended, ending it first if it has not, and clear away what it left running."""
@@ -141,13 +151,15 @@ class Agent:
         self.launch = None
         log = self.log_path.read_text(errors="replace")[-_READ:]
         worker_code = worker_exit_code(log) if code else 0
+        if worker_code is None and code == EXIT_NO_DEVICE:  # before there was a torchrun
+            worker_code = code
         body = {
             "attempt": self.attempt,
             "exit_code": code,
             "worker_exit_code": worker_code,
-            "reason": reason or (reason_in(log, worker_code) if code else ""),
+            "reason": reason or (exit_reason(log, worker_code) if code else ""),
             "run_id": self.progress().get("run_id", ""),
-            "log_tail": log[-_TOLD:],
+            "log_tail": log[-_LOG_TAIL:],
             "finished_unix": time.time(),
         }
         self.tell(f"finished-{self.attempt}.json", body)
@@ -206,20 +218,31 @@ class Agent:
         os._exit(code)
 
 
-def command(plan: Plan, places: Places, node: int, *, mailbox: Path, plan_file: Path) -> list[str]:
+def command(plan: Plan, layout: RankLayout, node: int, *, mailbox: Path, plan_file: Path) -> list[str]:
     """The torchrun command of node `node`."""
     return [
         *(sys.executable, "-m", "torch.distributed.run"),
-        *("--nnodes", str(len(places.devices)), "--node-rank", str(places.order(node))),
-        *("--nproc-per-node", str(places.devices[node])),
-        *("--master-addr", plan.addresses[places.host], "--master-port", str(plan.port + plan.attempt)),
-        *("--max-restarts", "0", "--monitor-interval", "0.3", "--rdzv-conf", f"timeout={plan.join_s:.0f}"),
-        *("-m", "node.train", "--mailbox", str(mailbox), "--plan", str(plan_file)),
+        *("--nnodes", str(len(layout.devices)), "--node-rank", str(layout.order(node))),
+        *("--nproc-per-node", str(layout.devices[node])),
+        *("--master-addr", plan.addresses[layout.host], "--master-port", str(plan.port + plan.attempt)),
+        *("--max-restarts", "0", "--monitor-interval", "0.3", "--rdzv-conf", f"timeout={plan.meet_s:.0f}"),
+        *("-m", "node.worker", "--mailbox", str(mailbox), "--plan", str(plan_file)),
     ]
 
 
-def environment(address: str, scratch: Path) -> dict[str, str]:
-    """A clean environment: no credentials, one thread, and gloo and NCCL on the interface that carries `address`."""
+def with_device_check(torchrun: list[str], node: int, wait_s: float, *, mailbox: Path, plan_file: Path) -> list[str]:
+    """`torchrun`, once the machine's devices are there."""
+    return [
+        *(sys.executable, "-m", "node.device_check", "--mailbox", str(mailbox), "--plan", str(plan_file)),
+        *("--node", str(node), "--wait-s", f"{wait_s:.1f}", "--", *torchrun),
+    ]
+
+
+def environment(address: str, scratch: Path, *, threads: int) -> dict[str, str]:
+    """A clean environment: no credentials, and gloo and NCCL on the interface that carries `address`.
+
+    `threads` is how many each rank computes with.
+    """
     interface = interface_of(address)
     return {name: os.environ[name] for name in _KEPT if name in os.environ} | {
         "HOME": str(scratch),
@@ -229,8 +252,8 @@ def environment(address: str, scratch: Path) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
     }
 
 

@@ -8,6 +8,7 @@ that an item leaves idle wait for it too.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -20,11 +21,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from .device import backend, own_device
-from .endings import EXIT_LOST_PEER, EXIT_MAILBOX, last_word
-from .patience import Patience
-from .places import Places
-from .record import Item, Plan, write_json
+from .device import backend, name_of, own_device
+from .measuring import Patience
+from .processes import EXIT_LOST_PEER, EXIT_MAILBOX, exit_line
+from .record import Devices, Item, Plan, RankLayout, write_json
 from .strategies import strategy
 
 _WAIT_S = 60.0
@@ -32,26 +32,30 @@ _WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What this rank knows: the plan, its own place, the store that all ranks share, and the groups made of them."""
+    """What this rank knows: the plan, its own place, the store that all ranks share, and the groups made of them.
+
+    `devices`: of each rank, what its device is called, and the threads that it computes with.
+    """
 
     mailbox: Path
     plan: Plan
-    places: Places
+    layout: RankLayout
     rank: int
     device: torch.device
     store: PrefixStore
     groups: dict[tuple[int, ...], dist.ProcessGroup]
     patience: Patience
+    devices: tuple[tuple[str, int], ...]
 
     @property
     def node(self) -> int:
         """The machine that this rank is of, by its index in the cluster."""
-        return self.places.place(self.rank)[0]
+        return self.layout.place(self.rank)[0]
 
     @property
-    def speaks(self) -> bool:
+    def reports(self) -> bool:
         """Whether this rank tells what its node is at: the first of the node, which serves every item of it."""
-        return self.places.place(self.rank)[1] == 0
+        return self.layout.place(self.rank)[1] == 0
 
     @property
     def own(self) -> Path:
@@ -60,16 +64,25 @@ class Launch:
 
     def serves(self, item: Item) -> bool:
         """Whether this rank takes part in `item`."""
-        return self.rank in self.places.ranks(item)
+        return self.rank in self.layout.ranks(item)
 
     def leads(self, item: Item) -> bool:
         """Whether this rank is the first of `item`, which writes its record."""
-        return self.rank == self.places.ranks(item)[0]
+        return self.rank == self.layout.ranks(item)[0]
 
     def group(self, item: Item) -> dist.ProcessGroup | None:
         """The item's ranks; None where it has just one."""
-        ranks = self.places.ranks(item)
+        ranks = self.layout.ranks(item)
         return self.groups[ranks] if len(ranks) > 1 else None
+
+    def used(self, item: Item) -> list[Devices]:
+        """The devices that `item` runs on, one entry a node of it."""
+        found = []
+        for node, count in zip(item.nodes, item.used, strict=True):
+            first = self.layout.first_rank(node)
+            names, threads = zip(*self.devices[first : first + count], strict=True)
+            found.append(Devices(name="+".join(dict.fromkeys(names)), count=count, threads=max(threads)))
+        return found
 
     @property
     def alone(self) -> dist.ProcessGroup:
@@ -80,32 +93,37 @@ class Launch:
 def join(mailbox: Path, plan: Plan) -> Launch:
     """Join the process group and every group that an item needs, and rehearse once: torch loads much on first use.
 
-    Raises NoSuchDevice where the plan wants more GPUs than there are.
+    Raises NoSuchDevice where the machine lacks the devices that the plan expects.
     """
-    device, places = own_device(), Places.of(plan)
+    layout = RankLayout.of(plan)
+    device = own_device(plan.expected[layout.place(int(os.environ["RANK"]))[0]])
     dist.init_process_group(backend(device), timeout=timedelta(seconds=plan.join_s))
     rank = dist.get_rank()
     # torchrun's own store outlives the workers of the other nodes; a second connection, so that waiting blocks nobody
     store = TCPStore(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(hours=1)
     )
-    wanted = {ranks for item in plan.items if len(ranks := places.ranks(item)) > 1}
+    wanted = {ranks for item in plan.items if len(ranks := layout.ranks(item)) > 1}
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-    for ranks in sorted(wanted | {(one,) for one in range(places.world)}):
+    for ranks in sorted(wanted | {(one,) for one in range(layout.world)}):
         group = dist.new_group(list(ranks), timeout=timedelta(seconds=plan.timeout_s), backend=backend(device))
         if rank in ranks:
             groups[ranks] = group
     rehearse(groups[(rank,)], device)
+    shared = PrefixStore(f"srift-{plan.attempt}", store)
+    shared.set(f"device-{rank}", json.dumps([name_of(device), torch.get_num_threads()]))
     dist.barrier()
+    told = shared.multi_get([f"device-{one}" for one in range(layout.world)])
     return Launch(
         mailbox=mailbox,
         plan=plan,
-        places=places,
+        layout=layout,
         rank=rank,
         device=device,
-        store=PrefixStore(f"srift-{plan.attempt}", store),
+        store=shared,
         groups=groups,
         patience=Patience(left_s=plan.patience_s),
+        devices=tuple((str(name), int(threads)) for name, threads in map(json.loads, told)),
     )
 
 
@@ -156,5 +174,5 @@ def explain(error: BaseException) -> str:
 
 def leave(code: int, message: str) -> NoReturn:
     """End at once: closing sockets is what wakes the ranks that still wait for this one."""
-    print(last_word(code, message), file=sys.stderr, flush=True)
+    print(exit_line(code, message), file=sys.stderr, flush=True)
     os._exit(code)

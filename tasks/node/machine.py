@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
+_CPUS = Path("/sys/devices/system/cpu")
 
 
 def cpu() -> str:
@@ -22,6 +23,18 @@ def cpu() -> str:
         lines = []
     named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.machine()
+
+
+def cores() -> int:
+    """Cores that this process may use. Two threads of one core count once: both compute with the same units."""
+    threads = os.sched_getaffinity(0)
+    apart = set()
+    for thread in threads:
+        try:
+            apart.add((_CPUS / f"cpu{thread}" / "topology" / "thread_siblings_list").read_text().strip())
+        except OSError:  # a kernel that does not tell
+            return len(threads)
+    return len(apart)
 
 
 def gpus() -> list[str]:

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import clock
+from . import measuring
 from .device import now
-from .patience import Patience
-from .peers import gather, meet
+from .measuring import Patience, gather, meet
 from .record import Item
 
 _SIZE_S = 0.6  # about this long for one message size
@@ -31,8 +30,8 @@ def probe(
         first = _all_reduce_s(message, group, repeats=2)[-1]
         repeats = max(_REPEATS_LEAST, min(_REPEATS_MOST, int(_SIZE_S / max(first, 1e-6))))
         seconds = patience.undisturbed(partial(_all_reduce_s, message, group, repeats=repeats), group)
-        middle = fmean(seconds[i] for i in clock.central(seconds))
-        rows.append({"bytes": size, "seconds": middle, "spread": clock.spread(seconds), "repeats": repeats})
+        middle = fmean(seconds[i] for i in measuring.central(seconds))
+        rows.append({"bytes": size, "seconds": middle, "spread": measuring.spread(seconds), "repeats": repeats})
     return {"rows": rows}, ""
 
 
@@ -44,4 +43,4 @@ def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: i
         before = now(message.device)
         dist.all_reduce(message, group=group)
         mine.append(now(message.device) - before)
-    return clock.slowest(gather(mine, group))
+    return measuring.slowest(gather(mine, group))

@@ -1,12 +1,17 @@
-"""Processes that end with their parent. torchrun gives each worker a session of its own: a group is not enough."""
+"""Processes of a node: ending with their parent, and how a launch's log says that they ended. Standard library.
+
+torchrun gives each worker a session of its own: a group is not enough to end it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import re
 import signal
 from pathlib import Path
+from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38  # linux/prctl.h
 
@@ -55,3 +60,37 @@ def end_descendants() -> None:
 def gain_nothing() -> None:
     """Let no program that this process runs give it more rights than it has: set-uid bits count for nothing."""
     ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+EXIT_ITEM_FAILED, EXIT_LOST_PEER, EXIT_MAILBOX, EXIT_NO_DEVICE = 3, 4, 5, 6
+# torchrun tells of the ranks that it lost in two ways: the first one at once, all of them in its last words
+_WORKER_EXIT = re.compile(r"\bexitcode\s*: (-?\d+)")
+_SAID = re.compile(r"^srift(?:\[(\d+)\])?: (.*)$", re.MULTILINE)
+
+
+def blame_rank(code: Any) -> int:
+    """Whose word counts first: a fault of its own, then an end that nobody explains, then a lost peer."""
+    if code in (EXIT_ITEM_FAILED, EXIT_MAILBOX, EXIT_NO_DEVICE) or (isinstance(code, int) and code < 0):
+        return 0
+    return 2 if code == EXIT_LOST_PEER else 1
+
+
+def exit_line(code: int, message: str) -> str:
+    """What a worker that ends with `code` prints, so that its agent can tell it from those of its neighbours."""
+    return f"srift[{code}]: {message}"
+
+
+def worker_exit_code(log: str) -> int | None:
+    """What torchrun says of the rank that was hit first: negative for a signal; None where it says nothing."""
+    codes = [int(code) for code in _WORKER_EXIT.findall(log)]
+    # torchrun ends the neighbours of a rank that it lost by SIGTERM, and lists them too
+    return min(reversed(codes), key=lambda code: 3 if code == -signal.SIGTERM else blame_rank(code), default=None)
+
+
+def exit_reason(log: str, worker_code: int | None) -> str:
+    """The last word of a worker that ended so, else the last of any, else what torchrun knows."""
+    said = _SAID.findall(log)
+    own = [words for code, words in said if code == str(worker_code)]
+    if said:
+        return str((own or [words for _, words in said])[-1])
+    return "torchrun failed; see its log" if worker_code is None else f"the worker ended with exit code {worker_code}"

@@ -11,17 +11,19 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
-from . import clock, memory
-from .built import Built
-from .device import now
-from .patience import Patience
+from . import measuring
+from .device import now, peak_bytes, reset_peak
+from .entrypoint import LoadedWorkload
+from .measuring import Patience
 from .record import Item
 
 _BATCH_S, _BUCKETS_S = 1.0, 0.8  # about this long for one batch, and for the buckets
 _BURN_IN, _REBUILD, _REPEATS_LEAST, _REPEATS_MOST = 1, 2, 3, 25
 
 
-def profile(item: Item, built: Built, group: dist.ProcessGroup, patience: Patience) -> tuple[dict[str, Any], str]:
+def profile(
+    item: Item, built: LoadedWorkload, group: dist.ProcessGroup, patience: Patience
+) -> tuple[dict[str, Any], str]:
     """Values of a profile record. `group` holds this rank alone: bucket readiness needs DDP, not a network."""
     rows: list[dict[str, Any]] = []
     for batch in sorted(item.batches):
@@ -43,14 +45,14 @@ def profile(item: Item, built: Built, group: dist.ProcessGroup, patience: Patien
     return values, ""
 
 
-def _parts(built: Built, batch: int) -> dict[str, Any]:
+def _parts(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     """Forward, backward and optimizer seconds and peak memory of one batch; `input_s` of the forward made the batch.
 
     The parts are means over the repeats whose sum lies in the middle half, so that they add up to a typical step.
-    Making the batch and clearing the gradients count as forward: a measured step (steps.py) pays for them too.
+    Making the batch and clearing the gradients count as forward: a measured step (`steps`) pays for them too.
     """
     clock_s = partial(now, built.device)
-    memory.reset_peak(built.device)
+    reset_peak(built.device)
     seconds: list[tuple[float, float, float, float]] = []
     started = clock_s()
     for repeat in range(_BURN_IN + _REPEATS_MOST):
@@ -68,7 +70,7 @@ def _parts(built: Built, batch: int) -> dict[str, Any]:
         at.append(clock_s())
         seconds.append((at[1] - at[0], at[2] - at[1], at[3] - at[2], input_s))
     steady = seconds[_BURN_IN:]
-    middle = [steady[i] for i in clock.central([sum(one[:3]) for one in steady])]
+    middle = [steady[i] for i in measuring.central([sum(one[:3]) for one in steady])]
     forward, backward, optimizer, made = zip(*middle, strict=True)
     return {
         "batch": batch,
@@ -76,12 +78,12 @@ def _parts(built: Built, batch: int) -> dict[str, Any]:
         "backward_s": fmean(backward),
         "optimizer_s": fmean(optimizer),
         "input_s": fmean(made),
-        "peak_bytes": memory.peak_bytes(built.device),
+        "peak_bytes": peak_bytes(built.device),
         "repeats": len(steady),
     }
 
 
-def _flops(built: Built, batch: int) -> float:
+def _flops(built: LoadedWorkload, batch: int) -> float:
     """Floating-point operations of forward and backward, for one sample, as torch counts them."""
     inputs, target = built.make_batch(batch)
     with FlopCounterMode(display=False) as counter:
@@ -90,7 +92,7 @@ def _flops(built: Built, batch: int) -> float:
     return float(counter.get_total_flops()) / batch
 
 
-def _buckets(built: Built, batch: int, group: dist.ProcessGroup) -> list[dict[str, float]]:
+def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> list[dict[str, float]]:
     """Bytes of each bucket and the fraction of the backward time at which it is ready, in that order.
 
     DDP rebuilds its buckets after the first pass in the order in which gradients came, so the first two are left out.

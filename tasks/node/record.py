@@ -12,21 +12,27 @@ Mailbox (a directory; an S3 prefix later), `a` the attempt, counted from 1:
     node-<i>/armed-<a>.json      worker: torch imported, process group joined, waiting for go
     node-<i>/progress.json       worker: attempt, run_id and index of the item under way
     node-<i>/finished-<a>.json   agent: attempt, exit_code of torchrun, worker_exit_code (negative: a signal; else as in
-                                 endings.py: fault of the item, lost peer, mailbox full), reason, run_id, log_tail
+                                 processes.py: fault of the item, lost peer, mailbox full, no device), reason, run_id,
+                                 log_tail
     node-<i>/log-<a>.txt         torchrun's output
     node-<i>/records/<run_id>.json   worker of the run's first node, or one that failed: the Record, written beside and
                                  renamed
+    node-<i>/refused.json        courier: the sentence on files of this machine that were too many bytes to carry
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
+CPU = "cpu"  # a machine's processor, as torch names that kind of device
+MACHINE = "machine"  # of a failure's cause
+ANY = "any"  # whatever there is: of machines that only stand in for others, as in an emulation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +44,24 @@ class WorkloadFile:
     file: str  # relative to the mailbox
     function: str
     arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """Devices of one kind on one machine: their name and number, and the threads that each of its ranks computes with.
+
+    In a plan: what the machine was bought for, named as its provider does (or CPU, or ANY); `threads` 0 is one for each
+    core. In a record: what the run used there, named as torch does.
+    """
+
+    name: str
+    count: int
+    threads: int = 1
+
+    @property
+    def checked(self) -> bool:
+        """Whether a machine looks for them before it starts: a processor, or whatever there is, is there."""
+        return self.name not in (CPU, ANY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +102,16 @@ class Item:
 class Plan:
     """What one launch serves: its nodes' addresses, the workloads' files, and the items in order.
 
+    `expected` are the devices that each node was bought for, as `addresses` one a node: it measures on those or fails.
     `ranks` are the nodes that take part in this attempt, in ascending order; empty: all. `join_s` is how long they wait
-    for each other at the start: a new machine reads torch from a slow disk. `patience_s` may go into measuring again
-    what was disturbed (patience.py).
+    for each other at the start: a new machine reads torch from a slow disk. One that looks for its devices before may
+    take as long for that. `patience_s` may go into measuring again what was disturbed (measuring.py).
     """
 
     lease_id: str
     attempt: int
     addresses: list[str]
+    expected: list[Devices]  # without a default: whoever makes a plan decides
     workloads: list[WorkloadFile]
     items: list[Item]
     port: int = 29500
@@ -95,12 +121,78 @@ class Plan:
     ranks: list[int] = field(default_factory=list)
     schema: int = SCHEMA
 
+    @property
+    def meet_s(self) -> float:
+        """How long a node waits for the others' torchrun: they may look for their devices, and then read torch."""
+        return self.join_s * (2 if any(one.checked for one in self.expected) else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLayout:
+    """The ranks of torchrun, node by node: `devices` of each node that takes part, by its index in the cluster.
+
+    Ranks count through the devices of the first node that takes part, then of the second, as torchrun's static
+    rendezvous numbers them. A node has as many ranks as the item that uses most of its devices needs.
+    """
+
+    devices: Mapping[int, int]
+
+    @classmethod
+    def of(cls, plan: Plan) -> RankLayout:
+        """The places of `plan`. Raises ValueError where an item wants a node that takes no part."""
+        devices = dict.fromkeys(plan.ranks or range(len(plan.addresses)), 1)
+        for item in plan.items:
+            for node, used in zip(item.nodes, item.used, strict=True):
+                if node not in devices:
+                    raise ValueError(f"{item.run_id} needs node {node}, which takes no part in this attempt")
+                devices[node] = max(devices[node], used)
+        return cls(devices=devices)
+
+    @property
+    def world(self) -> int:
+        """Ranks of the whole launch."""
+        return sum(self.devices.values())
+
+    @property
+    def host(self) -> int:
+        """The node that the others meet at."""
+        return next(iter(self.devices))
+
+    def order(self, node: int) -> int:
+        """The node's place among those that take part, which torchrun calls its rank."""
+        return list(self.devices).index(node)
+
+    def first_rank(self, node: int) -> int:
+        """The rank of the node's first device."""
+        nodes = list(self.devices)
+        return sum(self.devices[one] for one in nodes[: nodes.index(node)])
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """(node, device) of a rank."""
+        for node, count in self.devices.items():
+            if rank < count:
+                return node, rank
+            rank -= count
+        raise ValueError(f"no rank {rank} beyond the last of {self.world}")
+
+    def ranks(self, item: Item) -> tuple[int, ...]:
+        """Who serves `item`, in ascending order: the first devices of each of its nodes."""
+        firsts = ((self.first_rank(node), used) for node, used in zip(item.nodes, item.used, strict=True))
+        return tuple(sorted(first + local for first, used in firsts for local in range(used)))
+
+    def label(self, rank: int) -> str:
+        """What to call a rank to a person: its node, and its device where the node has several at work."""
+        node, local = self.place(rank)
+        return f"node {node}" if self.devices[node] == 1 else f"node {node} device {local}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """One item's outcome, as its first node saw it. Immutable once written.
 
+    `devices` are those that it ran on, one entry a node of the item; empty where none was used.
     `status`: "measured" or "failed" from a node ("interrupted" and "refused" come from the controller).
+    `cause` of a failure: MACHINE where the machine lacked its devices, else "": the fault is of what was measured.
     `values` by kind, and in all of them taken_share (the part of the processor time wanted that a host took away
     while it was measured):
       train    step_s, step_spread (interquartile range / median), steps, rank_step_s, rank_compute_s (the same without
@@ -125,6 +217,8 @@ class Record:
     fingerprint: str
     torch_version: str
     values: dict[str, Any] = field(default_factory=dict)
+    devices: list[Devices] = field(default_factory=list)
+    cause: str = ""
     schema: int = SCHEMA
 
 
@@ -133,7 +227,8 @@ def plan_from_json(text: str) -> Plan:
     body = json.loads(text)
     workloads = [WorkloadFile(**one) for one in body.pop("workloads")]
     items = [Item(**one) for one in body.pop("items")]
-    return Plan(workloads=workloads, items=items, **body)
+    expected = [Devices(**one) for one in body.pop("expected")]
+    return Plan(workloads=workloads, items=items, expected=expected, **body)
 
 
 def write_json(path: Path, body: Any) -> None:

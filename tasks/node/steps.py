@@ -18,21 +18,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import clock, memory
-from .built import Built
-from .device import now
-from .patience import Patience
-from .peers import gather, meet
+from . import measuring
+from .device import now, peak_bytes
+from .entrypoint import LoadedWorkload
+from .measuring import Patience, gather, meet
 from .record import Item
-from .strategies import strategy
-from .strategies.parallel import Parallel, alone
+from .strategies import Parallel, alone, strategy
 
 _COMPUTE_REPEATS = 2  # steps without communication, from which `sync_s` is told
 _COMPUTE_SHARE = 0.25  # of `most_s`: more is not spent on them
 
 
 def one_step(
-    built: Built, parallel: Parallel, *, batch: int, accumulation_steps: int, scale: float, sync: bool
+    built: LoadedWorkload, parallel: Parallel, *, batch: int, accumulation_steps: int, scale: float, sync: bool
 ) -> float:
     """One optimizer step; returns the last micro-step's mean loss. Only the last micro-step communicates, if `sync`."""
     built.optimizer.zero_grad(set_to_none=True)
@@ -49,7 +47,7 @@ def one_step(
 
 
 def train(
-    item: Item, built: Built, group: dist.ProcessGroup | None, patience: Patience, *, place: int
+    item: Item, built: LoadedWorkload, group: dist.ProcessGroup | None, patience: Patience, *, place: int
 ) -> tuple[dict[str, Any], str]:
     """Values of a train record, or the reason why there are none. `place` is one's own node's in `item.nodes`."""
     clock_s = partial(now, built.device)
@@ -74,16 +72,16 @@ def train(
     warmup_s = clock_s() - started
 
     steady = _steady(item, step, group, clock_s, patience)
-    seconds, elapsed_s = clock.slowest(steady.by_rank), steady.elapsed_s
+    seconds, elapsed_s = measuring.slowest(steady.by_rank), steady.elapsed_s
     losses += steady.losses
-    peak = memory.peak_bytes(built.device)
+    peak = peak_bytes(built.device)
     alone_s = _compute_s(item, step, group, clock_s, patience, step_s=median(seconds))
     losses = losses[: item.warmup_steps + item.most_steps]  # however long hosts disturbed it
     told = gather([losses[0] * weight, losses[-1] * weight, peak, build_s, warmup_s], group)
     first_loss, last_loss = (sum(one[i] for one in told) for i in (0, 1))
     values: dict[str, Any] = {
         "step_s": median(seconds),
-        "step_spread": clock.spread(seconds),
+        "step_spread": measuring.spread(seconds),
         "steps": len(seconds),
         "rank_step_s": [median(one) for one in steady.by_rank],
         "rank_compute_s": alone_s,
@@ -131,18 +129,18 @@ def _steady(
         mine = []
         started = clock_s()
         meet(group)
-        for _ in range(clock.next_block(seconds, **limits)):
+        for _ in range(measuring.next_block(seconds, **limits)):
             before = clock_s()
             found.losses.append(step(sync=True))
             mine.append(clock_s() - before)
         return gather([clock_s() - started, *mine], group)
 
-    while not clock.enough(seconds, **limits, elapsed_s=found.elapsed_s, most_s=item.most_s):
+    while not measuring.enough(seconds, **limits, elapsed_s=found.elapsed_s, most_s=item.most_s):
         told = patience.undisturbed(block, group)
         found.elapsed_s += max(one[0] for one in told)
         for rank, one in enumerate(told):
             found.by_rank[rank] += one[1:]
-        seconds = clock.slowest(found.by_rank)
+        seconds = measuring.slowest(found.by_rank)
     return found
 
 

@@ -3,18 +3,35 @@
 ProviderError
 +-- NoCapacity       the machines are not to be had now; a row, not a failure of the flow
 +-- NotSupported     this machine or account can never serve the request; says what to do
++-- LeaseUnreadable  a lease is there and cannot be read; its machines may run
++-- NotSwept         the reaper could not look everywhere; carries what it did all the same
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from models.cloud import Cluster, InstanceType, Offer
+from models.domain.cluster import Cluster, InstanceType, Offer
+
+MOST_DEPTH = 32  # of the JSON that a node writes: a record of ours is six deep, and Python recurses by level
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What holds of all machines of a provider, whatever srift.toml says of them.
+
+    `spends_money`: they are paid for, so that nothing is launched without a dollar cap. `simulated`: they are parts of
+    this computer, with the prices, revocations and CPU shares of srift.toml; no market is there to learn of.
+    """
+
+    spends_money: bool
+    simulated: bool
 
 
 class ProviderError(Exception):
@@ -29,6 +46,34 @@ class NotSupported(ProviderError):
     """Never to be had here."""
 
 
+class LeaseUnreadable(ProviderError):
+    """A lease is on the disk and cannot be read. `body`: its JSON where it is JSON, else empty."""
+
+    def __init__(self, message: str, *, body: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.body: dict[str, Any] = dict(body or {})
+
+
+class NotSwept(ProviderError):
+    """The reaper could not look everywhere. `unswept`: a reason for each region or lease, by its name.
+
+    `done`: a sentence for each thing that it ended or loaded all the same. `provider`: for which to reap again.
+    """
+
+    def __init__(self, provider: str, unswept: Mapping[str, str], done: Sequence[str] = ()) -> None:
+        super().__init__(provider, unswept, done)
+        self.provider, self.unswept, self.done = provider, dict(unswept), list(done)
+
+    def __str__(self) -> str:
+        """What was not looked at and why, what may still run, and what to type."""
+        reasons = "".join(f"\n  {name}: {why}" for name, why in self.unswept.items())
+        again = f"`srift reap --provider {self.provider}`"
+        return (
+            f"not everything could be looked at:{reasons}\nMachines that should be dead may still run there; put this "
+            f"right and run {again} again"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """Machines that somebody holds: on disk as long as they may be alive, so that the reaper can end them."""
@@ -41,6 +86,7 @@ class Lease:
     deadline_at: datetime
     controller_pid: int
     controller_alive: bool
+    problem: str = ""  # why it cannot be read: then nothing but its id is known, and its dollars least of all
 
     def usd_until(self, now: datetime) -> float | None:
         """Dollars from the start to `now`; None where the price is unknown. Machines do not outlive the deadline."""
@@ -95,6 +141,10 @@ class RunningCluster(Protocol):
     addresses: list[str]
     ready_within_s: float
 
+    @property
+    def image_id(self) -> str:
+        """The machine image that all of them started from; "" where there is none."""
+
     def settle(self) -> None:
         """Every worker is armed: put the instance types' CPU shares in force. Starting up is not what is measured."""
 
@@ -140,7 +190,7 @@ class Provider(Protocol):
         """Machines with agents running, released on exit whatever happens. Raises NoCapacity or NotSupported."""
 
     def leases(self) -> list[Lease]:
-        """What is held now."""
+        """What is held now, and each lease that cannot be read, with its `problem`."""
 
     def ended(self) -> list[EndedLease]:
         """Leases that are over and not yet forgotten."""
@@ -149,7 +199,34 @@ class Provider(Protocol):
         """Delete an ended lease and its mailbox. Raises ProviderError while it is held."""
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End whatever outlived its deadline or its controller; one plain sentence for each thing ended."""
+        """End whatever outlived its deadline or its controller; one plain sentence for each thing ended.
+
+        Raises NotSwept, once all else is done, where something could not be looked at.
+        """
+
+
+@runtime_checkable
+class OwnBill(Protocol):
+    """A provider whose machines cost more than their own price, or other than everybody's."""
+
+    def billed(self, offers: Sequence[Offer]) -> list[Offer]:
+        """`offers` as this installation pays for them: own prices, and what is beside the machine. Again: the same."""
+
+
+@runtime_checkable
+class PlacementScores(Protocol):
+    """A provider that tells how likely a request for spot machines is to be served."""
+
+    def placement_scores(self, region: str, names: Sequence[str], count: int) -> Mapping[str, int]:
+        """1 (unlikely) to 10 by zone, for `count` machines of any of `names`. Raises ProviderError."""
+
+
+@runtime_checkable
+class Launching(Protocol):
+    """A provider that is set up to launch fewer clusters than it can advise about."""
+
+    def launches(self, cluster: Cluster) -> str:
+        """Empty if the cluster would be launched, else the reason why not; as Provider.fits, of this installation."""
 
 
 @runtime_checkable
@@ -161,3 +238,21 @@ class PackagedPrices(Protocol):
 
     def packaged_offers(self) -> list[Offer]:
         """As Provider.offers, of the snapshot; `price_as_of` says how old it is."""
+
+
+def json_of_node(text: str, **how: Any) -> Any:
+    """What a node wrote, by `json.loads`. Raises ValueError, also where it is nested deeper than MOST_DEPTH."""
+    try:
+        body = json.loads(text, **how)
+    except RecursionError:
+        raise ValueError(f"it is nested more than {MOST_DEPTH} deep") from None
+    level = [body]
+    for _ in range(MOST_DEPTH + 1):
+        level = [value for one in level for value in _values(one)]
+        if not level:
+            return body
+    raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
+
+
+def _values(one: Any) -> Sequence[Any]:
+    return list(one.values()) if isinstance(one, dict) else one if isinstance(one, list) else ()

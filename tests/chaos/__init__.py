@@ -14,7 +14,14 @@ back as a new provider on the same home. `checks` says what must hold; `mutation
     what is loaded again is loaded twice                    a run, or a lease, is there twice
     caps are not asked                                      more was spent than the cap
     machines that were never heard of are not paid for      the ledger says less than the bill
+    a request counts from the first of its launch           the same
     refusals are no rows                                    a refused rung without a row
+    a reaper that could not look says that all is well      a refresh was begun all the same
+    a lease that cannot be read is none                     its machines ended while their controller lived
+    machines are bought beside such a lease                 they were bought
+    what is not found right after creation is given up      a launch failed for it
+    records are not counted first; names with a colon       a flood of names drops a record, or makes a node silent
+    nodes may nest JSON as deeply as they like              RecursionError, or garbage taken for a measurement
 
 The bill is the world's own: seconds that a machine really lived (a minute at least) by its price. Spot prices move
 between the shop's look and the launch, not while a machine runs.

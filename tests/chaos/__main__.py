@@ -7,6 +7,8 @@ import sys
 import time
 from collections import Counter
 
+import joblib
+
 import tests.conftest  # noqa: F401  a state of its own, as tests have
 from tests.chaos.runner import Result, run
 from tests.chaos.scenario import KINDS, scenario
@@ -20,7 +22,8 @@ def main() -> int:
     words = parser.parse_args()
     began = time.monotonic()
     numbers = range(words.scenarios) if words.only is None else [words.only]
-    results = [run(scenario(words.seed, number)) for number in numbers]
+    one_run = joblib.delayed(_run)
+    results = joblib.Parallel(n_jobs=-1 if len(numbers) > 20 else 1)(one_run(words.seed, number) for number in numbers)
     if words.only is not None:
         print(results[0].scenario, *results[0].log, sep="\n")
     print(table(results))
@@ -32,6 +35,10 @@ def main() -> int:
     failed = sum(bool(one.wrong) for one in results)
     print(f"{len(results) - failed} of {len(results)} scenarios passed, in {time.monotonic() - began:.0f} s")
     return 1 if failed else 0
+
+
+def _run(seed: int, number: int) -> Result:
+    return run(scenario(seed, number))
 
 
 def table(results: list[Result]) -> str:

@@ -11,6 +11,7 @@ from tests.chaos.controller import Campaigns
 from tests.chaos.world import ChaosAws, sound
 
 TAKEN = "Server.SpotInstanceTermination"
+THROTTLED = {"throttling", "a launch of many tries"}  # their refusals use up the same few tries
 ROUNDING_USD = 0.005  # moments that AWS tells are whole seconds
 
 
@@ -40,10 +41,12 @@ def complaints(campaigns: Campaigns) -> list[str]:
     """Empty where all is well."""
     world, what = campaigns.home.world, kept(campaigns)
     return [
+        *campaigns.wrong,
         *machines(world),
         *records(world, what),
         *money(campaigns, what),
         *rows(campaigns, what),
+        *devices(what),
         *false_alarms(world, what),
         *leftovers(campaigns),
     ]
@@ -54,6 +57,8 @@ def machines(world: ChaosAws) -> Iterator[str]:
         yield f"alive past the deadline: {', '.join(sorted(world.overdue))}"
     if world.alive():
         yield f"alive after the last reaping: {', '.join(one.instance_id for one in world.alive())}"
+    if closed := [one.instance_id for one in world.instances.values() if not one.leads_out]:
+        yield f"launched into a subnet without a way out: {', '.join(closed)}"
 
 
 def records(world: ChaosAws, what: Kept) -> Iterator[str]:
@@ -64,8 +69,9 @@ def records(world: ChaosAws, what: Kept) -> Iterator[str]:
             yield f"record {run_id} of {lease_id} was uploaded and is {len(found)} times in the warehouse"
             continue
         status, body = found[0]["status"], json.loads(found[0]["body"])
-        whole = [json.loads(content)["ended_unix"] for content in contents if sound(content)]
-        if whole and (status != "measured" or body["ended_unix"] not in whole):
+        told = [json.loads(content) for content in contents if sound(content)]
+        whole = [(one["status"], one["ended_unix"]) for one in told]
+        if whole and (status, body["ended_unix"]) not in whole:
             yield f"record {run_id} of {lease_id} was uploaded, and the warehouse has {status} {body.get('reason')}"
         if not whole and status == "measured":
             yield f"garbage of {run_id} was taken for a measurement"
@@ -100,6 +106,8 @@ def rows(campaigns: Campaigns, what: Kept) -> Iterator[str]:
     world = campaigns.home.world
     for lease_id, (launch, outcome) in campaigns.served.items():
         told = [row for found in what.rows.values() for row in found if row["lease_id"] == lease_id]
+        if "NotFound" in outcome.rpartition("(")[2] and not THROTTLED & {*campaigns.scenario.kinds}:
+            yield f"{lease_id} was given up for what it had only just made: {outcome}"
         planned = {f"{lease_id}-{number:03d}" for number in range(len(launch.items))}
         measured = {row["run_id"].partition("-again-")[0] for row in told if row["status"] == "measured"}
         explained = any(row["status"] != "measured" for row in told) or outcome.startswith("time")
@@ -107,6 +115,8 @@ def rows(campaigns: Campaigns, what: Kept) -> Iterator[str]:
             yield f"{lease_id} ended {outcome!r}: {len(planned - measured)} runs are neither measured nor explained"
         lost = [one for one in world.instances.values() if one.tags["srift:lease"] == lease_id and one.reason == TAKEN]
         unexplained = planned - {row["run_id"] for row in told}
+        if any(TAKEN in str(json.loads(row["body"]).get("reason")) for row in told if row["status"] == "refused"):
+            lost = []  # before it ran: its rung's row says so
         if lost and unexplained and all(row["status"] != "interrupted" for row in told) and outcome[:4] != "time":
             yield f"{lease_id} lost {lost[0].instance_id} to the spot market, and no row says that it was interrupted"
         for row in told:
@@ -120,6 +130,15 @@ def rows(campaigns: Campaigns, what: Kept) -> Iterator[str]:
         machines = [one for one in world.instances.values() if one.tags["srift:lease"] == lease_id]
         if machines and lease_id not in what.outcomes:
             yield f"{lease_id} had machines when its controller was killed, and no row tells of it"
+
+
+def devices(what: Kept) -> Iterator[str]:
+    """What a processor did in place of a GPU counts as no measurement."""
+    for run_id, found in what.rows.items():
+        body = json.loads(found[0]["body"])
+        used = {one["name"] for one in body.get("devices", ())}
+        if found[0]["status"] == "measured" and "cpu" in used and not body.get("wrong_device"):
+            yield f"{run_id} was measured on a processor where a GPU was bought, and counts"
 
 
 def false_alarms(world: ChaosAws, what: Kept) -> Iterator[str]:

@@ -5,27 +5,30 @@ Only what is to be bought is scripted (the shop has tests of its own); caps, lau
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import errno
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
-from models.campaign import Launch, Wanted
-from models.cloud import Cluster, Offer
-from tasks.collect import bring_home
-from tasks.ec2_settings import Ec2
-from tasks.installation import Installation
-from tasks.prices import current_offers, note_definitions, snapshot_offers
-from tasks.providers.base import RunningCluster
-from tasks.providers.ec2 import Ec2Provider
-from tasks.reaping import end_and_collect
-from tasks.serve import serve_launch
-from tasks.settings import load_settings
-from tasks.tally import Tally
-from tests.chaos.scenario import Order, Scenario
+from models.campaign.campaign import Launch
+from models.campaign.candidates import Measurement
+from models.domain.cluster import Cluster, Offer
+from tasks.campaign.budget import Tally
+from tasks.campaign.campaign import serve_launch
+from tasks.execution.collect import collect_launch, end_and_collect
+from tasks.market.offers import current_offers, note_definitions, snapshot_offers
+from tasks.providers.base import NotSwept, RunningCluster
+from tasks.providers.ec2.provider import Ec2Provider
+from tasks.providers.ec2.settings import Ec2
+from tasks.workspace.settings import load_settings
+from tasks.workspace.workspace import Workspace
+from tests.chaos.scenario import UNKNOWN_KEY, Order, Scenario
 from tests.chaos.world import ChaosAws
 from tests.ec2_home import Home
 from tests.fake_ec2 import FakeAws, Killed
@@ -74,6 +77,7 @@ class Campaigns:
     served: dict[str, tuple[Launch, str]] = field(default_factory=dict)
     started: dict[str, Launch] = field(default_factory=dict)
     todo: list[Order] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)  # what must never happen, seen while it happened
 
     @classmethod
     def of(cls, scenario: Scenario, world: ChaosAws, folder: Path) -> Campaigns:
@@ -84,23 +88,26 @@ class Campaigns:
         (folder / "srift.toml").write_text((project / "srift.toml").read_text())
         (state / "warehouse.duckdb").write_bytes(template)
         home = MortalHome(state, world, CHOICES.model_copy(update={"max_usd_per_month": scenario.month_usd}))
-        return cls(
+        made = cls(
             scenario=scenario, home=home, warehouse=Warehouse(state / "warehouse.duckdb"), todo=[*scenario.orders]
         )
+        world.visitors = [(one.after_s, partial(made.visit, one.why)) for one in scenario.visits]
+        return made
 
     @property
-    def here(self) -> Installation:
+    def here(self) -> Workspace:
         folder = self.home.path.parent
         settings = load_settings(folder / "srift.toml")
         settings = settings.model_copy(update={"home": self.home.path, "ec2": self.home.choices})
-        return Installation(settings=settings, warehouse=self.warehouse, provider=self.home.provider)
+        return Workspace(settings=settings, warehouse=self.warehouse, provider=self.home.provider)
 
     def run(self) -> None:
         """Refresh after refresh, one more after every death, until the list is through and nobody dies."""
         while True:
             try:
-                self.refresh()
-                return
+                if self.refresh():
+                    return
+                self.home.world.pass_s(600.0)
             except (Killed, KeyboardInterrupt):
                 self.back()
 
@@ -111,13 +118,25 @@ class Campaigns:
         world.pass_s(world.away_s)
         world.note("the controller is back")
         self.home.die()
+        if self.scenario.unreadable:
+            self.scenario.unreadable = False
+            self._unreadable()
 
-    def refresh(self) -> None:
-        """As flows/refresh.py: reap, then a campaign under a cap."""
+    def refresh(self) -> bool:
+        """As flows/refresh.py: reap, then a campaign under a cap. False where the reaper could not look everywhere."""
         world, here = self.home.world, self.here
         refresh_id = f"r{len(self.caps)}"
         cap_usd = self.caps[refresh_id] = self.scenario.cap_usd
-        for sentence in end_and_collect.fn(here, world.now):
+        unswept = world.unswept
+        try:
+            sentences = end_and_collect.fn(here, world.now)
+        except NotSwept as error:
+            world.struck["refresh refused: not swept"] += 1
+            world.note(str(error))
+            return False
+        if world.unswept > unswept:
+            self.wrong.append(f"{refresh_id} was begun though the reaper could not look through a region")
+        for sentence in sentences:
             world.note(f"reaped: {sentence}")
         tally = Tally(cap_usd=cap_usd, stop_at=world.elapsed_s + self.scenario.minutes * 60.0, refresh_id=refresh_id)
         for number in range(len(self.todo)):
@@ -125,15 +144,68 @@ class Campaigns:
             if tally.affords(launch):
                 self._measure(here, launch, f"{refresh_id}-{number:02d}", tally)
             self.todo.pop(0)
+        return True
 
-    def _measure(self, here: Installation, launch: Launch, lease_id: str, tally: Tally) -> None:
+    def visit(self, why: str) -> None:
+        """Another process reaps while a controller has its machines, and can read no lease."""
+        world = self.home.world
+        world.struck[f"another reaper: {why}"] += 1
+        files = self._lease_files()
+        alive = {one.instance_id for one in world.alive() if float(one.tags["srift:deadline"]) > world.now.timestamp()}
+        with ExitStack() as stack:
+            if why == UNKNOWN_KEY:
+                for file in files:
+                    _spoil(file)
+                    stack.callback(_mend, file)
+            else:
+                stack.enter_context(patch.object(Path, "read_text", _refused(Path.read_text)))
+            try:
+                self.home.controller().reap(world.now)
+            except NotSwept as error:
+                world.note(f"another reaper: {error}")
+        ended = [one for one in alive if world.instances[one].reason == "Client.UserInitiatedShutdown"]
+        if ended or not all(file.parent.is_dir() for file in files):
+            self.wrong.append(f"{', '.join(sorted(ended))} ended as orphans, and their controller lived")
+
+    def _unreadable(self) -> None:
+        """A newer version wrote every lease: nothing is ended, nothing bought, until a person puts it right."""
+        world = self.home.world
+        files = self._lease_files()
+        for file in files:
+            _spoil(file)
+        try:
+            for _ in range(3 if files else 0):
+                world.struck["a lease that cannot be read"] += 1
+                world.pass_s(600.0)
+                bought = world.bought()
+                if self.refresh():
+                    self.wrong.append("a refresh was begun beside a lease that cannot be read")
+                if self.todo and len(world.alive()) == 0:
+                    lease_id = f"beside{len(self.started)}-00"
+                    tally = Tally(cap_usd=1e3, stop_at=world.elapsed_s + 5400.0, refresh_id=lease_id[:-3])
+                    self._measure(self.here, launch_of(self.todo[0]), lease_id, tally)
+                if world.bought() > bought:
+                    self.wrong.append("machines were bought beside a lease that cannot be read")
+        except (Killed, KeyboardInterrupt):
+            world.dead = True
+            world.revive()
+        for file in files:
+            _mend(file)
+        self.home.die()
+
+    def _lease_files(self) -> list[Path]:
+        return [self.home.leases.directory(lease_id) / "lease.json" for lease_id in self.home.leases.ids()]
+
+    def _measure(self, here: Workspace, launch: Launch, lease_id: str, tally: Tally) -> None:
         """As flows/measure.py, for one launch."""
         world = self.home.world
         self.started[lease_id] = launch
         served = serve_launch.fn(here, launch, lease_id, tally)
         world.note(f"{lease_id}: {served.outcome}")
-        self.served[lease_id] = (launch, served.outcome)
-        collected = bring_home.fn(here, served, tally.refresh_id, world.now)
+        if served.mailbox is not None:
+            self.served[lease_id] = (launch, served.outcome)
+        collected = collect_launch.fn(here, served, tally.refresh_id, world.now)
+        self.served[lease_id] = (launch, served.outcome)  # without machines there is its row alone, stored just now
         tally.add(served, collected, load_s=0.0)
 
     def mend(self) -> None:
@@ -144,11 +216,36 @@ class Campaigns:
         world.s3.cut, world.lag_s = 0, 0.0
         for node in world.nodes.values():
             node.kinds.discard("uploads fail")
-        for _ in range(2):
-            for sentence in end_and_collect.fn(self.here, world.now):
-                world.note(f"reaped: {sentence}")
-            world.pass_s(150.0)
-        end_and_collect.fn(self.here, world.now)
+        for number in range(3):
+            try:
+                for sentence in end_and_collect.fn(self.here, world.now):
+                    world.note(f"reaped: {sentence}")
+            except NotSwept as error:
+                world.note(str(error))
+                self.wrong += [str(error)] if number == 2 else []
+            world.pass_s(150.0 if number < 2 else 0.0)
+
+
+def _spoil(file: Path) -> None:
+    """As a newer version would have written it."""
+    if file.is_file():
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"of_a_newer_version": 1}))
+
+
+def _mend(file: Path) -> None:
+    if file.is_file():
+        body = json.loads(file.read_text())
+        body.pop("of_a_newer_version", None)
+        file.write_text(json.dumps(body))
+
+
+def _refused(read_text: Callable[..., str]) -> Callable[..., str]:
+    def read(self: Path, *words: Any, **more: Any) -> str:
+        if self.name == "lease.json":
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read_text(self, *words, **more)
+
+    return read
 
 
 def launch_of(order: Order) -> Launch:
@@ -164,9 +261,9 @@ def launch_of(order: Order) -> Launch:
     return Launch(cluster=cluster, items=items, est_s=est_s, est_usd=usd, reason="chaos")
 
 
-def _wanted(kind: str, nodes: tuple[int, ...]) -> Wanted:
+def _wanted(kind: str, nodes: tuple[int, ...]) -> Measurement:
     batches: Any = _BATCHES.get(kind, (8,) * len(nodes))
-    return Wanted(
+    return Measurement(
         kind=kind, workload="" if kind == "probe" else "conv", nodes=nodes, batches=batches, accumulation_steps=1,
         message_bytes=(4096,) if kind == "probe" else (), reason="chaos", est_s=12.0,
     )  # fmt: skip
@@ -189,7 +286,7 @@ def _template() -> tuple[bytes, Path]:
     state.mkdir()
     home = Home(state, FakeAws(), CHOICES)
     settings = settings.model_copy(update={"home": state, "ec2": CHOICES})
-    here = Installation(settings=settings, warehouse=fresh(state), provider=home.provider)
+    here = Workspace(settings=settings, warehouse=fresh(state), provider=home.provider)
     note_definitions.fn(here, home.world.now)
     snapshot_offers.fn(here, "prices", home.world.now)
     _KNOWN.extend(current_offers(here))

@@ -7,9 +7,8 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from tasks.node.endings import EXIT_ITEM_FAILED, EXIT_LOST_PEER
-from tasks.node.places import Places
-from tasks.node.record import Item, Plan
+from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER
+from tasks.node.record import Item, Plan, RankLayout
 
 if TYPE_CHECKING:
     from tests.chaos.node import Node
@@ -28,7 +27,7 @@ class Gang:
 
     def __init__(self, plan: Plan, seconds: float) -> None:
         self.plan, self.seconds = plan, seconds
-        self.places = Places.of(plan)
+        self.layout = RankLayout.of(plan)
         self.members: dict[int, Node] = {}
         self.index = -1
         self.over = False
@@ -63,7 +62,7 @@ class Gang:
 
     def _begin(self, now: datetime) -> None:
         assert self._first is not None
-        whole = set(self.members) == set(self.places.devices) and all(one.works for one in self.members.values())
+        whole = set(self.members) == set(self.layout.devices) and all(one.works for one in self.members.values())
         if self._armed is None and whole and now >= self._first + timedelta(seconds=6.0):
             self._armed = now
             for one in self.members.values():
@@ -72,13 +71,13 @@ class Gang:
             one.reads(f"go-{self.plan.attempt}.json") for one in self.members.values()
         ):
             self._start(0, now)
-        elif now >= self._first + timedelta(seconds=self.plan.join_s if self._armed is None else 300.0):
+        elif now >= self._first + timedelta(seconds=self.plan.meet_s if self._armed is None else 300.0):
             self._end(1, EXIT_LOST_PEER, "nobody else came")
 
     def _missing(self) -> list[int]:
         """Those that the item under way waits for in vain; at the end, all."""
         item = self._item()
-        needed = {*item.nodes, self.places.host} if item else set(self.members)
+        needed = {*item.nodes, self.layout.host} if item else set(self.members)
         return [rank for rank in sorted(needed) if not self.members[rank].works]
 
     def _item(self) -> Item | None:
@@ -103,7 +102,8 @@ class Gang:
         if first.crashes(item.run_id):
             self._end(1, EXIT_ITEM_FAILED, "the workload raised ValueError", culprit=item.run_id)
             return
-        first.record(item.run_id, record_of(self.plan, item, first.clock_unix()))
+        used = [{"name": self.members[rank].device, "count": 1, "threads": 1} for rank in item.nodes]
+        first.record(item.run_id, record_of(self.plan, item, first.clock_unix()) | {"devices": used})
         self._start(self.index + 1, now)
 
     def _end(self, code: int, worker_code: int, reason: str, culprit: str = "") -> None:

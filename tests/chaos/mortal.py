@@ -9,16 +9,16 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import tasks.benchmark
-import tasks.caps
-import tasks.mailbox
-import tasks.providers.ec2_mirror
-import tasks.serve
-import tasks.service
-import tasks.tally
-from models.cloud import Offer
-from tasks.benchmark import Clock
-from tasks.providers.lease_folder import LeaseFolder
+import tasks.campaign.budget
+import tasks.campaign.campaign
+import tasks.execution.job
+import tasks.execution.mailbox
+import tasks.execution.session
+import tasks.providers.ec2.mailbox_s3
+from models.domain.cluster import Offer
+from tasks.execution.job import Clock
+from tasks.providers.leases import LeaseFolder
+from tests.chaos.node import MOST_FILES
 from tests.chaos.world import ChaosAws
 from warehouse.database import Warehouse
 
@@ -38,15 +38,16 @@ def mortal(world: ChaosAws, offers: Sequence[Offer]) -> Iterator[None]:
     clock = Clock(monotonic=lambda: world.elapsed_s, sleep=world.sleep)
     with ExitStack() as stack:
         put = stack.enter_context
-        put(patch.object(tasks.serve, "datetime", Moment))
-        put(patch.object(tasks.serve, "Clock", lambda: clock))
-        put(patch.object(tasks.tally, "time", SimpleNamespace(monotonic=lambda: world.elapsed_s)))
-        put(patch.object(tasks.caps, "current_offers", lambda here: offers))
+        put(patch.object(tasks.campaign.campaign, "datetime", Moment))
+        put(patch.object(tasks.campaign.campaign, "Clock", lambda: clock))
+        put(patch.object(tasks.campaign.budget, "time", SimpleNamespace(monotonic=lambda: world.elapsed_s)))
+        put(patch.object(tasks.campaign.budget, "current_offers", lambda here: offers))
         put(patch("os.fsync", lambda handle: None))
         put(patch.object(Warehouse, "migrate", lambda self: []))  # the template is of today, and migrating takes long
-        for module in (tasks.mailbox, tasks.benchmark, tasks.service):
+        for module in (tasks.execution.mailbox, tasks.execution.job, tasks.execution.session):
             put(patch.object(module, "write_json", _stepped(world, "disk:mailbox", module.write_json)))  # type: ignore[attr-defined]
-        mirror = tasks.providers.ec2_mirror
+        mirror = tasks.providers.ec2.mailbox_s3
+        put(patch.object(mirror, "MOST_FILES", MOST_FILES))
         put(patch.object(mirror, "_appear", _stepped(world, "disk:appear", mirror._appear)))
         put(patch.object(LeaseFolder, "write", _stepped(world, "disk:lease", LeaseFolder.write)))
         put(patch.object(LeaseFolder, "forget", _stepped(world, "disk:forget", LeaseFolder.forget)))

@@ -10,8 +10,11 @@ import json
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from tasks.node.record import plan_from_json
-from tests.chaos.gang import Gang
+from tasks.node.agent import DEVICES_WITHIN_S
+from tasks.node.device_check import missing_devices
+from tasks.node.processes import EXIT_NO_DEVICE
+from tasks.node.record import MACHINE, Plan, plan_from_json
+from tests.chaos.gang import Gang, record_of
 from tests.chaos.scenario import Trouble
 from tests.fake_ec2 import Instance
 from tests.fake_s3 import ROLE
@@ -19,7 +22,9 @@ from tests.fake_s3 import ROLE
 if TYPE_CHECKING:
     from tests.chaos.world import ChaosAws
 
-FLUSH_S = 20.0  # that a courier told to go down carries on, as delivery.py has it
+MOST_FILES, FLOOD = 60, 80  # of one machine that the mirror takes here, and of a flood
+NESTED = b"[" * 300 + b"]" * 300
+FLUSH_S = 20.0  # that a courier told to go down carries on, as sync.py has it
 _FROM_OUTSIDE = ("Client.UserInitiatedShutdown", "Client.InstanceInitiatedShutdown")
 STAGES = ("booted", "ready", "armed", "running", "finished", "done")
 
@@ -38,6 +43,7 @@ class Node:
         self.rank: int | None = None
         self.gang: Gang | None = None
         self.attempt = 0
+        self.looks: tuple[datetime, Plan, str] | None = None  # until when for its devices, for which plan, and in vain
         self.reached: dict[str, datetime] = {}
         self.hung = self.leaving = False
         self.waiting: dict[str, bytes] = {}
@@ -52,6 +58,11 @@ class Node:
     def alive(self) -> bool:
         """Whether the machine runs."""
         return self.instance.ended_at is None
+
+    @property
+    def device(self) -> str:
+        """As torch names it: a GPU that its driver does not bring up leaves the processor."""
+        return "cpu" if {"no devices", "wrong device"} & self.kinds else "Tesla T4"
 
     @property
     def works(self) -> bool:
@@ -78,6 +89,7 @@ class Node:
         if "booted.json" not in self.waiting and self.rank is None:
             self.say("booted.json", {"booted_unix": self.clock_unix()})
         self._listen(now)
+        self._look(now)
         if self.rank is not None and self.works and now >= self._beat + timedelta(seconds=2.0):
             self._beat = now
             running = self.gang is not None
@@ -94,12 +106,14 @@ class Node:
             self._reach(stage)
 
     def record(self, run_id: str, body: dict[str, Any]) -> None:
-        """One that may be garbage, where that is its trouble. What went up once is final, as outbox.py has it."""
+        """One that may be garbage, where that is its trouble. What went up once is final, as sync.py has it."""
         if run_id in self.sent:
             return
         content = json.dumps(body).encode()
         if "garbage" in self.kinds and not self.first_record:
             content = content[: len(content) // 2]
+        if "nests" in self.kinds and not self.first_record:
+            content = content.replace(b'"values": {', b'"values": {"nested": ' + NESTED + b", ")
         self.first_record = self.first_record or run_id
         self.waiting[f"records/{run_id}.json"] = content
 
@@ -162,9 +176,27 @@ class Node:
         if not plan.items or self.rank not in (plan.ranks or range(len(plan.addresses))):
             return
         assert self.rank is not None
+        expected = plan.expected[self.rank]
+        lacks = missing_devices(expected, [self.device] * expected.count) if "wrong device" not in self.kinds else ""
+        self.looks = (now + timedelta(seconds=DEVICES_WITHIN_S), plan, lacks) if lacks else None
+        if lacks:
+            return
         gangs = self.world.gangs
         self.gang = gangs.setdefault((self.lease_id, attempt), Gang(plan, self.item_s))
         self.gang.join(self.rank, self, now)
+
+    def _look(self, now: datetime) -> None:
+        """Its runs fail once it has waited for its devices in vain, as device_check.py has it."""
+        if self.looks is None or now < self.looks[0] or not self.works:
+            return
+        _, plan, reason = self.looks
+        self.looks = None
+        for item in plan.items:
+            if self.rank in item.nodes:
+                body = record_of(plan, item, self.clock_unix()) | {"status": "failed", "reason": reason, "values": {}}
+                body["cause"] = MACHINE
+                self.record(item.run_id, body)
+        self.finish(plan.attempt, EXIT_NO_DEVICE, EXIT_NO_DEVICE, reason, "")
 
     def _drop(self, now: datetime) -> None:
         if self.gang is not None:
@@ -204,6 +236,21 @@ class Node:
 
     def _hangs(self, now: datetime) -> None:
         self.hung = True
+
+    def _nests(self, now: datetime) -> None:
+        self._beat = now  # the next one that is sound comes later
+        for name in ("heartbeat", "notice", "progress"):
+            self.waiting[f"{name}.json"] = b'{"kind": "interruption", "at": ' + b"[" * 100_000
+
+    def _floods(self, now: datetime) -> None:
+        """Its own folder, and by a detour that IAM's stars allow those of the others."""
+        userid = f"{ROLE}:{self.instance.instance_id}"
+        mine = [one for one in self.world.nodes.values() if one.lease_id == self.lease_id]
+        for number in range(FLOOD):
+            self.world.s3.upload(now, self.lease_id, self.instance.instance_id, f"o-{number:04}.json", {})
+            for other in mine:
+                detour = f"{userid}/out/{number:04}.json"
+                self.world.s3.upload(now, self.lease_id, other.instance.instance_id, detour, {})
 
     def _carry(self, now: datetime) -> None:
         """Records first; a store that refuses is asked again, longer and longer."""

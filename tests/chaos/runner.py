@@ -40,9 +40,10 @@ def run(one: Scenario, folder: Path | None = None, prepare: Callable[[Campaigns]
     began = time.monotonic()
     world = ChaosAws(
         rng=random.Random(f"world/{one.seed}"), troubles=tuple(one.troubles), deaths=one.deaths, faults=one.faults,
-        capacity=one.capacity, lag_s=one.lag_s,
+        capacity=one.capacity, lag_s=one.lag_s, fleet_errors=[*one.fleet_errors],
     )  # fmt: skip
     world.account.spot |= one.spot
+    world.account.pairs = one.pairs
     world.s3.skew_s, world.s3.cut, world.s3.page = one.skew_s, one.cut, one.page
     campaigns = Campaigns.of(one, world, folder)
     if prepare is not None:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.fake_ec2 import SILENT, Fault
 
 STAGES = ("booted", "ready", "armed", "running", "finished", "done")
 THROTTLED = ("RequestLimitExceeded", "Throttling", "ThrottlingException", "InternalError", SILENT)
 STORE = ("SlowDown", "InternalError", "503", SILENT)
+SESSION = ("ExpiredToken", "UnauthorizedOperation", "NoCredentialsError")
+NOT_FOUND_YET = (
+    ("ec2:AuthorizeSecurityGroupIngress", "InvalidGroup.NotFound"),
+    ("ec2:RevokeSecurityGroupEgress", "InvalidGroup.NotFound"),
+    ("ec2:RunInstances", "InvalidGroup.NotFound"),
+    ("ec2:RunInstances", "InvalidPlacementGroup.Unknown"),
+    ("ec2:CreateFleet", "InvalidLaunchTemplateName.NotFoundException"),
+)
+UNKNOWN_KEY, TOO_MANY_FILES = "an unknown key", "too many open files"
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
 STEPS = (
     "ec2:run_instances", "ec2:create_fleet", "ec2:describe_instances", "ec2:terminate_instances",
@@ -61,6 +71,14 @@ class Death:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """Another process reaps this home, so many seconds after a cluster was had, and can read no lease: `why`."""
+
+    after_s: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """One launch: instance types with counts, a market, and the nodes of each run."""
 
@@ -75,7 +93,10 @@ class Order:
 
 @dataclass(slots=True, kw_only=True)
 class Scenario:
-    """`kinds` are the names of what was mixed. `skew_s`: the store's clock against the controller's."""
+    """`kinds` are the names of what was mixed. `skew_s`: the store's clock against the controller's.
+
+    `unreadable`: after a death no lease can be read until a person mends it, half an hour later.
+    """
 
     seed: int
     kinds: tuple[str, ...] = ()
@@ -89,9 +110,13 @@ class Scenario:
     troubles: list[Trouble] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    visits: list[Visit] = field(default_factory=list)
+    unreadable: bool = False
     capacity: dict[tuple[str, str], int] = field(default_factory=dict)
     spot: dict[str, float] = field(default_factory=dict)
     page: int = 1000
+    fleet_errors: list[list[str]] = field(default_factory=list)  # of the first fleets
+    pairs: bool = False  # each zone has a second subnet, without a way out
 
 
 Mix = Callable[[Scenario, random.Random], None]
@@ -129,6 +154,20 @@ def throttling(one: Scenario, rng: random.Random) -> None:
                              "ec2:CreateLaunchTemplate", "ec2:DescribeSubnets", "iam:GetInstanceProfile"])  # fmt: skip
         skip = skip if action == "ec2:DescribeInstances" else skip % 3
         one.faults.append(Fault(action=action, code=code, times=times, after=after, skip=skip))
+
+
+def asking_long(one: Scenario, rng: random.Random) -> None:
+    """Throttled all along and never answered: of three fleets the last comes long after the first request."""
+    many_tries(one, rng.choice(["RequestLimitExceeded", "Throttling"]))
+    one.lag_s = rng.choice([0.0, 20.0, 60.0])
+
+
+def many_tries(one: Scenario, code: str) -> None:
+    """The first fleets come to nothing after five refusals each, and the last of them is not answered."""
+    one.fleet_errors = [["InternalError"], ["InternalError"]]
+    actions = [("ec2:CreateLaunchTemplate", 0), *(("ec2:CreateFleet", skip) for skip in range(3))]
+    one.faults += [Fault(action=action, code=code, times=5, skip=skip) for action, skip in actions]
+    one.faults.append(Fault(action="ec2:CreateFleet", code=SILENT, after=True, skip=2))
 
 
 def quota(one: Scenario, rng: random.Random) -> None:
@@ -222,8 +261,58 @@ def tight(one: Scenario, rng: random.Random) -> None:
     one.cap_usd, one.month_usd = rng.uniform(1.0, 9.0), rng.uniform(4.0, 14.0)
 
 
+def devices(one: Scenario, rng: random.Random) -> None:
+    """A driver that never comes up, seen by the node or not."""
+    for machine in rng.sample(range(4), rng.randint(1, 2)):
+        one.troubles.append(Trouble(machine=machine, kind=rng.choice(["no devices", "no devices", "wrong device"])))
+
+
 def unseen(one: Scenario, rng: random.Random) -> None:
     one.lag_s = rng.choice([4.0, 20.0, 60.0])
+
+
+def visited(one: Scenario, rng: random.Random) -> None:
+    for _ in range(rng.randint(1, 2)):
+        why = rng.choice([UNKNOWN_KEY, TOO_MANY_FILES])
+        one.visits.append(Visit(after_s=rng.uniform(1.0, 70.0), why=why))
+
+
+def unreadable(one: Scenario, rng: random.Random) -> None:
+    killed(one, rng)
+    one.unreadable = True
+
+
+def sweeps(words: dict[str, Any]) -> bool:
+    """Whether it is the reaper's look through a region."""
+    names = {each["Name"] for each in words.get("Filters", ())}
+    return names == {"tag:srift:deployment", "instance-state-name"}
+
+
+def blind(one: Scenario, rng: random.Random) -> None:
+    """The session expires while the controller is away; days may go by until somebody signs in again."""
+    killed(one, rng)
+    code, times, skip = rng.choice(SESSION), rng.randint(1, 4), rng.randint(0, 2)
+    one.faults.append(Fault(action="ec2:DescribeInstances", code=code, times=times, skip=skip, when=sweeps))
+
+
+def not_found_yet(one: Scenario, rng: random.Random) -> None:
+    for action, code in rng.sample(NOT_FOUND_YET, rng.randint(1, 3)):
+        one.faults.append(Fault(action=action, code=code, skip=rng.randint(0, 1)))
+
+
+def floods(one: Scenario, rng: random.Random) -> None:
+    stage = rng.choice(["ready", "armed", "running"])
+    one.troubles.append(Trouble(machine=rng.randrange(3), kind="floods", stage=stage, after_s=rng.uniform(0.0, 8.0)))
+
+
+def nests(one: Scenario, rng: random.Random) -> None:
+    for machine in range(3):
+        if rng.random() < 0.6:
+            one.troubles.append(Trouble(machine=machine, kind="nests", stage=rng.choice(STAGES)))
+
+
+def two_subnets(one: Scenario, rng: random.Random) -> None:
+    one.pairs = True
 
 
 KINDS: dict[str, Mix] = {
@@ -247,6 +336,15 @@ KINDS: dict[str, Mix] = {
     "records delivered twice": twice,
     "caps that are tight": tight,
     "machines shown late": unseen,
+    "a lease that another reaper cannot read": visited,
+    "a lease that its successor cannot read": unreadable,
+    "a reaper without a session": blind,
+    "not found right after creation": not_found_yet,
+    "a node that floods names": floods,
+    "a node that nests deeply": nests,
+    "devices that are not there": devices,
+    "two subnets a zone": two_subnets,
+    "a launch of many tries": asking_long,
 }
 
 

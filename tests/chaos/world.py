@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -16,18 +16,19 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from models.caps import LATE_S
-from tasks.providers.ec2_mirror import Mirror
-from tasks.providers.ec2_request import ADDRESS_USD_PER_HOUR, VOLUME_USD_PER_GIB_HOUR
+from models.campaign.budget import LATE_S
+from tasks.providers.ec2.errors import ANOTHER_TRY, refused
+from tasks.providers.ec2.mailbox_s3 import Mirror
+from tasks.providers.ec2.prices import other_usd_per_hour, storage_usd_per_hour
 from tests.chaos.gang import Gang
-from tests.chaos.node import Node
-from tests.chaos.scenario import Death, Trouble
+from tests.chaos.node import NESTED, Node
+from tests.chaos.scenario import Death, Trouble, sweeps
 from tests.fake_ec2 import FakeAws, Fault, Instance, Killed
 from tests.fake_ec2_account import ON_DEMAND_USD
 
 TURN_S = 1.0  # of a mirror, of a node and of the world
 FORGOTTEN = timedelta(hours=1)  # EC2 shows a terminated machine for about so long
-BESIDE_USD = 100 * VOLUME_USD_PER_GIB_HOUR + ADDRESS_USD_PER_HOUR
+BESIDE_USD = storage_usd_per_hour("us-east-1", 100) + other_usd_per_hour(public=True)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +46,9 @@ class ChaosAws(FakeAws):
     log: list[str] = field(default_factory=list)
     struck: Counter[str] = field(default_factory=Counter)  # what came to pass, how often
     refused: list[str] = field(default_factory=list)  # lease of every request that AWS had no machines for
+    visitors: list[tuple[float, Callable[[], None]]] = field(default_factory=list)  # seconds with a cluster, then who
+    had_s: float = 0.0  # seconds for which a controller has had a cluster
+    unswept: int = 0  # times that the reaper's look through a region was refused
     steps: int = 0
     away_s: float = 60.0
     began: datetime | None = None
@@ -71,6 +75,14 @@ class ChaosAws(FakeAws):
                 gang.step(self.now)
             self._watch_deadlines()
             self._turn_mirrors()
+            self._visit(some)
+
+    def _visit(self, some: float) -> None:
+        """Another process comes while a cluster is held, if one is due."""
+        self.had_s += some if self.mirrors and not self.dead else 0.0
+        if self.mirrors and not self.dead and self.visitors and self.had_s >= self.visitors[0][0]:
+            _, visit = self.visitors.pop(0)
+            visit()
 
     def sleep(self, seconds: float) -> None:
         """The controller's pauses; it is busy, and looks once a second at most."""
@@ -131,13 +143,15 @@ class ChaosAws(FakeAws):
 
     def _strike(self, fault: Fault, name: str) -> None:
         self.struck["call refused or unanswered"] += 1
+        self.unswept += fault.when is sweeps
         self.note(f"{name} answered with {fault.code}")
         FakeAws._strike(self, fault, name)
 
     def _launch(
-        self, region: str, zone: str, market: str, name: str, count: int, request: Any, tagged: list[dict[str, Any]]
+        self, region: str, subnet: str, market: str, name: str, count: int, request: Any, tagged: list[dict[str, Any]]
     ) -> list[str]:
-        ids = FakeAws._launch(self, region, zone, market, name, count, request, tagged)
+        zone = self.account.zone_of(subnet)
+        ids = FakeAws._launch(self, region, subnet, market, name, count, request, tagged)
         for one in ids:
             instance, ordinal = self.instances[one], len(self.nodes)
             mine = [trouble for trouble in self.troubles if trouble.machine == ordinal]
@@ -171,7 +185,8 @@ class ChaosAws(FakeAws):
         except ClientError:
             self._without(lease_id)
             raise
-        if answer.get("Errors"):
+        kinds = {refused(one["ErrorCode"], action="", region="").kind for one in answer.get("Errors", ())}
+        if kinds - {*ANOTHER_TRY}:  # an InternalError of a fleet refuses no rung: it is asked for again
             self._without(lease_id)
         return answer
 
@@ -219,8 +234,8 @@ class ChaosAws(FakeAws):
 
 
 def sound(content: bytes) -> bool:
-    """Whether a record is whole."""
+    """Whether a record is whole, and none that is nested."""
     try:
-        return bool(json.loads(content)["run_id"])
+        return NESTED not in content and bool(json.loads(content)["run_id"])
     except (ValueError, KeyError):
         return False

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import json
+import os
+import stat
+import subprocess
+import sys
 from contextlib import nullcontext
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer.main
 from click.testing import Result
+from prefect.exceptions import CancelledRun
 from typer.testing import CliRunner
 
 from flows.cli import app
+from tasks.providers.base import NotSwept
+from tasks.workspace.credential import make_credential, serving
 from tests.installed import DescribedMachines, furnished, write_project
+from warehouse.database import Warehouse, WarehouseBusy
 
 README = Path(__file__).parents[2] / "README.md"
-VERBS = ("refresh", "recommend", "table", "import", "backtest", "status", "reap")
+VERBS = ("refresh", "recommend", "table", "import", "forget", "workloads", "backtest", "status", "reap")
 ROWS = "workload,cluster,batch_per_device,step_s\nconv,2xs.small,16,0.5\nconv,1xs.large,16,0.25\n"
 
 
 @pytest.fixture(autouse=True)
 def a_shell_of_its_own(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines are described, not started; what the command sets for Prefect does not outlive it."""
-    monkeypatch.setattr("tasks.installation.LocalProvider", lambda **_: DescribedMachines())
+    monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: DescribedMachines())
 
 
 @pytest.fixture
@@ -51,7 +62,7 @@ def without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     import flows.refresh
 
     monkeypatch.setattr(flows.refresh, "refresh", flows.refresh.refresh.fn)
-    monkeypatch.setattr("tasks.own_server.own_server", nullcontext)
+    monkeypatch.setattr("tasks.workspace.prefect_server.own_server", nullcontext)
 
 
 def files(folder: Path) -> set[Path]:
@@ -103,6 +114,7 @@ def test_every_verb_of_the_contract_is_there_has_help_and_stands_in_the_readme()
         (["recommend", "conv", "--deadline", "0h"], "12h, 90m or 2d"),
         (["recommend", "conv", "--budget", "-1"], "--budget"),
         (["recommend", "conv", "--deadline", "2h", "--market", "sport"], "known: any, on-demand, spot"),
+        (["recommend", "conv", "--deadline", "2h", "--market", "onDemand"], "did you mean 'on-demand'?"),
         (["recommend", "conv", "--deadline", "2h", "--provider", "loca"], "did you mean 'local'"),
         (["recommend", "conv", "--deadline", "2h", "--top", "0"], "--top"),
         (["recommend", "conv", "--deadline", "2h", "--samples", "0"], "--samples"),
@@ -115,6 +127,9 @@ def test_every_verb_of_the_contract_is_there_has_help_and_stands_in_the_readme()
         (["status", "--provider", "moon"], "known: ec2, local"),
         (["reap", "--provider", "moon"], "known: ec2, local"),
         (["import"], "file"),
+        (["import", "--workloads", "facts.csv", "--provider", "loca"], "did you mean 'local'"),
+        (["forget"], "--list"),
+        (["forget", "abcd", "--list"], "--list"),
         (["backtest", "rows.csv"], "test"),
         (["refesh"], "refesh"),
         (["table", "--jso"], "--jso"),
@@ -160,13 +175,55 @@ def test_what_is_not_there_yet_exits_1_and_says_how_to_get_it(new: Path) -> None
 
 
 def test_a_second_refresh_of_a_home_exits_1_and_names_the_first(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_a_server(monkeypatch)
+    monkeypatch.setattr("tasks.workspace.prefect_server.own_server", lambda: pytest.fail("Prefect was started first"))
     (new / "state").mkdir()
     with (new / "state" / "refresh.json").open("w") as file:
         json.dump({"refresh_id": "r-1", "pid": 77, "started_at": "noon"}, file)
         file.flush()
         fcntl.flock(file, fcntl.LOCK_EX)
         assert_fails(srift("refresh"), 1, "refresh r-1 (process 77, since noon) is at work", "nothing was started")
+
+
+def test_one_that_comes_second_all_the_same_ends_cancelled_and_is_told_so_too(
+    new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def second(*_: object) -> None:
+        raise CancelledRun("refresh r-1 is at work in this home; nothing was started")
+
+    without_a_server(monkeypatch)
+    monkeypatch.setattr("flows.refresh.refresh", second)
+    assert_fails(srift("refresh"), 1, "refresh r-1 is at work", "nothing was started")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://127.0.0.1:4200/api", True),
+        ("http://localhost:4200/api", False),
+        ("http://127.0.0.1:4201/api", False),
+        ("http://me@127.0.0.1:4200/api", False),
+        ("https://api.prefect.cloud/api", False),
+        ("http://127.0.0.1.evil.example/api", False),
+        (None, False),
+    ],
+)
+def test_the_credential_of_the_home_is_shown_to_a_server_on_this_machine_alone(
+    new: Path, monkeypatch: pytest.MonkeyPatch, url: str | None, shown: bool
+) -> None:
+    made = make_credential(new / "state", print)
+    if url is not None:
+        monkeypatch.setenv("PREFECT_API_URL", url)
+    assert srift("status").exit_code == 0
+    assert "PREFECT_API_AUTH_STRING" not in os.environ, "`make up` serves nothing yet"
+    with serving(new / "state", "127.0.0.1:4200"):
+        assert srift("status").exit_code == 0
+        assert os.environ.pop("PREFECT_API_AUTH_STRING", None) == (made if shown else None)
+    assert srift("status").exit_code == 0 and "PREFECT_API_AUTH_STRING" not in os.environ
+    assert stat.S_IMODE((new / "state").stat().st_mode) == 0o700
+    assert stat.S_IMODE((new / "state" / "prefect-address").stat().st_mode) == 0o600
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "mine:own")
+    srift("status")
+    assert os.environ["PREFECT_API_AUTH_STRING"] == "mine:own"
 
 
 def test_the_table_in_json_and_in_plain_text(used: Path) -> None:
@@ -230,8 +287,102 @@ def test_what_cannot_be_had_is_an_answer_and_no_failure(used: Path) -> None:
 def test_status_and_reap(used: Path, new: Path) -> None:
     assert told("status")["leases"] == []
     assert "no refresh is at work" in srift("status").stdout
-    assert told("reap") == {"ended": []}
+    assert told("reap") == {"ended": [], "not_swept": {}}
     assert srift("reap").stdout == "nothing was left running\n"
+
+
+def test_a_reaping_that_could_not_look_everywhere_exits_1_and_says_what_it_did(
+    new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blind = DescribedMachines(unswept={"us-east-1": "the AWS session has expired"})
+    monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: blind)
+    result = srift("reap")
+    assert result.exit_code == 1 and result.stdout == "machine i-1: it was ended\n"
+    assert "us-east-1: the AWS session has expired" in result.stderr and "run `srift reap" in result.stderr
+    result = srift("reap", "--json")
+    assert result.exit_code == 1 and json.loads(result.stdout) == {
+        "ended": ["machine i-1: it was ended"],
+        "not_swept": {"us-east-1": "the AWS session has expired"},
+    }
+
+
+def test_without_credentials_a_reaping_of_ec2_is_no_all_clear(new: Path, no_credentials: None) -> None:
+    with (new / "srift.toml").open("a") as file:
+        file.write('\n[ec2]\nbucket = "mine-1"\nregions = ["us-east-1"]\n')
+    assert_fails(srift("reap", "--provider", "ec2"), 1, "us-east-1: no AWS credentials were found", "AWS_PROFILE")
+
+
+def test_a_reaping_whose_warehouse_fails_says_what_it_ended_and_then_why_it_failed(
+    new: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blind = DescribedMachines(unswept={"us-east-1": "the AWS session has expired"})
+    monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: blind)
+    monkeypatch.setattr("tasks.execution.collect.crash_dead_flow_runs", lambda home: ["a flow run was killed"])
+
+    def busy(self: Warehouse) -> list[str]:
+        raise WarehouseBusy("the warehouse is held by process 1")
+
+    monkeypatch.setattr(Warehouse, "migrate", busy)
+    result = srift("reap")
+    lines = ("machine i-1: it was ended", "us-east-1: the AWS session has expired", "a flow run was killed")
+    found = [result.stderr.find(line) for line in (*lines, "the warehouse is held by process 1")]
+    assert result.exit_code == 1 and -1 < found[0] < found[1] < found[2] < found[3]
+    flow = importlib.import_module("flows.reap")
+    monkeypatch.setattr(flow, "crash_dead_flow_runs", lambda home: ["another was killed"])
+    monkeypatch.setattr(flow, "end_and_collect", flow.end_and_collect.fn)
+    with pytest.raises(WarehouseBusy):
+        flow.reap.fn()
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "machine i-1: it was ended" and said[-1] == "another was killed"
+
+
+def test_reap_tells_of_flow_runs_that_were_killed_by_hand_and_by_schedule(
+    new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.execution.collect.crash_dead_flow_runs", lambda home: [f"killed in {home.name}"])
+    assert told("reap") == {"ended": ["killed in state"], "not_swept": {}}
+    flow = importlib.import_module("flows.reap")
+    monkeypatch.setattr(flow, "end_and_collect", lambda *_: ["a host was left"])
+    monkeypatch.setattr(flow, "crash_dead_flow_runs", lambda home: [f"killed in {home.name}"])
+    assert flow.reap.fn() == ["a host was left", "killed in state"]
+
+
+def test_a_home_that_the_command_makes_is_its_owners_and_one_that_is_there_stays_and_is_noted(
+    new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    srift("status")
+    assert stat.S_IMODE((new / "state").stat().st_mode) == 0o700
+    assert "chmod 700" not in srift("doctor").output
+    (new / "state").chmod(0o755)
+    shown = srift("doctor")
+    assert stat.S_IMODE((new / "state").stat().st_mode) == 0o755 and "chmod 700" in shown.output
+
+
+def test_machines_are_ended_before_prefect_is_told_of_killed_runs_and_both_are_said(
+    new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def ends(*_: object) -> list[str]:
+        order.append("machines")
+        raise NotSwept("local", {"lease r-1": "it cannot be read"}, ["a host was left"])
+
+    def crashes(home: Path) -> list[str]:
+        order.append("runs")
+        return ["a run was killed"]
+
+    flow = importlib.import_module("flows.reap")
+    said: list[str] = []
+    for module in (importlib.import_module("tasks.execution.collect"), flow):
+        monkeypatch.setattr(module, "crash_dead_flow_runs", crashes)
+    monkeypatch.setattr("tasks.execution.collect.end_and_collect", SimpleNamespace(fn=ends))
+    monkeypatch.setattr(flow, "end_and_collect", ends)
+    monkeypatch.setattr("tasks.execution.collect.reporter", lambda: SimpleNamespace(say=said.append))
+    result = srift("reap", "--json")
+    assert json.loads(result.stdout)["ended"] == ["a host was left", "a run was killed"] and result.exit_code == 1
+    with pytest.raises(NotSwept):
+        flow.reap.fn()
+    assert said == ["a host was left", "a run was killed"] and order == 2 * ["machines", "runs"]
 
 
 def test_a_dry_run_starts_nothing_and_writes_nothing(new: Path) -> None:
@@ -246,9 +397,52 @@ def test_a_dry_run_starts_nothing_and_writes_nothing(new: Path) -> None:
 
 def test_measurements_are_imported_once(new: Path) -> None:
     (new / "rows.csv").write_text(ROWS)
-    assert told("import", "rows.csv") == {"rows": 2, "new": 2, "sentences": []}
+    loaded = told("import", "rows.csv")
+    assert (loaded["rows"], loaded["new"], loaded["workloads"]) == (2, 2, {"conv": 2})
     again = srift("import", "rows.csv")
     assert again.exit_code == 0 and "2 rows, 0 of them new" in again.stdout
+
+
+def test_what_an_import_did_is_told_listed_and_undone(new: Path) -> None:
+    assert told("forget", "--list") == [] and "nothing was ever imported" in srift("forget", "--list").stdout
+    assert "nothing is known yet of conv, lm" in srift("workloads").stdout
+    (new / "rows.csv").write_text(ROWS)
+    assert "dry run: nothing was loaded" in srift("import", "rows.csv", "--dry-run").stdout
+    assert files(new) == {new / name for name in ("rows.csv", "srift.toml", "work.py")}
+    shown = srift("import", "rows.csv").stdout
+    (listed,) = told("forget", "--list")
+    assert (listed["file"], listed["rows"], listed["forgotten"]) == ("rows.csv", 2, False)
+    assert f"srift forget {listed['import_id']}" in shown and "s.small" in shown
+    (conv, lm) = told("workloads")
+    assert (conv["workload"], conv["provider"], conv["imported_rows"], lm["provider"]) == ("conv", "ec2", 2, "")
+    shown = srift("workloads")
+    assert shown.exit_code == 0 and "\x1b" not in shown.output and "s.small" in shown.stdout
+    assert_fails(srift("forget", "nonsense"), 2, "unknown import 'nonsense'")
+    assert told("forget", listed["import_id"])["rows"] == 2
+    assert "forgotten" in srift("forget", "--list").stdout
+    assert {one["provider"] for one in told("workloads")} == {""}
+    assert told("import", "rows.csv")["new"] == 2
+
+
+def test_facts_are_imported_alone_and_whoever_knows_a_workload_is_asked(new: Path) -> None:
+    (new / "facts.csv").write_text("workload,parameters,gradient_bytes\nmine,10,40\n")
+    assert told("import", "--workloads", "facts.csv")["facts"] == {"new": 1, "changed": 0, "the same": 0}
+    assert "0 new, 0 changed, 1 the same" in srift("import", "--workloads", "facts.csv").stdout
+    asked = ("recommend", "mine", "--deadline", "2h")
+    assert_fails(srift(*asked), 2, "mine is known on ec2 alone", "--samples N --batch B")
+    assert_fails(srift(*asked, "--provider", "local"), 2, "'mine' is not known on local; it is on ec2: add")
+    assert_fails(srift("recommend", "mien", "--deadline", "2h"), 2, "unknown workload 'mien'; did you mean 'mine'?")
+
+
+def test_implausible_rows_are_refused_unless_forced(new: Path) -> None:
+    (new / "rows.csv").write_text(ROWS + "conv,2xs.small,16,500\n")
+    assert_fails(srift("import", "rows.csv"), 1, "line 4, column step_s", "1,000 times", "--force")
+    assert told("import", "rows.csv", "--force")["new"] == 3
+
+
+def test_the_version_is_printed() -> None:
+    shown = srift("--version")
+    assert shown.exit_code == 0 and shown.stdout == f"srift {metadata.version('srift')}\n"
 
 
 def test_a_file_that_cannot_be_imported_exits_1_and_says_where_and_why(new: Path) -> None:
@@ -274,3 +468,12 @@ def test_a_backtest_reports_and_leaves_the_home_as_it_was(new: Path) -> None:
     assert_fails(srift("backtest", "train.csv", "test.csv", "--predictions", "no/out.csv"), 1, "Nothing was fitted")
     (new / "test.csv").write_text("workload\n")
     assert_fails(srift("backtest", "train.csv", "test.csv", "--json"), 1, "there is no column 'cluster'")
+
+
+def test_an_answer_imports_nothing_that_it_does_not_need() -> None:
+    """Each of these takes a tenth of a second to two seconds to import."""
+    heavy = ("scipy.stats", "scipy.optimize", "sklearn", "mlflow", "prefect", "boto3", "torch", "matplotlib")
+    ours = "flows.cli, tasks.recommendation.ask, tasks.reporting.tables"
+    code = f"import sys, {ours}; print([m for m in {heavy} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,4 +1,7 @@
-"""What `make up` installs: deployments that exist and take the parameters given, and a schedule that fires."""
+"""What `make up` installs: deployments that exist and take the parameters given, and a schedule that fires.
+
+And that its servers obey the operator alone, shown while they serve.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,15 @@ import importlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +32,12 @@ import yaml
 from prefect import Flow
 from prefect.client.schemas.schedules import CronSchedule
 
+from tasks.workspace.credential import FILE, authorization
+from tests.flows import visitors
+
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "deployments"))
+up = importlib.import_module("up")
 UP = ROOT / "deployments" / "up.py"
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())["deployments"]
 each = pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=[one["name"] for one in DEPLOYMENTS])
@@ -108,6 +120,36 @@ def test_every_provider_that_is_measured_by_schedule_is_reaped_by_schedule() -> 
     assert providers("flows.refresh.refresh") == providers("flows.reap.reap") == {"local", "ec2"}
 
 
+def test_what_was_cut_off_with_the_service_is_settled_with_its_subflows() -> None:
+    runs = {"due": "SCHEDULED", "refresh": "RUNNING", "measure": "RUNNING", "market": "COMPLETED", "by hand": "RUNNING"}
+    below = {"refresh": ["measure", "market"]}
+
+    def post(path: str, body: dict[str, Any]) -> list[dict[str, str]]:
+        """As Prefect's API, of a pool that knows `due` and `refresh`."""
+        if path != "/flow_runs/filter":
+            runs[path.split("/")[2]] = body["state"]["type"]
+            return []
+        where = body["flow_runs"]
+        of = (
+            below.get(where["parent_flow_run_id"]["any_"][0], [])
+            if "parent_flow_run_id" in where
+            else ["due", "refresh"]
+        )
+        return [{"id": one} for one in of if runs[one] in where["state"]["type"]["any_"]]
+
+    stack = up.Stack(root=ROOT, home=ROOT, prefect_port=1, mlflow_port=2, prefect_file=ROOT)
+    service = up.Service(stack, say=lambda _: None)
+    service.post = post  # type: ignore[method-assign, assignment]
+    service.settle_past()
+    assert runs == {
+        "due": "CANCELLED",
+        "refresh": "CRASHED",
+        "measure": "CRASHED",
+        "market": "COMPLETED",
+        "by hand": "RUNNING",
+    }
+
+
 TOML = """
 [local.instance_types."lc.small"]
 cores = 0.1
@@ -150,7 +192,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def up(project: Path, *words: str) -> subprocess.Popen[str]:
+def start(project: Path, *words: str) -> subprocess.Popen[str]:
     env = {**os.environ, "SRIFT_ROOT": str(project), "SRIFT_HOME": str(project / "state"), **QUICK}
     env["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(project)))
     line = [sys.executable, str(UP), "--prefect-file", str(project / "prefect.yaml"), *words]
@@ -168,6 +210,20 @@ def processes_of(project: Path) -> Iterator[psutil.Process]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Visits:
+    """What others than the operator's programs got of the two servers, and what was there afterwards."""
+
+    answers: dict[str, dict[str, list[tuple[int, str]]]]  # server -> who asks -> reading, creating, its preflight
+    handshakes: dict[str, int]
+    another_user: dict[str, Any]
+    browser: dict[str, Any] | None
+    read_afterwards: dict[str, str]
+    created_with_it: dict[str, int]
+    in_command_lines: list[list[str]]
+    credential: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """`make up`, from its start to its end: what it said, what outlived it, and the runs of the nightly refresh."""
 
@@ -175,31 +231,137 @@ class Served:
     said: list[str]
     left: list[psutil.Process]
     nightly: list[dict[str, Any]]  # the earliest first, each with its `states`
+    visits: Visits
+    reaped: tuple[str, dict[str, str]]  # what `srift reap` said, and flow run -> its state then
 
 
-def prefect(port: str, path: str, body: dict[str, Any] | None = None) -> Any:
+def prefect(home: Path, port: str, path: str, body: dict[str, Any] | None = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/api{path}", data, {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", "Authorization": authorization((home / FILE).read_text().strip())}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/api{path}", data, headers)
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.load(answer)
 
 
-def runs_of(port: str, deployment: str) -> list[dict[str, Any]]:
+def runs_of(home: Path, port: str, deployment: str) -> list[dict[str, Any]]:
     where = {"deployments": {"name": {"any_": [deployment]}}, "flow_runs": {"start_time": {"is_null_": False}}}
-    runs = prefect(port, "/flow_runs/filter", {**where, "sort": "START_TIME_ASC"})
-    states = [prefect(port, f"/flow_run_states/?flow_run_id={run['id']}") for run in runs]
+    runs = prefect(home, port, "/flow_runs/filter", {**where, "sort": "START_TIME_ASC"})
+    states = [prefect(home, port, f"/flow_run_states/?flow_run_id={run['id']}") for run in runs]
     return [run | {"states": [one["name"] for one in each]} for run, each in zip(runs, states, strict=True)]
 
 
+def visit(home: Path, prefect_port: str, mlflow_port: str) -> Visits:
+    """Everybody tries, then the operator's program."""
+    asked = visitors.servers(int(prefect_port), int(mlflow_port))
+    credential = (home / FILE).read_text().strip()
+    preflight = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    answers: dict[str, dict[str, list[tuple[int, str]]]] = {}
+    for name, one in asked.items():
+        answers[name] = {}
+        for who, headers in visitors.foreign(credential).items():
+            first = visitors.request(one, ("OPTIONS", one.create[1], None), headers | preflight)
+            others = [visitors.request(one, what, headers) for what in (one.read, one.create)]
+            answers[name][who] = [*others, first]
+    ours = {"Authorization": authorization(credential)}
+    pids = [process.pid for process in processes_of(home.parent)]
+    return Visits(
+        answers=answers,
+        handshakes={
+            who: visitors.handshake(asked["prefect"], headers)
+            for who, headers in visitors.foreign(credential).items()
+            if headers.keys() & {"Origin", "Host"}
+        },
+        another_user={}
+        if os.geteuid() or not visitors.DEBIANS_PYTHON.exists()
+        else visitors.as_another_user(home, pids, [f"http://{one.address}{one.read[1]}" for one in asked.values()]),
+        browser=visitors.in_a_browser(asked, credential) if visitors.CHROMIUM else None,
+        read_afterwards={name: visitors.request(one, one.read, ours)[1] for name, one in asked.items()},
+        created_with_it={name: visitors.request(one, one.create, ours)[0] for name, one in asked.items()},
+        in_command_lines=[
+            line
+            for line in (one.info["cmdline"] for one in psutil.process_iter(["cmdline"]))
+            if credential in str(line)
+        ],
+        credential=credential,
+    )
+
+
+BLOCKED = """
+import os, sys, threading
+from pathlib import Path
+from prefect import flow
+from tasks.workspace.prefect_runtime import recorded_flow_run
+
+@flow(flow_run_name=sys.argv[1] + "-below")
+def below():
+    Path(sys.argv[1]).touch()
+    threading.Event().wait()
+
+@flow(flow_run_name=sys.argv[1])
+def above():
+    with recorded_flow_run(Path(os.environ["SRIFT_HOME"])):
+        below()
+
+above()
+"""
+
+
+def reap_after_a_kill(project: Path, port: str) -> tuple[str, dict[str, str]]:
+    """Two programs in the middle of a flow; one is killed, and `srift reap` comes."""
+    home = project / "state"
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    env = {**outside, "SRIFT_ROOT": str(project), "SRIFT_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    env |= {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api", "PREFECT_HOME": str(home / "prefect")}
+    known = {**env, "PREFECT_API_AUTH_STRING": (home / FILE).read_text().strip()}
+    names = ("killed", "alive")
+    blocked = [subprocess.Popen([sys.executable, "-c", BLOCKED, name], cwd=project, env=known) for name in names]
+    try:
+        until = time.monotonic() + 120.0
+        while not all((project / name).exists() for name in names):
+            assert time.monotonic() < until and all(one.poll() is None for one in blocked), "no flow run came about"
+            threading.Event().wait(0.1)
+        blocked[0].kill()
+        blocked[0].wait()
+        line = [sys.executable, "-c", "from flows.cli import main; main()", "reap"]
+        # A flow of the schedule may hold the dead run's file just then and tell Prefect itself: ask again.
+        said, until, shown = "", time.monotonic() + 90.0, dict[str, str]()
+        while shown.get("killed-below") != "CRASHED" and time.monotonic() < until:
+            reaped = subprocess.run(line, cwd=project, env=env, capture_output=True, text=True, timeout=120)
+            said += reaped.stdout + reaped.stderr
+            shown = states_of(home, port, names)
+    finally:
+        for one in blocked:
+            one.kill()
+            one.wait()
+    return said, shown
+
+
+def states_of(home: Path, port: str, names: tuple[str, ...]) -> dict[str, str]:
+    """Flow run, and the one below it -> its state on Prefect's page."""
+    where = {"flow_runs": {"name": {"any_": [*names, *(f"{name}-below" for name in names)]}}}
+    return {run["name"]: run["state_type"] for run in prefect(home, port, "/flow_runs/filter", where)}
+
+
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
-    """Served until the trifle has run by its schedule, and the nightly refresh twice, due at the same moment."""
-    project = written(tmp_path_factory.mktemp("served"))
-    port, mlflow_port = map(str, free_ports(2))
+def served() -> Iterator[Served]:
+    """Served until the trifle has run by its schedule, and the nightly refresh twice, due at the same moment.
+
+    In a folder that every user may enter, since what must be kept from them is not kept by that.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="srift-served-"))
+    folder.chmod(0o755)
+    try:
+        yield serve(written(folder))
+    finally:
+        shutil.rmtree(folder)
+
+
+def serve(project: Path) -> Served:
+    home, (port, mlflow_port) = project / "state", map(str, free_ports(2))
     twice = ("--fire", NIGHTLY["name"]) * 2
     waited_for = ["every-twenty-seconds", NIGHTLY["name"], NIGHTLY["name"]]
-    with up(project, "--prefect-port", port, "--mlflow-port", mlflow_port, *twice) as process:
-        watchdog = threading.Timer(240.0, process.kill)
+    with start(project, "--prefect-port", port, "--mlflow-port", mlflow_port, *twice) as process:
+        watchdog = threading.Timer(480.0, process.kill)
         watchdog.start()
         try:
             assert process.stdout is not None
@@ -207,11 +369,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
             nightly: list[dict[str, Any]] = []
             for line in process.stdout:
                 said.append(line)
+                if line.startswith("Ctrl-C"):
+                    visits = visit(home, port, mlflow_port)
+                    reaped = reap_after_a_kill(project, port)
                 ended = re.search(r"UTC  (\S+)  \S+  (?:Completed|Failed|Crashed)", line)
                 if ended and ended[1] in waited_for:
                     waited_for.remove(ended[1])
                 if not waited_for:
-                    nightly = runs_of(port, NIGHTLY["name"])
+                    nightly = runs_of(home, port, NIGHTLY["name"])
                     break
             process.send_signal(signal.SIGTERM)
             said += process.stdout.readlines()
@@ -222,7 +387,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
             left = list(processes_of(project))
             for one in left:
                 one.kill()
-    return Served(project=project, said=said, left=left, nightly=nightly)
+    return Served(project=project, said=said, left=left, nightly=nightly, visits=visits, reaped=reaped)
 
 
 @pytest.mark.local
@@ -247,10 +412,71 @@ def test_of_two_refreshes_due_at_once_one_runs_and_the_other_waits_and_then_runs
 
 
 @pytest.mark.local
+@pytest.mark.parametrize("server", ["prefect", "mlflow"])
+def test_without_the_credential_or_from_elsewhere_nothing_is_read_or_created(served: Served, server: str) -> None:
+    visits = served.visits
+    said = visitors.servers(0, 0)[server].said
+    for who, answers in visits.answers[server].items():
+        for status, text in answers[:2]:
+            assert status in (401, 403), f"{who}: {text}"
+        for _, text in answers:
+            assert said not in text and "access-control-allow-origin: *" not in text.lower(), f"{who}: {text}"
+            assert "evil.example" not in text and "127.0.0.1:9" not in text, f"{who}: {text}"
+    assert said in visits.read_afterwards[server], "the operator's program cannot read"
+    assert "planted" not in visits.read_afterwards[server], "somebody planted something"
+    assert visits.created_with_it[server] == visitors.servers(0, 0)[server].created
+    assert set(visits.handshakes.values()) == {403} and len(visits.handshakes) == 3
+
+
+@pytest.mark.local
+def test_another_user_of_the_machine_gets_neither_the_credential_nor_anything_else(served: Served) -> None:
+    got = served.visits.another_user
+    if not got:
+        pytest.skip("to ask as another user takes root and Debian's python3")
+    assert got["beside"] == "seen", "that user could read nothing at all"
+    assert got["home"] == "PermissionError"
+    assert got["credential"] == "PermissionError"
+    assert set(got["environments"]) == {"PermissionError"} and len(got["environments"]) >= 3
+    assert set(got["servers"]) <= {401, 405}
+
+
+@pytest.mark.local
+def test_a_browser_shows_the_pages_to_the_operator_and_gives_other_pages_nothing(served: Served) -> None:
+    seen = served.visits.browser
+    if seen is None:
+        pytest.skip("Debian's chromium is not installed")
+    assert seen["operator"].startswith("http://127.0.0.1:")
+    assert len(seen["elsewhere"]) == 2
+    for origin, got in seen["elsewhere"].items():
+        assert len(got) == 14
+        assert [what for what, text in got if text] == [], f"{origin} got something"
+    for server in ("prefect", "mlflow"):
+        assert "asked for as http://127.0.0.1" in seen[f"{server} under another name"]
+        assert "planted" not in served.visits.read_afterwards[server]
+
+
+@pytest.mark.local
+def test_the_credential_is_in_its_file_and_in_no_other_nor_in_a_command_line(served: Served) -> None:
+    home, secret = served.project / "state", served.visits.credential.partition(":")[2].encode()
+    files = [path for path in home.rglob("*") if path.is_file() and secret in path.read_bytes()]
+    assert files == [home / FILE] and stat.S_IMODE(files[0].stat().st_mode) == 0o600
+    assert served.visits.in_command_lines == []
+    said = "".join(served.said)
+    assert secret.decode() not in said and str(home / FILE) in said
+
+
+@pytest.mark.local
+def test_after_a_kill_the_reaper_shows_the_run_and_its_subflow_as_crashed_and_leaves_a_live_one(served: Served) -> None:
+    said, states = served.reaped
+    wanted = {"killed": "CRASHED", "killed-below": "CRASHED", "alive": "RUNNING", "alive-below": "RUNNING"}
+    assert states == wanted, said
+
+
+@pytest.mark.local
 def test_a_taken_port_is_said_before_anything_starts(project: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = str(server.getsockname()[1])
-        with up(project, "--prefect-port", taken, "--mlflow-port", str(*free_ports(1))) as process:
+        with start(project, "--prefect-port", taken, "--mlflow-port", str(*free_ports(1))) as process:
             output, _ = process.communicate(timeout=30)
     assert process.returncode == 1
     assert f"port {taken} is taken" in output
@@ -259,8 +485,18 @@ def test_a_taken_port_is_said_before_anything_starts(project: Path) -> None:
 
 
 @pytest.mark.local
+def test_nobody_comes_between_a_port_that_was_found_free_and_the_server_that_is_to_have_it() -> None:
+    with up.listen(free_ports(1)[0]) as ours:
+        port = ours.getsockname()[1]
+        assert up.listen(port) is None
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("127.0.0.1", port))
+
+
+@pytest.mark.local
 def test_an_unknown_deployment_to_fire_is_refused_with_the_nearest_name(project: Path) -> None:
-    with up(project, "--fire", "every-twenty-second") as process:
+    with start(project, "--fire", "every-twenty-second") as process:
         output, _ = process.communicate(timeout=30)
     assert process.returncode == 2
     assert "did you mean 'every-twenty-seconds'?" in output

@@ -17,14 +17,19 @@ import duckdb
 import pandas as pd
 import pytest
 
-from models.learning import TrainingData
-from models.step_time import fit
-from tasks import ec2_settings, imports, prices, publish, recommend, registry
-from tasks.answer import Question, answer
-from tasks.installation import Installation
-from tasks.providers.ec2 import Ec2Provider
-from tasks.providers.ec2_snapshot import packaged
-from tasks.settings import load_settings
+from models.step_time.dataset import TrainingData
+from models.step_time.model import fit
+from tasks.data_files import imports
+from tasks.market import offers as prices
+from tasks.providers.ec2 import settings as ec2_settings
+from tasks.providers.ec2.provider import Ec2Provider
+from tasks.providers.ec2.snapshot import packaged
+from tasks.recommendation import publication as publish
+from tasks.recommendation import recommend
+from tasks.recommendation.ask import Question, answer
+from tasks.training import registry
+from tasks.workspace.settings import load_settings
+from tasks.workspace.workspace import Workspace
 from tests.ec2_world import World, emulated
 from tests.installed import provenance, scores
 from tests.warehouse.builders import fresh
@@ -79,7 +84,7 @@ class Market:
             listed[region] |= dict.fromkeys(UNPRICED)
             spot[region] = {key: usd for key, usd in spot[region].items() if key[0] not in UNPRICED}
         self.world = World(listed, spot)
-        self.here = Installation(
+        self.here = Workspace(
             settings=settings, warehouse=fresh(settings.home), provider=Ec2Provider(self.choices, self.world.clients)
         )
         self.seconds: dict[str, float] = {}
@@ -178,7 +183,7 @@ def test_spot_of_a_zone_stands_in_the_table_with_that_zone_and_its_price(market:
 def test_a_workload_of_which_only_facts_are_known_gets_a_wide_answer_that_says_it_is_a_guess(
     market: Market, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.answer.open_installation", lambda provider: market.here)
+    monkeypatch.setattr("tasks.recommendation.ask.open_workspace", lambda provider: market.here)
     question = Question(workload="paper-net", hours=200.0, usd=None, samples=1_000_000, batch=256)
     rows = answer("ec2", question, market="any", top=3, pilots=2)
     assert rows[0]["status"] == "recommended" and rows[0]["measured_runs"] == 0
@@ -199,7 +204,9 @@ def test_a_changed_price_is_published_within_half_a_minute(market: Market) -> No
     market.timed("prices asked and stored again", lambda: market.take_prices("second"))
     after = market.timed("published again", lambda: market.publish("second"))
     first = after[after["goal"] == "cheapest"].iloc[0]
-    assert "g4dn.xlarge" in first["cluster"] and first["usd"] < before["usd"] / 10
+    assert "g4dn.xlarge" in first["cluster"] and first["usd_machines"] < before["usd_machines"] / 10
+    assert first["usd"] < before["usd"], "volumes, addresses and requests cost what they did"
+    assert first["usd"] == first["usd_machines"] + first["usd_storage"] + first["usd_other"]
     assert market.seconds["published again"] < 30
     history = market.here.warehouse.select("select distinct snapshot_id from raw_offers")
     assert sorted(history["snapshot_id"]) == ["first", "second"], "history can be queried"

@@ -1,16 +1,28 @@
-"""A refresh on EC2 stops before its first step where the account is not as it must be."""
+"""What a refresh does first: it stops where the account is not as it must be, and has the home for itself."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from prefect.states import State
 
-from tasks.providers import ec2_api
-from tasks.providers.base import ProviderError
-from tasks.settings import SettingsError
+from tasks.execution.collect import refuse_unless_swept
+from tasks.providers.base import NotSwept, ProviderError
+from tasks.providers.ec2 import api as ec2_api
+from tasks.reporting.progress import Reporter
+from tasks.workspace.locking import refresh_lock
+from tasks.workspace.settings import SettingsError
+from tasks.workspace.workspace import Workspace
 from tests.account import project
+from tests.ec2_home import Home
+from tests.installed import DescribedMachines, install, write_project
 
 refresh = importlib.import_module("flows.refresh")
 
@@ -20,7 +32,7 @@ def nothing_runs(own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ec2_api, "has_credentials", lambda: False)
-    for step in ("taking_turn", "reap", "market", "measure", "retrain", "publish"):
+    for step in ("refresh_lock", "reap", "market", "measure", "retrain", "publish"):
         monkeypatch.setattr(refresh, step, lambda *_, step=step, **__: pytest.fail(f"{step} was reached"))
     return tmp_path
 
@@ -39,3 +51,185 @@ def test_a_cap_is_asked_for_first_and_a_bucket_next(nothing_runs: Path) -> None:
     file.write_text(file.read_text().replace('bucket = "mine-1"', ""))
     with pytest.raises(SettingsError, match="set bucket under"):
         refresh.refresh.fn("ec2", 5.0)
+
+
+@pytest.fixture
+def steps(no_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The steps of a refresh on EC2 in the order in which they were reached; the reaper cannot look."""
+    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path)
+    (tmp_path / "state").mkdir()
+    reached: list[str] = []
+
+    def blind(provider: str) -> None:
+        reached.append("reap")
+        raise NotSwept(provider, {"us-east-1": "the AWS session has expired"})
+
+    def measured(*_: Any) -> dict[str, Any]:
+        reached.append("measure")
+        return {"seconds": {}}
+
+    monkeypatch.setattr(refresh, "refuse_unless_well", lambda *_: None)
+    monkeypatch.setattr(refresh, "reap", blind)
+    monkeypatch.setattr(refresh, "measure", measured)
+    for step in ("market", "retrain", "publish", "store_timings"):
+        monkeypatch.setattr(refresh, step, lambda *_, step=step, **__: reached.append(step))
+    return reached
+
+
+def test_a_paid_refresh_ends_before_anything_is_bought_where_the_reaper_could_not_look(steps: list[str]) -> None:
+    with pytest.raises(NotSwept, match=r"us-east-1: the AWS session has expired(?s:.*)`srift reap --provider ec2"):
+        refresh.refresh.fn("ec2", 5.0)
+    assert steps == ["reap"]
+
+
+def test_a_refresh_that_buys_nothing_says_so_and_goes_on(steps: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    refresh.refresh.fn("ec2", 0.0)
+    assert "measure" in steps and "publish" in steps
+    assert "the AWS session has expired" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("minutes", "refused"), [(59, False), (61, True), (None, True)])
+def test_nothing_is_bought_unless_every_region_was_swept_within_the_hour(
+    tmp_path: Path, minutes: int | None, refused: bool
+) -> None:
+    home = Home(tmp_path)
+    now = home.world.now
+    if minutes is not None:
+        home.leases.note_swept(home.choices.regions, now - timedelta(minutes=minutes))
+        home.leases.note_swept(["us-east-1"], now)
+    here = cast(Workspace, SimpleNamespace(provider=home.provider))
+    if refused:
+        with pytest.raises(ProviderError, match=r"eu-west-1, which .*srift reap --provider ec2"):
+            refuse_unless_swept(here, now)
+    else:
+        refuse_unless_swept(here, now)
+
+
+def test_a_campaign_by_itself_is_refused_too_where_the_reaper_has_not_looked(
+    own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path)
+    with pytest.raises(ProviderError, match="nothing was bought"):
+        importlib.import_module("flows.measure").measure.fn("r-1", "ec2", 5.0)
+
+
+def test_the_flow_fails_once_it_has_said_what_it_ended(
+    own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flow = importlib.import_module("flows.reap")
+    here = install(tmp_path, provider=DescribedMachines(unswept={"us-east-1": "the AWS session has expired"}))
+    monkeypatch.setattr(flow, "open_workspace", lambda provider: here)
+    monkeypatch.setattr(flow, "end_and_collect", flow.end_and_collect.fn)
+    with pytest.raises(NotSwept, match="the AWS session has expired"):
+        flow.reap.fn("local")
+    assert "machine i-1: it was ended" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("max_usd", "buying"), [(None, True), (0.5, True), (0.0, False)])
+def test_what_keeps_machines_from_being_had_is_told_where_some_are_asked_for(
+    own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, max_usd: float | None, buying: bool
+) -> None:
+    class Limited(DescribedMachines):
+        def limits(self) -> list[str]:
+            return ["no bucket is named"]
+
+    here, said, asked = install(tmp_path, provider=Limited()), [], {}
+    monkeypatch.setattr(refresh, "open_workspace", lambda provider: here)
+    monkeypatch.setattr(Reporter, "say", lambda self, text: said.append(text))
+    monkeypatch.setattr(refresh, "market", lambda *_, **given: asked.update(given))
+    for step in ("reap", "retrain", "publish", "store_timings"):
+        monkeypatch.setattr(refresh, step, lambda *_: 0)
+    monkeypatch.setattr(refresh, "measure", lambda *_: {"seconds": {}})
+    refresh.refresh.fn("local", max_usd)
+    assert ("note: no bucket is named" in said) == asked["buying"] == buying
+
+
+@pytest.fixture
+def home(own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The home of a project whose machines are described."""
+    monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: DescribedMachines())
+    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    write_project(tmp_path)
+    return tmp_path / "state"
+
+
+def test_from_its_first_step_to_its_last_a_refresh_has_the_home_for_itself(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    @contextmanager
+    def turn(where: Path, *_: Any, **__: Any) -> Iterator[None]:
+        assert where == home
+        done.append("lock")
+        yield
+        done.append("unlock")
+
+    monkeypatch.setattr(refresh, "refresh_lock", turn)
+    for step in ("reap", "market", "measure", "retrain", "publish", "store_timings"):
+        monkeypatch.setattr(refresh, step, lambda *_, step=step, **__: done.append(step) or {"seconds": {}})
+    refresh.refresh.fn()
+    assert (done[:2], done[-1], done.count("lock")) == (["lock", "reap"], "unlock", 1)
+
+
+def test_one_that_is_refused_the_home_ends_cancelled_with_the_reason_and_does_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in ("reap", "market", "measure", "retrain", "publish", "store_timings"):
+        monkeypatch.setattr(refresh, step, lambda *_, step=step, **__: pytest.fail(f"{step} was reached"))
+    with refresh_lock(home, "first"):
+        ended = refresh.refresh.fn()
+    assert isinstance(ended, State) and ended.is_cancelled()
+    assert "refresh first (process" in str(ended.message) and "nothing was started" in str(ended.message)
+
+
+@pytest.mark.parametrize("name", ["refresh", "market", "reap"])
+def test_a_flow_that_is_started_alone_is_known_to_the_reaper_while_it_runs(
+    home: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    flow = importlib.import_module(f"flows.{name}")
+    seen: list[bool] = []
+    record = home / "flow-runs" / "6b0c2ab0-0000-4000-8000-000000000000"
+
+    def step(*_: Any, **__: Any) -> dict[str, Any]:
+        seen.append(record.exists())
+        return {"seconds": {}}
+
+    steps = (
+        "end_and_collect",
+        "reap",
+        "note_definitions",
+        "snapshot_offers",
+        "market",
+        "measure",
+        "retrain",
+        "publish",
+    )
+    for one in (*steps, "store_timings"):
+        if one != name and hasattr(flow, one):
+            monkeypatch.setattr(flow, one, step)
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", record.name)
+    getattr(flow, name).fn()
+    assert seen and all(seen) and not record.exists()
+
+
+@pytest.mark.parametrize(("cap", "said"), [(0.0, False), (1.0, True)])
+def test_what_keeps_machines_from_being_launched_is_said_only_where_something_may_be_spent(
+    nothing_runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cap: float, said: bool
+) -> None:
+    project(nothing_runs)
+    monkeypatch.setattr(refresh, "refuse_unless_well", lambda *_: None)
+    monkeypatch.setattr(refresh, "refresh_lock", lambda *_, **__: nullcontext())
+
+    def stop(provider: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(refresh, "reap", stop)
+    with pytest.raises(KeyboardInterrupt):
+        refresh.refresh.fn("ec2", cap)
+    assert ("credentials" in capsys.readouterr().err) is said

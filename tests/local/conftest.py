@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.providers import local_catalogue
-from tasks.providers.local import LocalProvider
+from tasks.providers.local import catalogue as local_catalogue
+from tasks.providers.local.provider import LocalProvider
 from tests.local.emulated import until
 from tests.local.hosts import provider
 from tests.world import World

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from models.cloud import Cluster
-from tasks.providers import local_cpu
-from tasks.providers.local import LocalProvider
-from tasks.providers.local_cluster import LocalCluster
-from tasks.providers.local_hosts import Isolation, detect
-from tasks.providers.local_processes import hosts, of_environment
+from models.domain.cluster import Cluster
+from tasks.providers.local import cpu_shares as local_cpu
+from tasks.providers.local.cluster import LocalCluster
+from tasks.providers.local.network import Isolation, detect
+from tasks.providers.local.processes import hosts, of_environment
+from tasks.providers.local.provider import LocalProvider
 
 HERE = Path(__file__).parent
 ISOLATION = detect()

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tasks.providers.ec2_userdata import user_data
+from tasks.providers.ec2.userdata import user_data
 from tests.local.hosts import HERE, ISOLATION, wait_for
 
 NODE = HERE.parents[1] / "tasks" / "node"

@@ -14,10 +14,10 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from tasks.node.courier import MachineStore
-from tasks.node.delivery import Delivery
-from tasks.node.metadata import Metadata
-from tasks.node.s3 import Absent, Bucket
+from tasks.node.on_ec2.courier import MachineStore
+from tasks.node.on_ec2.metadata import Metadata
+from tasks.node.on_ec2.s3 import Absent, Bucket
+from tasks.node.on_ec2.sync import Delivery
 from tests.local.machine import metadata_files
 from tests.local.standin.cloud import serve
 

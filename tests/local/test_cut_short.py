@@ -118,7 +118,7 @@ def test_a_killed_refresh_is_made_up_for_by_the_reaper_which_leaves_a_live_one_a
     reported = srift.reported(process)
     code, _, err = srift.run("refresh")
     assert code == 1 and "nothing was started" in err and "Traceback" not in err
-    assert json.loads(srift.run("reap", "--json")[1]) == {"ended": []}
+    assert json.loads(srift.run("reap", "--json")[1]) == {"ended": [], "not_swept": {}}
     assert process.poll() is None
     process.kill()
     process.communicate()
@@ -126,6 +126,7 @@ def test_a_killed_refresh_is_made_up_for_by_the_reaper_which_leaves_a_live_one_a
     assert "has lost its controller: run `srift reap`" in srift.run("status")[1]
     code, out, err = srift.run("reap")
     assert code == 0 and "is gone" in out, err
+    assert "2 flow runs whose process was killed are shown as crashed" in out, "refresh and measure"
     assert left_over(srift.home) == []
     assert {known(srift.home)[run_id] for run_id in reported} == {"measured"}
     assert srift.run("reap")[1].strip() == "nothing was left running"

@@ -16,21 +16,22 @@ from typing import Any
 
 import pytest
 
-from models.cloud import Cluster
-from tasks import mailbox, node
-from tasks.benchmark import Job, Served
-from tasks.collect import collect
-from tasks.installation import Installation
-from tasks.node.record import Item, WorkloadFile
-from tasks.providers import local_cpu
-from tasks.providers.local import LocalProvider
-from tasks.providers.local_catalogue import most_cores
-from tasks.providers.local_cluster import LocalCluster
-from tasks.providers.local_hosts import detect
-from tasks.providers.local_leases import LeaseStore
-from tasks.providers.local_processes import hosts, of_environment
-from tasks.serve import serve
-from tasks.settings import Settings, digest_of, load_settings
+from models.domain.cluster import Cluster
+from tasks import node
+from tasks.campaign.campaign import serve
+from tasks.execution import mailbox
+from tasks.execution.collect import collect
+from tasks.execution.job import Job, Served
+from tasks.node.record import CPU, Devices, Item, WorkloadFile
+from tasks.providers.local import cpu_shares as local_cpu
+from tasks.providers.local.catalogue import most_cores
+from tasks.providers.local.cluster import LocalCluster
+from tasks.providers.local.leases import LeaseStore
+from tasks.providers.local.network import detect
+from tasks.providers.local.processes import hosts, of_environment
+from tasks.providers.local.provider import LocalProvider
+from tasks.workspace.settings import Settings, digest_of, load_settings
+from tasks.workspace.workspace import Workspace
 from tests.warehouse.builders import setup
 from warehouse.database import Warehouse
 
@@ -89,16 +90,16 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     here(tmp_path).provider.reap(datetime.now(UTC), all_of_them=True)
 
 
-def here(project: Path) -> Installation:
+def here(project: Path) -> Workspace:
     settings: Settings = load_settings(project / "srift.toml")
     package = Path(node.__file__).parent
     provider = LocalProvider(settings.home, settings.local.instance_types, package, sys.executable)
     warehouse = Warehouse(settings.home / "warehouse.duckdb")
     warehouse.migrate()
-    return Installation(settings=settings, warehouse=warehouse, provider=provider)
+    return Workspace(settings=settings, warehouse=warehouse, provider=provider)
 
 
-def job(installation: Installation, count: int, runs: dict[str, dict[str, Any]]) -> Job:
+def job(installation: Workspace, count: int, runs: dict[str, dict[str, Any]]) -> Job:
     """Short runs of the tiny workload on `count` hosts, each changed as `runs` says."""
     content = TINY.encode()
     spec = WorkloadFile(name="tiny", digest=digest_of(content, "build", {}), file="workloads/tiny.py", function="build")
@@ -114,6 +115,7 @@ def job(installation: Installation, count: int, runs: dict[str, dict[str, Any]])
     return Job(
         lease_id="r-00",
         cluster=Cluster.of((count, installation.provider.offers(datetime.now(UTC))[0])),
+        expected=(Devices(name=CPU, count=1),) * count,
         items=tuple(replace(item, run_id=run_id, **changes) for run_id, changes in runs.items()),
         envelopes={run_id: setup() for run_id in runs},
         files=((spec, installation.settings.root / "tiny.py"),),
@@ -138,7 +140,7 @@ class Accident:
         if run_id in self.happens and run_id in {said.under_way(attempt) for attempt in (1, 2, 3)}:
             self.happens.pop(run_id)(self.cluster)
 
-    def serve(self, installation: Installation, asked: Job, monkeypatch: pytest.MonkeyPatch) -> Served:
+    def serve(self, installation: Workspace, asked: Job, monkeypatch: pytest.MonkeyPatch) -> Served:
         acquire = LocalProvider.acquire
 
         @contextmanager
@@ -153,7 +155,7 @@ class Accident:
 def kill_a_rank(cluster: LocalCluster) -> None:
     for process, _ in of_environment("PYTHONPATH", cluster.mailbox.parent / "code"):
         words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
-        if b"node.train" in words and b"torch.distributed.run" not in words:
+        if b"node.worker" in words and b"torch.distributed.run" not in words:
             os.kill(process.pid, signal.SIGKILL)
             return
     pytest.fail("no rank runs")

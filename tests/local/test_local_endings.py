@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.providers import local_catalogue
 from tasks.providers.base import NoCapacity, NotSupported, ProviderError
-from tasks.providers.local import LocalProvider
-from tasks.providers.local_processes import hosts
+from tasks.providers.local import catalogue as local_catalogue
+from tasks.providers.local.processes import hosts
+from tasks.providers.local.provider import LocalProvider
 from tests.local.hosts import (
     HERE,
     SHARE,
@@ -144,8 +144,8 @@ import sys, threading
 from datetime import UTC, datetime
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from models.cloud import Cluster
-from tasks.providers import local_catalogue
+from models.domain.cluster import Cluster
+from tasks.providers.local import catalogue as local_catalogue
 from tests.local import hosts as here
 local = here.provider(Path(sys.argv[1]))
 local_catalogue.most_cores = lambda: 64.0
@@ -192,7 +192,7 @@ def test_a_lease_past_its_deadline_is_ended_under_its_controller(local: LocalPro
 def test_processes_that_no_lease_tells_of_are_ended(local: LocalProvider) -> None:
     with local.acquire(cluster(local, "narrow"), lease_id="lost", deadline_s=60, seed=1) as running:
         ready(running)
-        (local._store.directory("lost") / "lease.json").write_text('{"lease_id": "lo')  # torn
+        (local._store.directory("lost") / "lease.json").unlink()
         [sentence] = local.reap(datetime.now(UTC))
         assert "lost" in sentence and left_over(local) == []
 

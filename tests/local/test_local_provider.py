@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from tasks.providers import local_cpu
 from tasks.providers.base import NoCapacity
-from tasks.providers.local import LocalProvider
-from tasks.providers.local_hosts import Isolation
+from tasks.providers.local import cpu_shares as local_cpu
+from tasks.providers.local.network import Isolation
+from tasks.providers.local.provider import LocalProvider
 from tests.local.hosts import (
     ISOLATION,
     Spec,

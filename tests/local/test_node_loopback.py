@@ -17,7 +17,7 @@ import pytest
 
 from tasks import node
 from tasks.node.processes import descendants
-from tasks.node.record import Item, Plan, WorkloadFile, write_json
+from tasks.node.record import CPU, Devices, Item, Plan, WorkloadFile, write_json
 
 pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
 
@@ -87,6 +87,7 @@ class Agents:
             lease_id="lease",
             attempt=attempt,
             addresses=["127.0.0.1", "127.0.0.1"],
+            expected=[Devices(name=CPU, count=1)] * 2,
             workloads=workloads,
             items=items,
             port=self.port - attempt,  # the agents add the attempt
@@ -219,7 +220,7 @@ def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents
     agents.plan(1, [wide], [long])
     agents.wait_for(lambda: under_way(agents.mailbox / "node-1/heartbeat.json") == "long")
     # whether it is still building or already stepping, its peer must notice
-    workers = [one for one in descendants(agents.processes[1].pid) if b"node.train" in command_line(one)]
+    workers = [one for one in descendants(agents.processes[1].pid) if b"node.worker" in command_line(one)]
     os.kill(workers[-1], 9)
     ends = agents.finished(1)
     assert [one["exit_code"] != 0 for one in ends] == [True, True]

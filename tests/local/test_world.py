@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tasks.providers import local_cpu
+from tasks.providers.local import cpu_shares as local_cpu
 from tests.local.emulated import TYPE, needs_machines, run, said, state, until
 from tests.world import World
 from tests.world.machines import Fate

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import strategies as st
 
-from models import planner, ranking
-from models.circumstances.availability import fit_availability
-from models.circumstances.checkpoints import prior_checkpoints
-from models.circumstances.conditions import Circumstances, Learned, Stated
-from models.circumstances.hazard import fit_hazard
-from models.circumstances.startup import fit_startup
-from models.cloud import Cluster, InstanceType, Offer
-from models.planner import Plan, candidates, plan
-from models.workload import Goal, Setup
+from models.domain.cluster import Cluster, InstanceType, Offer
+from models.domain.workload import Goal, Setup
+from models.job.capacity import fit_availability, fit_startup
+from models.job.duration import prior_checkpoints
+from models.job.interruptions import fit_hazard
+from models.job.job_conditions import Circumstances, Learned, Stated
+from models.planner import candidates as planner_candidates
+from models.planner import planner, ranking
+from models.planner.planner import Plan, candidates, plan
 from tests.models.planning import AS_OF, JointModel, frame, workload
 
 DRAWS, SEED = 20, 5
@@ -59,7 +60,7 @@ def world_of(
         slower=slower,
     )
     return (
-        {"met": Stated()}
+        {"conditions": Stated()}
         | asked
         | {
             "workload": workload(
@@ -98,6 +99,8 @@ def _offer(sold: InstanceType, market: str, random: np.random.Generator) -> Offe
         usd_per_hour=None if random.random() < 0.1 else float(random.uniform(0.5, 4) * sold.devices),
         interruptions_per_hour=float(random.uniform(0, 2)) if market == "spot" else 0.0,
         price_as_of=AS_OF,
+        storage_usd_per_hour=0.4,  # so much that an answer which leaves it out is another one
+        other_usd_per_hour=0.2,
     )
 
 
@@ -113,7 +116,7 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
         p_required=draw(st.sampled_from([0.3, 0.6, 0.9, 0.99])),
         batch=draw(st.sampled_from([96, 192])),
         max_hosts=draw(st.integers(2, 8)),
-        met=draw(st.sampled_from(CIRCUMSTANCES)),
+        conditions=draw(st.sampled_from(CIRCUMSTANCES)),
         fits=cores_fit if draw(st.booleans()) else anything_fits,
         most=draw(st.sampled_from([5, 20_000])),
         top=draw(st.integers(1, 8)),
@@ -130,20 +133,22 @@ def anything_fits(cluster: Cluster) -> str:
 
 def planned(world: dict[str, Any], **changes: Any) -> Plan:
     asked = {**world, **changes}
-    return plan(asked.pop("workload"), asked.pop("offers"), asked.pop("model"), draws=DRAWS, seed=SEED, **asked)
+    sold = patch.object(planner_candidates, "MOST_CLUSTERS", asked.pop("most"))
+    with sold, patch.object(planner, "DRAWS", DRAWS):
+        return plan(asked.pop("workload"), asked.pop("offers"), asked.pop("model"), seed=SEED, **asked)
 
 
 def every_setup(world: dict[str, Any]) -> list[Setup]:
     model: JointModel = world["model"]
-    return candidates(
-        world["workload"],
-        world["offers"],
-        max_hosts=world["max_hosts"],
-        fits=world["fits"],
-        line=lambda name: model.compute_line("w", name),
-        peak_bytes=lambda name, batch: model.peak_bytes("w", name, batch),
-        most=world["most"],
-    )
+    with patch.object(planner_candidates, "MOST_CLUSTERS", world["most"]):
+        return candidates(
+            world["workload"],
+            world["offers"],
+            max_hosts=world["max_hosts"],
+            fits=world["fits"],
+            line=lambda name: model.compute_line("w", name),
+            peak_bytes=lambda name, batch: model.peak_bytes("w", name, batch),
+        )
 
 
 def brute_force(world: dict[str, Any], considered: int) -> list[dict[str, Any]]:
@@ -159,7 +164,7 @@ def brute_force(world: dict[str, Any], considered: int) -> list[dict[str, Any]]:
         model.predict(rows),
         drawn,
         top=world["top"],
-        met=world["met"],
+        conditions=world["conditions"],
         seed=SEED,
         considered=considered,
     )

@@ -7,9 +7,9 @@ from functools import cache
 
 import pandas as pd
 
-from models.learning import TrainingData
-from models.step_time import StepTimeModel, fit
-from tasks import imagined
+from models.step_time.dataset import TrainingData
+from models.step_time.model import StepTimeModel, fit
+from tests.benchmarks import synthetic_market as imagined
 from tests.models.planning import workload
 
 KNOWN = ("a", "b", "c", "d")

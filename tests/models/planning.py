@@ -10,10 +10,9 @@ from datetime import UTC, datetime
 import numpy as np
 import pandas as pd
 
-from models.cloud import Cluster, InstanceType, Offer, parse_cluster, parse_numbers
-from models.columns import read_setups
-from models.setups import SetupArrays
-from models.workload import Goal, Workload
+from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster, parse_numbers
+from models.domain.setup_table import SetupArrays, read_setups
+from models.domain.workload import Goal, Workload
 
 CORES = {"small": 0.2, "medium": 0.4, "net": 0.4, "large": 0.8, "whole": 1.0}
 GBPS = {"small": 0.2, "medium": 0.2, "net": 1.0, "large": 0.5, "whole": 1.0}
@@ -29,7 +28,7 @@ def machine(name: str, *, devices: int = 1) -> InstanceType:
         devices=devices,
         device="cpu",
         cores=CORES[name],
-        memory_gib=2.0,
+        memory_gib=64.0,  # of the host, which says nothing of what a device holds
         device_memory_gib=2.0,
         bandwidth_gbps=GBPS[name],
     )

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from models.cloud import cluster_name
-from models.step_time import TrainingData
+from models.domain.cluster import cluster_name
+from models.step_time.model import TrainingData
 
 TYPES: dict[str, tuple[float, float]] = {
     "s.small": (0.2, 0.2),

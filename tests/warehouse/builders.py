@@ -51,12 +51,21 @@ CONTRACT = [
     "price_as_of",
     "newest_measurement_at",
     "model_version",
+    "market",
+    "usd_machines",
+    "usd_storage",
+    "usd_other",
+    "interruption_risk",
+    "expected_interruptions",
+    "interruption_source",
+    "placement_score",
 ]
 
 
 def fresh(folder: Path) -> Warehouse:
     """A migrated, empty warehouse in `folder`; migrating is done once a session."""
     path = folder / "warehouse.duckdb"
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(_migrated())
     return Warehouse(path)
 
@@ -185,8 +194,16 @@ def recommendation(**changes: Any) -> dict[str, Any]:
         "reason": "it costs least",
         "price_as_of": NOON,
         "newest_measurement_at": NOON,
+        "market": "spot",
+        "usd_storage": 0.0,
+        "usd_other": 0.0,
+        "interruption_risk": 0.2,
+        "expected_interruptions": 0.25,
+        "interruption_source": "as srift.toml states",
+        "placement_score": None,
     }
-    return row | changes
+    row |= changes
+    return row if "usd_machines" in row else row | {"usd_machines": row["usd"]}
 
 
 def offered(name: str, count: int, usd_per_hour: float | None) -> dict[str, Any]:

@@ -11,7 +11,11 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from tests.warehouse.builders import NOON, offered, recommendation, stamp
+from warehouse.append import append_offers
 from warehouse.database import SQL_FOLDER, MigrationChanged, Warehouse, WarehouseBusy, WarehouseError, WarehouseMissing
+from warehouse.export import export, read_published
+from warehouse.publication import append_publication, publish
 
 HOLD = """
 import duckdb, sys
@@ -140,3 +144,35 @@ def test_a_view_file_must_create_the_view_of_its_name(tmp_path: Path) -> None:
     (folder / "marts" / "other.sql").write_text("create or replace view another as select 1;")
     with pytest.raises(WarehouseError, match="must create the view other"):
         Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder).migrate()
+
+
+def test_rows_that_were_published_before_the_whole_bill_was_are_read_with_their_market(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
+    (folder / "migrations" / "011_bill_and_risk.sql").unlink()
+    for views in ("marts", "staging"):
+        shutil.rmtree(folder / views)  # of that time
+    path = tmp_path / "home" / "warehouse.duckdb"
+    Warehouse(path, sql_folder=folder).migrate()
+    new = ("market", "usd_machines", "usd_storage", "usd_other", "interruption_risk", "expected_interruptions")
+    new += ("interruption_source", "placement_score")
+    spot, safe = offered("small", 2, 0.01), offered("small", 1, 0.02) | {"market": "on-demand"}
+    rows = [recommendation(), recommendation(rank=2, cluster_offers=[safe]),
+            recommendation(rank=3, cluster_offers=[safe, spot]),
+            recommendation(rank=4, cluster=None, cluster_offers=None, status="infeasible")]  # fmt: skip
+    with Warehouse(path).transact() as connection:
+        append_publication(connection, [{k: v for k, v in row.items() if k not in new} for row in rows], **stamp(1))
+        price = {"provider": "local", "instance_type": "small", "market": "spot", "zone": "here", "region": "here"}
+        price |= {"usd_per_hour": 0.01, "interruptions_per_hour": 0.1, "price_as_of": NOON}
+        append_offers(connection, [price], snapshot_id="old", as_of=NOON)
+        for table in ("raw_recommendations", "raw_offers"):  # as the marts of that time stood over them
+            connection.execute(f"create view of_{table} as select * from {table}")
+    assert "011_bill_and_risk" in Warehouse(path).migrate()
+    publish(Warehouse(path), [recommendation(usd=0.05, usd_p90=0.06)], **stamp(2))
+    for relation in ("recommendation_history", "recommendations", "recommendation_changes", "pareto", "offers"):
+        assert len(Warehouse(path).select(relation))
+    old = Warehouse(path).select("recommendation_history", {"publication_id": "local-1"}).sort_values("rank")
+    assert old["market"].fillna("").tolist() == ["spot", "on-demand", "mixed", ""]
+    assert old["usd"].notna().all() and old[[*new[1:]]].isna().all(axis=None)
+    assert Warehouse(path).select("recommendation_changes")["change"].tolist() == ["price"]
+    export(Warehouse(path), tmp_path / "published")
+    assert read_published(tmp_path / "published", "recommendation_history")["market"].notna().sum() == 4

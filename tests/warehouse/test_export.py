@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import duckdb
 import pandas as pd
 import pytest
 
-from tests.warehouse.builders import CONTRACT, recommendation, stamp
-from warehouse.database import Warehouse, WarehouseMissing
+from tests.conftest import SmallDisk
+from tests.warehouse.builders import CONTRACT, fresh, recommendation, stamp
+from warehouse.database import DiskFull, Warehouse, WarehouseMissing
 from warehouse.export import export, read_published
 from warehouse.publication import publish
 
@@ -77,6 +79,42 @@ def test_the_copies_agree_and_parquet_and_csv_have_the_contracts_columns(warehou
         assert frame.goal.tolist() == ["cheapest", "fastest"]
         assert frame.usd.tolist() == [0.02, 0.02]
     assert '"usd_per_hour":0.01' in frames[2].cluster_offers[0]
+
+
+def test_every_copy_is_on_the_disk_before_any_takes_its_name(
+    warehouse: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(warehouse, [recommendation()], **stamp(1))
+    folder, synced = tmp_path / "published", []
+    monkeypatch.setattr("os.fsync", lambda handle: synced.append((os.fstat(handle).st_ino, paths_in(folder))))
+    paths = export(warehouse, folder)
+    assert [one for one, _ in synced] == [path.stat().st_ino for path in paths]
+    assert all(there == [] for _, there in synced)
+
+
+def test_a_disk_that_fills_up_while_the_copy_is_written_is_named_and_the_old_one_stays(
+    small_disk: SmallDisk, tmp_path: Path
+) -> None:
+    warehouse = fresh(tmp_path / "home")
+    publish(warehouse, [recommendation()], **stamp(1))
+    folder = small_disk.place / "published"
+    export(warehouse, folder)
+    before = sorted(folder.iterdir())
+    refused = 0
+    for free_kib in range(1000, 0, -50):
+        room = os.statvfs(small_disk.place).f_bavail * 4096
+        (small_disk.place / "ballast").write_bytes(bytes(room - free_kib * 1024))
+        try:
+            export(warehouse, folder)
+        except (DiskFull, OSError) as error:
+            refused += isinstance(error, DiskFull) and "recommendations.duckdb" in str(error)
+        small_disk.free()
+        assert sorted(folder.iterdir()) == before and len(read_published(folder)) == 1
+    assert refused, "DuckDB never ran out of room"
+
+
+def paths_in(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
 
 
 def test_nothing_published_yet_says_what_to_run(tmp_path: Path) -> None:

@@ -112,6 +112,14 @@ def test_a_cluster_is_interrupted_as_its_spot_machines_were_when_it_was_publishe
     assert found["market"].tolist() == ["spot", "on-demand"]
 
 
+def test_what_was_promised_beside_the_machines_is_judged_beside_them(warehouse: Warehouse) -> None:
+    """Two machines at 0.01 an hour, and 0.004 an hour of volumes and addresses over two hours."""
+    billed = recommendation(hours=2.0, usd=0.048, usd_machines=0.04, usd_storage=0.006, usd_other=0.002)
+    publish(warehouse, [billed], **stamp(0))
+    measure(warehouse, "a run", NOON + HOUR)
+    assert mart(warehouse, "promises")["usd_per_hour"].tolist() == [pytest.approx(0.024)]
+
+
 def test_the_same_evidence_is_stored_once_and_more_of_it_replaces_less(warehouse: Warehouse) -> None:
     assert judge(warehouse, judgement(regret=0.1)) == 1
     assert judge(warehouse, judgement(regret=0.1)) == 0

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import shutil
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from tests.warehouse.builders import DEFINED, NOON, PROFILE, TYPES, body, setup
@@ -18,8 +21,18 @@ from warehouse.append import (
     note_instance_types,
     note_workloads,
 )
-from warehouse.database import Warehouse
-from warehouse.reads import mart, offers, training_digest, training_frames
+from warehouse.database import SQL_FOLDER, Warehouse
+from warehouse.reads import (
+    drifting,
+    launched,
+    mart,
+    measured_setups,
+    offers,
+    snapshot,
+    torch_lines,
+    training_digest,
+    training_frames,
+)
 
 PROBE = {"rows": [{"bytes": 1024, "seconds": 0.01, "spread": 0.0, "repeats": 9}]}
 COLUMNS = {  # of each frame, as the contract has them
@@ -167,6 +180,42 @@ def test_another_torch_or_machine_is_not_pooled(warehouse: Warehouse, change: di
     assert mart(warehouse, "outdated_runs").run_id.tolist() == ["old"]
 
 
+@pytest.mark.parametrize("newer", ["2.13.1+cu130", "2.13.0+cu131", "2.13.0"])
+def test_a_patch_or_another_build_of_torch_makes_no_history(warehouse: Warehouse, newer: str) -> None:
+    define(warehouse)
+    later = {"ended_unix": NOON.timestamp() + 99}
+    load(warehouse, body("old", torch_version="2.13.0+cu130"), body("new", torch_version=newer, **later))
+    assert training_frames(warehouse, "local")["runs"].run_id.tolist() == ["new", "old"]
+    exact = mart(warehouse, "run_details").set_index("run_id").torch_version
+    assert exact.to_dict() == {"old": "2.13.0+cu130", "new": newer}
+    assert torch_lines(warehouse, "local") == {"2.13": 2}
+    load(warehouse, body("newest", torch_version="2.14.0", ended_unix=NOON.timestamp() + 999))
+    assert training_frames(warehouse, "local")["runs"].run_id.tolist() == ["newest"]
+    assert set(mart(warehouse, "outdated_runs").reason) == {"another torch or another machine measured since"}
+
+
+def test_a_run_on_the_wrong_device_is_history_and_decides_nothing_for_the_others(warehouse: Warehouse) -> None:
+    define(warehouse)
+    wrong = body("wrong", torch_version="3", ended_unix=NOON.timestamp() + 99) | {"wrong_device": "it ran on cpu"}
+    load(warehouse, body("right"), wrong)
+    assert training_frames(warehouse, "local")["runs"].run_id.tolist() == ["right"]
+    outdated = mart(warehouse, "outdated_runs").iloc[0]
+    assert outdated.reason == "it ran on cpu and another torch or another machine measured since"
+    assert torch_lines(warehouse, "local") == {"2": 1}
+
+
+def test_what_a_run_stood_on_can_be_asked_for_and_is_explained(warehouse: Warehouse) -> None:
+    define(warehouse)
+    devices = [{"name": "NVIDIA L4", "count": 4, "threads": 1}, {"name": "cpu", "count": 1, "threads": 8}]
+    load(warehouse, body("run", devices=devices, of=setup(image_id="ami-1")), body("before"))
+    details = mart(warehouse, "run_details").set_index("run_id")
+    assert details.image_id["run"] == "ami-1" and pd.isna(details.image_id["before"])
+    assert list(details.device_names["run"]) == ["NVIDIA L4", "cpu"] and list(details.device_threads["run"]) == [1, 8]
+    query = "select column_name from duckdb_columns() where table_name = 'run_details' and comment is not null"
+    explained = set(warehouse.select(query).column_name)
+    assert {"torch_version", "image_id", "device_names", "device_threads"} <= explained
+
+
 def test_runs_without_a_measurement_are_rows_with_their_reason(warehouse: Warehouse) -> None:
     define(warehouse)
     load(
@@ -235,7 +284,7 @@ def test_models_scores_and_timings_are_kept(warehouse: Warehouse) -> None:
     with warehouse.transact() as connection:
         for new in (1, 0):
             assert append_model(connection, model) == new
-            assert append_scores(connection, [score], provider="local", version="3") == new
+            assert append_scores(connection, [score], provider="local", version="3", refresh_id="r") == new
             assert append_timings(connection, {"plan": 1.5}, refresh_id="r") == new
     version = mart(warehouse, "model_versions", provider="local").iloc[0]
     assert (version.reason, version.median_error, bool(version.promoted)) == ("the median error rose", 0.08, False)
@@ -243,6 +292,61 @@ def test_models_scores_and_timings_are_kept(warehouse: Warehouse) -> None:
     assert mart(warehouse, "timings", refresh_id="r").seconds.tolist() == [1.5]
 
 
+def test_a_version_that_a_new_registry_counts_again_is_stored_beside_the_old_one(warehouse: Warehouse) -> None:
+    made = {"training_digest": "d", "promoted": True, "reason": "", "code_commit": "abc"}
+    score = {"split": "workload", "group": "all", "rows": 9}
+    for refresh_id, error in (("old", 0.5), ("new", 0.1)):
+        of = {"provider": "local", "version": "1", "refresh_id": refresh_id}
+        with warehouse.transact() as connection:
+            assert append_model(connection, made | of | {"trained_at": NOON}) == 1
+            assert append_scores(connection, [score | {"mean_error": error}], **of) == 1
+    versions = mart(warehouse, "model_versions").set_index("refresh_id")
+    assert versions.mean_error.to_dict() == {"old": 0.5, "new": 0.1} and set(versions.version) == {"1"}
+    assert mart(warehouse, "scores", refresh_id="new").mean_error.tolist() == [0.1]
+
+
+def test_models_of_an_older_home_keep_their_scores(tmp_path: Path) -> None:
+    older = tmp_path / "sql"
+    shutil.copytree(SQL_FOLDER, older, ignore=shutil.ignore_patterns("*.py", "__pycache__", "016_*"))
+    for view in ("model_versions", "scores"):
+        (older / "marts" / f"{view}.sql").unlink()
+    path = tmp_path / "warehouse.duckdb"
+    before = Warehouse(path, sql_folder=older)
+    before.migrate()
+    with before.transact() as connection:
+        connection.execute("insert into raw_models values ('local', '1', now(), 'd', true, 'why', 'abc', 'r')")
+        connection.execute("insert into raw_scores values ('local', '1', 'workload', 'all', 9, 0.5, 0, 0, 0, 0)")
+        connection.execute("insert into raw_scores values ('local', '2', 'workload', 'all', 9, 0.7, 0, 0, 0, 0)")
+    assert Warehouse(path).migrate() == ["016_model_identity"]
+    [version] = mart(Warehouse(path), "model_versions").to_dict("records")
+    assert (version["refresh_id"], version["reason"], version["mean_error"]) == ("r", "why", 0.5)
+    assert mart(Warehouse(path), "scores")[["version", "refresh_id"]].values.tolist() == [["1", "r"], ["2", ""]]
+
+
 def test_a_row_with_an_unknown_column_is_refused(warehouse: Warehouse) -> None:
     with warehouse.transact() as connection, pytest.raises(ValueError, match="raw_leases has no column colour"):
         append_leases(connection, [{"colour": "red"}])
+
+
+def test_a_snapshot_answers_as_the_warehouse_did_when_it_was_taken(warehouse: Warehouse) -> None:
+    define(warehouse)
+    load(warehouse, *everything())
+    taken = snapshot(warehouse, "local", "tiny")
+    (before,) = measured_setups(taken, "local", "tiny").to_dict("records")
+    assert (before["cluster"], before["batch_per_device"], before["runs"]) == ("2xsmall", "8", 1)
+    load(warehouse, body("again"))
+    assert measured_setups(taken, "local", "tiny")["runs"].tolist() == [1]
+    later = measured_setups(snapshot(warehouse, "local", "tiny"), "local", "tiny")
+    assert later["runs"].tolist() == [2] and (later["measured_at"] >= before["measured_at"]).all()
+    types = taken.select("instance_types", {"provider": "local", "name": "small"})
+    assert types["name"].tolist() == ["small"] and len(taken.select("runs", {"provider": "local"})) == 2
+    assert taken.select("workloads", {"provider": "ec2"}).empty, "of another provider nothing was taken"
+    assert snapshot(Warehouse(warehouse.path.with_name("none")), "local", "tiny").path.name == "none"
+
+
+def test_what_a_file_of_an_older_version_lacks_is_empty(warehouse: Warehouse) -> None:
+    with warehouse.transact() as connection:
+        connection.execute("drop view machines; drop view refusals; drop view drift")
+    for one in (warehouse, snapshot(warehouse, "local", "tiny")):
+        assert [len(frame) for frame in launched(one, "local")] == [0, 0]
+    assert drifting(warehouse, "local").empty

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from tests.world import World
-from tests.world.proof import TYPES, Campaign, prove
+from tests.world.proof import TYPES, UNEQUAL, Campaign, prove
 from tests.world.scheduled import twice
 
 MARKETS = ("spot", "on-demand")
@@ -40,6 +40,7 @@ def main() -> int:
         for market in MARKETS
         for count in words.machines
     ]
+    campaigns += [Campaign(market=market, machines=2, types=UNEQUAL) for market in MARKETS]
     with World(seed=1) as world:
         print(f"EC2 emulated at {world.endpoint}, homes below {folder}", flush=True)
         asked = [] if words.scheduled else campaigns

@@ -16,6 +16,7 @@ from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
 
+from tests.account import lead_out
 from tests.world.launching import QUOTAS
 from tests.world.market import Market
 
@@ -168,7 +169,11 @@ def opened(seed: int, sold: Sequence[str], vcpus: float) -> Account:
 
 
 def install(client: Callable[[str], Any], *, bucket: str, profile: str, policy: str) -> None:
-    """What an operator makes once: a private bucket, the nodes' role with its policy and profile, EC2's own roles."""
+    """What an operator makes once: a private bucket, the nodes' role with its policy and profile, EC2's own roles.
+
+    And the way out of the default VPC, which AWS makes with it and moto does not.
+    """
+    lead_out(client("ec2"))
     client("s3").create_bucket(Bucket=bucket)
     trust = {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}
     document = json.dumps({"Version": "2012-10-17", "Statement": [trust]})

@@ -19,9 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.providers import local_cpu, local_hosts
-from tasks.providers.local_hosts import PATH, Host, HostPlan, Isolation
-from tasks.providers.local_processes import children, end, identify
+from tasks.providers.local import cpu_shares as local_cpu
+from tasks.providers.local import network as local_hosts
+from tasks.providers.local.network import PATH, Host, HostPlan, Isolation
+from tasks.providers.local.processes import children, end, identify
 
 HERE = Path(__file__).parent
 VIEWS = ("/etc", "/opt", "/var", "/home", "/root", "/srv", "/tmp")  # /run comes first, by itself

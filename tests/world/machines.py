@@ -13,7 +13,7 @@ from typing import Any
 
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-from tasks.providers.ec2_catalogue import baseline_gbps
+from tasks.providers.ec2.catalogue import baseline_gbps
 from tests.world.account import Account
 from tests.world.hosts import Hosts, Machine
 from tests.world.metadata import Notices

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
-from tasks.providers.ec2_snapshot import packaged
+from tasks.providers.ec2.snapshot import packaged
 
 Prices = Mapping[str, Mapping[str, float | None]]  # region -> instance type -> dollars, None: listed without a price
 Spot = Mapping[tuple[str, str], float]  # (instance type, zone) -> dollars

@@ -11,7 +11,6 @@ where provider = $provider
             least(promised_step_s, promised_hours, measured_step_s, measured_hours) > 0
             and isfinite(measured_step_s) and isfinite(measured_hours)
             and promised_step_s is not null and promised_hours is not null
-            and measured_step_s is not null and measured_hours is not null
             and runs > 0 and first_measured_at > published_at,
             false
         )

@@ -9,7 +9,8 @@ left join (
     from (select row_id, unnest(cluster_offers, recursive := true) from published)
     group by row_id
 ) as prices on prices.row_id = published.row_id
-where not coalesce(usd > 0 and isfinite(usd), true)
+where not coalesce(isfinite(usd), true)  -- and positive, since its parts are: dollars_add_up
+    or not coalesce(usd_machines > 0, true)
     or not coalesce(usd_p90 > 0 and isfinite(usd_p90), true)
     or not coalesce(usd_per_million_samples > 0 and isfinite(usd_per_million_samples), true)
     or wrong_price

@@ -5,7 +5,7 @@ from regret_ledger
 where provider = $provider
     and (
         regret < 0
-        or (regret is not null and not isfinite(regret))
+        or not isfinite(regret)
         or (verdict = 'compared') is distinct from (regret is not null)
         or (verdict = 'missed_constraint') is distinct from (met_constraint is not distinct from false)
         or (verdict = 'compared' and rivals_measured = 0)

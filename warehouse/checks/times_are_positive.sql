@@ -6,8 +6,6 @@ where status <> 'infeasible'
     and not coalesce(
         least(step_s, step_low_s, step_high_s, samples_per_s, hours, hours_p90) > 0
         and isfinite(step_s) and isfinite(step_low_s) and isfinite(step_high_s)
-        and isfinite(samples_per_s) and isfinite(hours) and isfinite(hours_p90)
-        and step_s is not null and step_low_s is not null and step_high_s is not null
-        and samples_per_s is not null and hours is not null and hours_p90 is not null,
+        and isfinite(samples_per_s) and isfinite(hours) and isfinite(hours_p90),
         false
     );

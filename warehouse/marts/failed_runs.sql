@@ -1,8 +1,9 @@
--- Grain: one row a run that gave no measurement, with the reason and who told of it: node or controller.
+-- Grain: one row a run that gave no measurement, with the reason, who told of it (node or controller) and the cause:
+-- machine where it lacked its devices, else empty.
 create or replace view failed_runs as
 select
     run_id, provider, lease_id, refresh_id, kind, status, workload, workload_digest, cluster, layout, batch_per_device,
-    accumulation_steps, strategy, precision, market, zone, reason, told_by, measured_at as ended_at
+    accumulation_steps, strategy, precision, market, zone, reason, cause, told_by, measured_at as ended_at, image_id
 from stg_records
 where status <> 'measured'
 order by provider, ended_at, run_id;

@@ -1,4 +1,5 @@
 -- Grain: one row a provider and challenger: whether it became champion, why, and its pooled scores on held-out workloads.
+-- A registry that began anew has given a version's number again: the refreshes differ.
 create or replace view model_versions as
 select
     raw_models.provider,
@@ -16,5 +17,6 @@ select
 from raw_models
 left join raw_scores
     on raw_scores.provider = raw_models.provider and raw_scores.version = raw_models.version
+    and raw_scores.refresh_id = raw_models.refresh_id
     and raw_scores.split = 'workload' and raw_scores.group_name = 'all'
 order by raw_models.provider, raw_models.trained_at;

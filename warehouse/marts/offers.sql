@@ -13,7 +13,8 @@ select
     raw_offers.region,
     raw_offers.usd_per_hour,
     raw_offers.interruptions_per_hour,
-    raw_offers.price_as_of
+    raw_offers.price_as_of,
+    raw_offers.interruption_source
 from raw_offers
 join newest on newest.provider = raw_offers.provider and newest.snapshot_id = raw_offers.snapshot_id
 order by raw_offers.provider, raw_offers.instance_type, raw_offers.market, raw_offers.zone;

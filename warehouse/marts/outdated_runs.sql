@@ -1,13 +1,15 @@
--- Grain: one row a run measured under a definition that has changed since: history, never pooled with the new.
+-- Grain: one row a run measured under a definition that has changed since, or on another device than its machine was
+-- bought for: history, never pooled with the new.
 create or replace view outdated_runs as
 select
     run_id, provider, kind, workload, cluster, layout, batch_per_device, accumulation_steps, strategy, precision,
-    workload_digest, instance_types, instance_digests, measured_at,
+    workload_digest, instance_types, instance_digests, measured_at, torch_version, image_id, device_names,
     concat_ws(
         ' and ',
         case when not workload_same then 'the workload was changed' end,
         case when not instances_same then 'an instance type was changed' end,
-        case when not machine_same then 'another torch or another machine measured since' end
+        wrong_device,
+        case when not newest_same then 'another torch or another machine measured since' end
     ) as reason
 from stg_current
 where not (workload_same and instances_same and machine_same)

@@ -7,7 +7,8 @@ with setups as (
     )
         provider, workload, cluster, cluster_offers, layout, batch_per_device, accumulation_steps, strategy,
         precision, global_batch, region, step_s, samples_per_s, hours, hours_p90, usd, usd_p90, price_as_of,
-        publication_id, published_at
+        publication_id, published_at, market, usd_machines, usd_storage, usd_other, interruption_risk,
+        expected_interruptions
     from recommendations
     where status <> 'infeasible' and usd is not null and hours is not null
     order by rank
@@ -44,3 +45,9 @@ comment on column pareto.usd_p90 is '90th percentile of usd. Unit: US dollars.';
 comment on column pareto.price_as_of is 'Time of the oldest price used, UTC.';
 comment on column pareto.publication_id is 'Id of the publication: one consistent set of recommendations. No unit.';
 comment on column pareto.published_at is 'When it was published, UTC.';
+comment on column pareto.market is 'Market of its machines: on-demand, spot, or mixed where there are machines of both. NULL where no cluster is named.';
+comment on column pareto.usd_machines is 'Part of usd for the machines themselves, at the account''s own prices where srift.toml states any. Unit: US dollars. NULL where a price is unknown, and before this was published.';
+comment on column pareto.usd_storage is 'Part of usd for the machines'' volumes; 0 for local hosts, which have none. Unit: US dollars. NULL before this was published.';
+comment on column pareto.usd_other is 'Part of usd for public addresses and requests to S3; 0 for local hosts, which have none. usd is usd_machines + usd_storage + usd_other, added in that order. Unit: US dollars. NULL before this was published.';
+comment on column pareto.interruption_risk is 'Probability that the job is interrupted at least once before it is done; 0 without spot machines. Unit: fraction, 0 to 1. NULL before this was published.';
+comment on column pareto.expected_interruptions is 'Expected number of interruptions of the whole job. Unit: interruptions. NULL before this was published.';

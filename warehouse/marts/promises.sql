@@ -1,10 +1,10 @@
 -- Grain: one row a publication, workload, goal, constraint and rank, of the questions whose first choice may have been
--- measured before the same choice was promised again (promised_again_at; null: it was not). With the price and the
--- interruptions an hour of the whole cluster, and of one machine of each of its members, as they were known when it was
+-- measured before the same choice was promised again (promised_again_at; null: it was not). With the price (volumes,
+-- addresses and requests included, where they were promised) and the interruptions an hour of the whole cluster, and of one machine of each of its members, as they were known when it was
 -- published.
 create or replace view promises as
 with named as (
-    select *, to_json(cluster_offers) as offered
+    select * exclude (market), to_json(cluster_offers) as offered
     from raw_recommendations
     where cluster is not null
 ),
@@ -51,7 +51,8 @@ ranked as (
         named.*,
         priced.market,
         priced.places,
-        priced.usd_per_hour,
+        -- what is beside the machines costs by the hour too; it was not promised before it was published
+        priced.usd_per_hour + coalesce((named.usd_storage + named.usd_other) / named.hours, 0) as usd_per_hour,
         priced.interruptions_per_hour,
         priced.pools,
         lead(named.published_at) over (

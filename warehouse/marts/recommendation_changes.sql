@@ -52,6 +52,14 @@ compared as (
         then_first.status as previous_status,
         now_first.cluster as cluster,
         then_first.cluster as previous_cluster,
+        now_first.market as market,
+        then_first.market as previous_market,
+        now_first.region is distinct from then_first.region as region_changed,
+        (now_first.layout, now_first.batch_per_device, now_first.accumulation_steps, now_first.strategy, now_first.precision)
+            is distinct from (
+                then_first.layout, then_first.batch_per_device, then_first.accumulation_steps, then_first.strategy,
+                then_first.precision
+            ) as split_changed,
         now_first.cluster_offers as offers,
         then_first.cluster_offers as previous_offers,
         now_first.hours as hours,
@@ -78,6 +86,7 @@ changed as (
     select *
     from compared
     where status is distinct from previous_status or cluster is distinct from previous_cluster
+        or market is distinct from previous_market or region_changed or split_changed
         or hours is distinct from previous_hours or usd is distinct from previous_usd
 ),
 offered as (
@@ -139,7 +148,16 @@ select
             ''
         ),
         'other'
-    ) as cause
+    ) as cause,
+    case
+        when goals_changed then 'goal'
+        when cluster is distinct from previous_cluster or market is distinct from previous_market or region_changed
+            or (cluster is null and status is distinct from previous_status) then 'choice'
+        when split_changed then 'split'
+        when hours is distinct from previous_hours then 'time'
+        else 'price'
+    end as change,
+    market, previous_market
 from explained
 join pairs on pairs.provider = explained.provider
 order by explained.provider, workload, goal, constraint_hours, constraint_usd;
@@ -163,3 +181,6 @@ comment on column recommendation_changes.previous_hours is 'Expected hours of th
 comment on column recommendation_changes.usd is 'Expected cost of the training now. Unit: US dollars.';
 comment on column recommendation_changes.previous_usd is 'Expected cost of the training before. Unit: US dollars.';
 comment on column recommendation_changes.cause is 'What changed it: prices, measurements, model, goals (the goal is new or gone), or several joined by commas; other where none of them did. No unit.';
+comment on column recommendation_changes.change is 'What is different: choice (another cluster, market or region, or none that meets the goal any more), split (the same machines, used otherwise), time (the same choice, other expected hours), price (the same choice and hours, other dollars) or goal (the goal is new or gone). No unit.';
+comment on column recommendation_changes.market is 'Market at rank 1 now: on-demand, spot or mixed. NULL without a cluster.';
+comment on column recommendation_changes.previous_market is 'Market at rank 1 before: on-demand, spot or mixed. NULL without a cluster.';

@@ -50,3 +50,11 @@ comment on column recommendations.reason is 'Why it has this rank, or why nothin
 comment on column recommendations.price_as_of is 'Time of the oldest price used, UTC.';
 comment on column recommendations.newest_measurement_at is 'Time of the newest measurement of this workload, UTC.';
 comment on column recommendations.model_version is 'Version of the registered model that predicted. No unit.';
+comment on column recommendations.market is 'Market of its machines: on-demand, spot, or mixed where there are machines of both. NULL where no cluster is named.';
+comment on column recommendations.usd_machines is 'Part of usd for the machines themselves, at the account''s own prices where srift.toml states any. Unit: US dollars. NULL where a price is unknown, and before this was published.';
+comment on column recommendations.usd_storage is 'Part of usd for the machines'' volumes; 0 for local hosts, which have none. Unit: US dollars. NULL before this was published.';
+comment on column recommendations.usd_other is 'Part of usd for public addresses and requests to S3; 0 for local hosts, which have none. usd is usd_machines + usd_storage + usd_other, added in that order. Unit: US dollars. NULL before this was published.';
+comment on column recommendations.interruption_risk is 'Probability that the job is interrupted at least once before it is done; 0 without spot machines. Unit: fraction, 0 to 1. NULL before this was published.';
+comment on column recommendations.expected_interruptions is 'Expected number of interruptions of the whole job. Unit: interruptions. NULL before this was published.';
+comment on column recommendations.interruption_source is 'What interruption_risk rests on and how old that is: own launches, Spot Advisor, a stated prior, srift.toml. Text; NULL without spot machines.';
+comment on column recommendations.placement_score is 'EC2''s spot placement score of the cluster in its zone when this was published, 1 (unlikely to be had) to 10. No unit. NULL where it was not told.';

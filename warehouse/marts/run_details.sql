@@ -1,4 +1,5 @@
--- Grain: one row a training run measured here under today's definitions: what tells which part of its step was slow.
+-- Grain: one row a training run measured here under today's definitions: what tells which part of its step was slow, and
+-- what it ran on.
 create or replace view run_details as
 select
     run_id,
@@ -16,7 +17,16 @@ select
     try_cast(json_extract_string(measured, '$.step_spread') as double) as step_spread,
     try_cast(json_extract(measured, '$.rank_compute_s') as double[]) as rank_compute_s,
     try_cast(json_extract_string(measured, '$.taken_share') as double) as taken_share,
-    measured_at
+    measured_at,
+    torch_version,
+    image_id,
+    device_names,
+    device_threads
 from stg_current
 where kind = 'train' and workload_same and instances_same and machine_same
 order by provider, measured_at, run_id;
+
+comment on column run_details.torch_version is 'Version of torch that measured it, exactly; runs are pooled by its major.minor.';
+comment on column run_details.image_id is 'Machine image that its machines started from; null where there is none, or it is not known.';
+comment on column run_details.device_names is 'Of each machine that took part: the device that the run used, as torch names it; null or empty before that was recorded.';
+comment on column run_details.device_threads is 'Of each machine that took part: threads that each of its ranks computed with.';

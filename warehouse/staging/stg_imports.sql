@@ -1,5 +1,16 @@
--- Grain: one row a measurement made elsewhere (raw_imports), its columns out of the JSON.
+-- Grain: one row a measurement made elsewhere (raw_imports), its columns out of the JSON. Those that no import holds
+-- but forgotten ones do not count; of one run_id with several values, those loaded first do.
 create or replace view stg_imports as
+with counted as (
+    select identity, provider, body
+    from raw_imports
+    where row_digest in (
+        select row_digest
+        from raw_import_rows
+        where import_id not in (select import_id from stg_import_files where forgotten)
+    )
+    qualify row_number() over (partition by identity order by loaded_at, row_digest) = 1
+)
 select
     identity as run_id,
     provider,
@@ -19,4 +30,4 @@ select
     json_extract_string(body, '$.zone') as zone,
     json_extract_string(body, '$.measured_at')::timestamp as measured_at,
     coalesce(json_extract_string(body, '$.source'), 'import') as source
-from raw_imports;
+from counted;

@@ -8,6 +8,7 @@ select
     kind,
     status,
     coalesce(json_extract_string(body, '$.reason'), '') as reason,
+    coalesce(json_extract_string(body, '$.cause'), '') as cause,
     case when json_extract(body, '$.attempt') is null then 'controller' else 'node' end as told_by,
     coalesce(json_extract_string(body, '$.setup.workload'), '') as workload,
     coalesce(
@@ -29,6 +30,15 @@ select
     json_extract_string(body, '$.setup.reason_wanted') as reason_wanted,
     json_extract_string(body, '$.fingerprint') as fingerprint,
     json_extract_string(body, '$.torch_version') as torch_version,
+    -- '2.13.0+cu130' is of line 2.13; what is no such number is a line of its own
+    coalesce(
+        nullif(regexp_extract(json_extract_string(body, '$.torch_version'), '^\d+\.\d+'), ''),
+        json_extract_string(body, '$.torch_version')
+    ) as torch_line,
+    json_extract_string(body, '$.setup.image_id') as image_id,
+    json_extract_string(body, '$.devices[*].name') as device_names,
+    try_cast(json_extract(body, '$.devices[*].threads') as integer[]) as device_threads,
+    json_extract_string(body, '$.wrong_device') as wrong_device,
     coalesce(
         make_timestamp((try_cast(json_extract_string(body, '$.ended_unix') as double) * 1e6)::bigint), loaded_at
     ) as measured_at,

@@ -6,14 +6,15 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tasks.node.agent import Agent, command, environment
-from tasks.node.places import Places
-from tasks.node.record import Item, Plan, write_json
+from tasks.node.agent import DEVICES_WITHIN_S, Agent, command, environment
+from tasks.node.processes import EXIT_NO_DEVICE
+from tasks.node.record import ANY, CPU, Devices, Item, Plan, RankLayout, write_json
 
 
 def plan(attempt: int, *items: Item, ranks: tuple[int, ...] = ()) -> Plan:
@@ -21,6 +22,7 @@ def plan(attempt: int, *items: Item, ranks: tuple[int, ...] = ()) -> Plan:
         lease_id="l",
         attempt=attempt,
         addresses=["10.0.0.1", "10.0.0.2", "10.0.0.3"],
+        expected=[Devices(name=CPU, count=1)] * 3,
         workloads=[],
         items=list(items),
         port=29500,
@@ -76,13 +78,19 @@ def test_the_heartbeat_names_no_run_while_nothing_runs(agent: Agent) -> None:
 
 
 def told(whole: Plan, node: int) -> dict[str, str]:
-    return dict(pairwise(command(whole, Places.of(whole), node, mailbox=Path("m"), plan_file=Path("p"))))
+    return dict(pairwise(command(whole, RankLayout.of(whole), node, mailbox=Path("m"), plan_file=Path("p"))))
 
 
 def test_torchrun_is_told_its_place_and_every_attempt_has_its_own_port() -> None:
     pairs = told(plan(3), 1)
     assert (pairs["--nnodes"], pairs["--node-rank"], pairs["--nproc-per-node"]) == ("3", "1", "1")
     assert (pairs["--master-addr"], pairs["--master-port"], pairs["--max-restarts"]) == ("10.0.0.1", "29503", "0")
+
+
+def test_torchrun_waits_for_those_who_look_for_their_devices_before_it() -> None:
+    gpus = replace(plan(1), expected=[Devices(name=CPU, count=1), Devices(name="A10G", count=1)], join_s=300.0)
+    assert told(gpus, 0)["--rdzv-conf"] == "timeout=600"
+    assert told(replace(gpus, expected=[Devices(name=ANY, count=1)] * 2), 0)["--rdzv-conf"] == "timeout=300"
 
 
 def test_without_a_lost_node_the_others_meet_at_the_first_that_is_left_each_with_its_devices() -> None:
@@ -100,13 +108,77 @@ def test_who_takes_no_part_starts_nothing_and_neither_does_anybody_without_items
         assert agent.launch is None and agent.attempt == attempt
 
 
+class Started(Exception):
+    """Stands for a process; holds what was to be started."""
+
+
+def started(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, expected: Devices, attempt: int = 1
+) -> tuple[list[str], dict[str, str]]:
+    def start(words: list[str], *, env: dict[str, str], **_: object) -> None:
+        raise Started(words, env)
+
+    monkeypatch.setattr("tasks.node.agent.subprocess.Popen", start)
+    monkeypatch.setattr("tasks.node.agent.interface_of", lambda address: "eth0")
+    item = Item(run_id="r", kind="train", nodes=[1], batches=[8])
+    with pytest.raises(Started) as found:
+        agent.start(replace(plan(attempt, item), expected=[Devices(name=CPU, count=1), expected, expected]))
+    words, environment = found.value.args
+    return words, environment
+
+
+def test_torchrun_starts_behind_a_check_where_a_gpu_was_bought_and_a_machine_waits_once(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = []
+    for attempt in (1, 2):
+        words, _ = started(agent, monkeypatch, Devices(name="A10G", count=4), attempt)
+        told = dict(pairwise(words[: words.index("--")]))
+        assert told["-m"] == "node.device_check" and told["--node"] == "1"
+        assert told["--plan"].endswith(f"plan-{attempt}.json")
+        assert words[words.index("--") + 1 :][1:3] == ["-m", "torch.distributed.run"]
+        waits.append(float(told["--wait-s"]))
+        agent.waits_until = time.monotonic() - 1.0
+    assert waits == [pytest.approx(DEVICES_WITHIN_S, abs=1.0), 0.0]
+
+
+@pytest.mark.parametrize(
+    ("devices", "threads"),
+    [
+        (Devices(name=CPU, count=1, threads=0), "48"),
+        (Devices(name=CPU, count=1, threads=1), "1"),
+        (Devices(name=ANY, count=1), "1"),
+        (Devices(name="A10G", count=4), "1"),
+    ],
+)
+def test_a_rented_processor_is_there_without_a_check_and_computes_with_all_its_cores(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, devices: Devices, threads: str
+) -> None:
+    monkeypatch.setattr("tasks.node.agent.cores", lambda: 48)
+    words, seen = started(agent, monkeypatch, devices)
+    assert (words[1:3] == ["-m", "torch.distributed.run"]) is (devices.name in (CPU, ANY))
+    assert (seen["OMP_NUM_THREADS"], seen["MKL_NUM_THREADS"]) == (threads, threads)
+
+
+def test_a_machine_without_its_devices_ends_the_attempt_by_that_name(agent: Agent) -> None:
+    agent.attempt = 1
+    agent.log_path.parent.mkdir(exist_ok=True)
+    agent.log_path.write_text(f"srift[{EXIT_NO_DEVICE}]: bought for 4 x A10G\n")
+    agent.launch = subprocess.Popen(["sh", "-c", f"exit {EXIT_NO_DEVICE}"])
+    agent.launch.wait()
+    agent.end_launch()
+    told = json.loads((agent.own / "finished-1.json").read_text())
+    assert (told["exit_code"], told["worker_exit_code"]) == (EXIT_NO_DEVICE, EXIT_NO_DEVICE)
+    assert told["reason"] == "bought for 4 x A10G"
+
+
 @pytest.mark.local
 @pytest.mark.enable_socket
 def test_a_workload_sees_one_thread_the_right_interface_and_no_credentials(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    seen = environment("127.0.0.1", tmp_path)
+    seen = environment("127.0.0.1", tmp_path, threads=1)
     assert "AWS_SECRET_ACCESS_KEY" not in seen
     assert (seen["GLOO_SOCKET_IFNAME"], seen["OMP_NUM_THREADS"], seen["MKL_NUM_THREADS"]) == ("lo", "1", "1")
 

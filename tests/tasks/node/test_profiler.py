@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tasks.node import device, profiler
-from tasks.node.built import Built
-from tasks.node.patience import Patience
+from tasks.node.entrypoint import LoadedWorkload
+from tasks.node.measuring import Patience
 from tasks.node.record import Item
 
 
@@ -50,14 +50,14 @@ def test_forward_counts_the_making_of_a_batch_as_a_step_does(monkeypatch: pytest
         clock.now_s += 2.0
         return torch.nn.functional.mse_loss(output, target)
 
-    parts = profiler._parts(Built(model=model, loss=loss, make_batch=make_batch, optimizer=optimizer), 2)
+    parts = profiler._parts(LoadedWorkload(model=model, loss=loss, make_batch=make_batch, optimizer=optimizer), 2)
     assert (parts["forward_s"], parts["backward_s"], parts["optimizer_s"]) == (3.25, 0.0, 4.0)
 
 
 def test_a_batch_that_does_not_fit_on_the_device_ends_the_profile_at_those_that_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def parts(_built: Built, batch: int) -> dict[str, Any]:
+    def parts(_built: LoadedWorkload, batch: int) -> dict[str, Any]:
         if batch > 8:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return {"batch": batch}
@@ -67,7 +67,7 @@ def test_a_batch_that_does_not_fit_on_the_device_ends_the_profile_at_those_that_
     monkeypatch.setattr(profiler, "_flops", lambda *_: 1.0)
     monkeypatch.setattr(profiler, "_buckets", lambda _built, batch, _group: asked.append(batch) or [])
     model = torch.nn.Linear(1, 1)
-    built = Built(model=model, loss=len, make_batch=len, optimizer=torch.optim.SGD(model.parameters()))  # type: ignore[arg-type]
+    built = LoadedWorkload(model=model, loss=len, make_batch=len, optimizer=torch.optim.SGD(model.parameters()))  # type: ignore[arg-type]
     item = Item(run_id="p", kind="profile", nodes=[0], batches=[2, 8, 64])
     values, problem = profiler.profile(item, built, None, Patience())  # type: ignore[arg-type]
     assert ([row["batch"] for row in values["rows"]], problem, asked) == ([2, 8], "", [8])

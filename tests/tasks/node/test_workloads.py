@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from tasks import node
-from tasks.node.built import Built, WorkloadError, build, try_once
+from tasks.node.entrypoint import LoadedWorkload, WorkloadError, build, try_once
 from tasks.node.record import WorkloadFile
 from tasks.node.steps import one_step
-from tasks.node.strategies import strategy
-from tasks.node.strategies.parallel import alone
+from tasks.node.strategies import alone, strategy
 
 HOME = Path(node.__file__).parent / "workloads"
 BUILT_IN = sorted(path.stem for path in HOME.glob("*.py") if path.stem != "__init__")
@@ -28,12 +27,12 @@ def build():
 """
 
 
-def load(folder: Path, file: str, *, seed: int = 0, rank: int = 0, device: str = "cpu") -> Built:
+def load(folder: Path, file: str, *, seed: int = 0, rank: int = 0, device: str = "cpu") -> LoadedWorkload:
     spec = WorkloadFile(name="w", digest="d", file=file, function="build")
     return build(folder, spec, seed=seed, rank=rank, device=torch.device(device))
 
 
-def weights(built: Built) -> list[torch.Tensor]:
+def weights(built: LoadedWorkload) -> list[torch.Tensor]:
     return [one.detach().clone() for one in built.model.parameters()]
 
 
@@ -87,7 +86,7 @@ def test_accumulated_micro_steps_equal_one_large_batch() -> None:
     for built, batch, steps in ((large, 4, 1), (small, 2, 2)):
         halves = iter([(fixed[0][:2], fixed[1][:2]), (fixed[0][2:], fixed[1][2:])])
         data = (lambda _batch: fixed) if steps == 1 else (lambda _batch, halves=halves: next(halves))
-        fed = Built(model=built.model, loss=built.loss, make_batch=data, optimizer=built.optimizer)
+        fed = LoadedWorkload(model=built.model, loss=built.loss, make_batch=data, optimizer=built.optimizer)
         one_step(fed, alone(built.model), batch=batch, accumulation_steps=steps, scale=1.0 / steps, sync=True)
     for a, b in zip(weights(large), weights(small), strict=True):
         torch.testing.assert_close(a, b)
@@ -110,7 +109,7 @@ def test_a_file_that_does_not_fit_is_told_what_is_missing(tmp_path: Path, source
 
 def test_a_loss_for_each_sample_is_refused() -> None:
     built = load(HOME, "wide_mlp.py")
-    each = Built(
+    each = LoadedWorkload(
         model=built.model, loss=lambda output, target: output - target, make_batch=built.make_batch,
         optimizer=built.optimizer,
     )  # fmt: skip

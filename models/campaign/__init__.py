@@ -1,0 +1,1 @@
+"""Which runs to buy next and why: value of information, pilots, budget."""

@@ -1,0 +1,398 @@
+"""The value of a run given all that is known: what past runs and the launches already chosen tell.
+
+By how new its features are where no model knows it (`Coverage`), else by the regret that it is expected to save
+(`DecisionValue`): within a launch a run loses the share that those before it tell of the same; between launches the
+belief is narrowed by what was bought (its outcome unknown) and all is valued again.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+
+import numpy as np
+import pandas as pd
+
+from ..domain.cluster import parse_cluster
+from ..domain.setup_table import Key, row_key, rows_of, setup_key
+from ..domain.workload import Workload
+from .candidates import Measurement
+from .value_of_information import Belief, Contenders, Floats, Worths, worths
+
+_STEADY = 0.1  # interquartile range over median of the steps, below which one run says what there is to say
+_ENOUGH_FAILURES = 2
+_ENOUGH_RUNS = 3  # of an unsteady setup: more would repeat the noise
+_RARELY_NAMED = 0.7  # worth of a run off the global batch or with accumulation, which recommendations seldom name
+_KNOWN_WIDTH = 0.1  # relative width of an interval at which a run is worth its plain value
+_DRIFTED = 4.0  # worth of a run on a drifting machine, whose predictions are wrong however narrow
+_WEIGHTS = {
+    "cluster": 0.75,
+    "workload and cluster": 1.0,
+    "workload and mixture": 1.5,  # how many machines of how many types: uniform clusters are few among the mixed
+    "workload and batch": 1.0,
+    "workload and machine": 1.0,  # shared among a cluster's types, so that more types are not worth more
+}
+_PROBED_SIZES = 4  # message sizes that make a sweep
+_REGRET_WORTH = 100.0  # a run that saves 1 % of regret is worth as much as one new feature: pilots of a new workload,
+# of which some ten bring its regret of tens of per cent down, then compete with what betters known choices
+
+
+@dataclass(slots=True, kw_only=True)
+class Coverage:
+    """What past runs and the launches already chosen tell: how often each feature was seen, and what is settled."""
+
+    settled: set[Key]
+    profiled: set[tuple[str, str]]
+    probed: set[tuple[str, ...]]
+    workloads: tuple[str, ...]
+    seen: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    seed: int = 0
+    drifting: Mapping[str, datetime] = field(default_factory=dict)
+    decision_value: DecisionValue | None = None
+
+    @classmethod
+    def of(
+        cls,
+        workloads: Sequence[Workload],
+        runs: pd.DataFrame,
+        profiles: pd.DataFrame,
+        probes: pd.DataFrame,
+        *,
+        devices: Mapping[str, int],
+        stale_before: datetime | None,
+        seed: int,
+        drifting: Mapping[str, datetime],
+    ) -> Coverage:
+        """What the marts hold. Runs that are unsteady, or older than `stale_before`, may be repeated.
+
+        Runs on a `drifting` instance type up to the time given for it are as if they had not been.
+        """
+        seen: Counter[tuple[str, ...]] = Counter()
+        settled: set[Key] = set()
+        times: Counter[Key] = Counter()
+        for row in rows_of(runs):
+            key = row_key(row, devices)
+            workload, machines, steps, *_ = key
+            if any(
+                name in drifting and not measured_after(row.get("measured_at"), drifting[name])
+                for name, _, _ in machines
+            ):
+                continue
+            times[key] += 1
+            batch = steps * sum(count * share for _, count, share in machines)
+            seen.update(_features(workload, tuple(name for name, _, _ in machines), batch, steps))
+            unsteady = float(row.get("step_spread") or 0.0) > _STEADY  # NaN: unknown, taken for steady
+            stale = stale_before is not None and measured_before(row.get("measured_at"), stale_before)
+            if not stale and (not unsteady or times[key] >= _ENOUGH_RUNS):
+                settled.add(key)
+        sweeps = probes.groupby("cluster")["bytes"].nunique() if len(probes) else pd.Series(dtype=int)
+        return cls(
+            settled=settled,
+            profiled={(str(row["workload"]), str(row["instance_type"])) for row in rows_of(profiles)},
+            probed={parse_cluster(str(name)) for name, sizes in sweeps.items() if sizes >= _PROBED_SIZES},
+            workloads=tuple(workload.name for workload in workloads),
+            seen=seen,
+            seed=seed,
+            drifting=drifting,
+        )
+
+    def give_up(self, failures: pd.DataFrame, devices: Mapping[str, int]) -> None:
+        """Settle what has failed `_ENOUGH_FAILURES` times: it would again, and its time is another run's."""
+        runs: Counter[Key] = Counter()
+        profiles: Counter[tuple[str, str]] = Counter()
+        probes: Counter[tuple[str, ...]] = Counter()
+        for row in rows_of(failures):
+            if row["kind"] == "train":
+                runs[row_key(row, devices)] += 1
+            elif row["kind"] == "profile":
+                profiles[str(row["workload"]), parse_cluster(str(row["cluster"]))[0]] += 1
+            elif row["kind"] == "probe":
+                probes[parse_cluster(str(row["cluster"]))] += 1
+        self.settled |= {key for key, times in runs.items() if times >= _ENOUGH_FAILURES}
+        self.profiled |= {pair for pair, times in profiles.items() if times >= _ENOUGH_FAILURES}
+        self.probed |= {members for members, times in probes.items() if times >= _ENOUGH_FAILURES}
+
+    def unprofiled(self, instance_types: set[str]) -> list[tuple[str, str]]:
+        """(workload, instance type) without a profile, in an order in which each step brings another of both."""
+        names = sorted(instance_types)
+        pairs = [(w, t) for w in range(len(self.workloads)) for t in range(len(names))]
+        pairs.sort(key=lambda pair: ((pair[0] - pair[1]) % len(self.workloads), pair[1]))
+        return [(self.workloads[w], names[t]) for w, t in pairs if (self.workloads[w], names[t]) not in self.profiled]
+
+    def explores(self, members: tuple[str, ...]) -> bool:
+        """Is there a model yet, and does it know these instance types? Else collectives are timed on them."""
+        return self.decision_value is None or not self.decision_value.covers(members)
+
+    def value(self, candidate: Measurement) -> float:
+        """Worth of a training run beside all that is known: by the choices it may change, where the model knows it.
+
+        Else by how new its features are, at most the sum of the weights times its uncertainty.
+        """
+        if self.decision_value is not None and self.decision_value.applies_to(candidate):
+            return _REGRET_WORTH * self.decision_value.value(candidate)
+        features = _features_of(candidate)
+        types = len(set(candidate.members))
+        shared = {"workload and machine": 1 / types}
+        worth = sum(_WEIGHTS[one[0]] * shared.get(one[0], 1.0) / (1 + self.seen[one]) for one in features)
+        if not candidate.exact or candidate.accumulation_steps > 1:
+            worth *= _RARELY_NAMED
+        if not self.drifting.keys().isdisjoint(candidate.members):
+            worth *= _DRIFTED
+        elif candidate.width is not None:
+            worth *= min(max(candidate.width / _KNOWN_WIDTH, 0.25), 4.0)
+        return worth * (1 + 0.01 * _tie(self.seed, candidate))
+
+    def add(self, candidate: Measurement) -> None:
+        """Count a chosen run as if it were measured."""
+        if candidate.kind == "train":
+            self.seen.update(_features_of(candidate))
+            if self.decision_value is not None and self.decision_value.applies_to(candidate):
+                self.decision_value.add(candidate)
+        elif candidate.kind == "profile":
+            self.profiled.add((candidate.workload, candidate.members[0]))
+        else:
+            self.probed.add(candidate.members)
+
+    def copy(self) -> Coverage:
+        """An independent copy to try a launch on."""
+        return Coverage(
+            settled=self.settled,
+            profiled=set(self.profiled),
+            probed=set(self.probed),
+            workloads=self.workloads,
+            seen=self.seen.copy(),
+            seed=self.seed,
+            drifting=self.drifting,
+            decision_value=None if self.decision_value is None else self.decision_value.copy(),
+        )
+
+    def reason(self, candidate: Measurement) -> str:
+        """Why to measure this, for a person."""
+        if candidate.kind == "profile":
+            return f"{candidate.workload} was never profiled on {candidate.members[0]}"
+        if candidate.kind == "probe":
+            return f"no collective was ever timed on {candidate.cluster}"
+        where = f"{candidate.workload} on {candidate.cluster} at global batch {candidate.global_batch}"
+        if candidate.devices == (1,):
+            where += " with one device"
+        if candidate.accumulation_steps > 1:
+            where += f" in {candidate.accumulation_steps} accumulation steps"
+        if self.decision_value is not None and self.decision_value.applies_to(candidate):
+            return f"{where}: {self.decision_value.reason(candidate)}"
+        tail = "" if candidate.exact else ", off its own batch for variety"
+        if drifted := sorted(self.drifting.keys() & set(candidate.members)):
+            return f"{where}: {' and '.join(drifted)} drifted, recent runs lay outside their intervals{tail}"
+        if candidate.width is not None:
+            return f"{where}: predicted only within {candidate.width / 2:.0%} either way{tail}"
+        if not self.seen["workload and cluster", candidate.workload, candidate.cluster]:
+            return f"{where}: never run on this cluster{tail}"
+        return f"{where}: not known well at this split{tail}"
+
+
+def _features_of(candidate: Measurement) -> list[tuple[str, ...]]:
+    return _features(candidate.workload, candidate.members, candidate.global_batch, candidate.accumulation_steps)
+
+
+def _features(workload: str, members: tuple[str, ...], batch: int, steps: int) -> list[tuple[str, ...]]:
+    cluster = "+".join(sorted(members))
+    return [
+        ("cluster", cluster),
+        ("workload and cluster", workload, cluster),
+        ("workload and mixture", workload, str(len(members)), str(len(set(members)))),
+        ("workload and batch", workload, str(batch), str(steps)),
+        *(("workload and machine", workload, name) for name in sorted(set(members))),
+    ]
+
+
+@lru_cache(maxsize=65536)
+def _tie(seed: int, candidate: Measurement) -> float:
+    """A number in [0, 1) by which equals are told apart; another seed, another order."""
+    return zlib.crc32(f"{seed} {candidate.tie_text}".encode()) / 2**32
+
+
+Joint = Callable[[pd.DataFrame], tuple[Floats, Floats, Floats]]  # setups -> mean, covariance, noise of log step
+
+MOST_RUNS = 250  # of one workload that are weighed
+_MOST_FRESH = 300  # measured since the model was fitted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Valued:
+    """One workload's candidates by their positions among `places`, where the belief has them."""
+
+    contenders: Contenders
+    belief: Belief
+    candidates: dict[Measurement, int]
+    places: tuple[int, ...]
+    worth: Worths
+    alike: Floats
+
+
+@dataclass(slots=True, kw_only=True)
+class DecisionValue:
+    """Regret that runs are expected to save, given those taken so far. `types` are those that the model knows."""
+
+    types: frozenset[str]
+    _valued: dict[str, _Valued] = field(default_factory=dict)
+    _taken: dict[str, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        contenders: Mapping[str, Contenders],
+        candidates: Iterable[Measurement],
+        joint: Joint,
+        *,
+        types: Iterable[str],
+        layouts: Mapping[str, int],
+        fresh: pd.DataFrame,
+    ) -> DecisionValue:
+        """By the model's `joint` moments; `fresh` are runs (with step_s) that the model has not learned from.
+
+        Weighed are at most 250 runs a workload: those of contenders, then the shortest on the fewest machines.
+        """
+        known = cls(types=frozenset(types))
+        by: dict[str, list[Measurement]] = {}
+        for candidate in candidates:
+            if known.covers(candidate.members):
+                by.setdefault(candidate.workload, []).append(candidate)
+        for name, one in contenders.items():
+            met = [row for row in rows_of(fresh) if row["workload"] == name and known.covers(_members(row))]
+            known._valued[name] = _valued(one, by.get(name, []), joint, layouts, met[-_MOST_FRESH:])
+        return known
+
+    def covers(self, members: Iterable[str]) -> bool:
+        """Does the model know all of these instance types?"""
+        return self.types.issuperset(members)
+
+    def applies_to(self, candidate: Measurement) -> bool:
+        """Does the model know its workload and machines? Others are for variety."""
+        return candidate.workload in self._valued and self.covers(candidate.members)
+
+    def value(self, candidate: Measurement) -> float:
+        """Regret that it is expected to save, given what is taken; 0 for a run that changes no choice."""
+        one = self._valued[candidate.workload]
+        at = one.candidates.get(candidate)
+        if at is None or not one.worth.regret[at]:
+            return 0.0
+        value = float(one.worth.regret[at])
+        for other in self._taken.get(candidate.workload, ()):
+            value *= 1 - float(one.alike[at, other])
+        return value
+
+    def add(self, candidate: Measurement) -> None:
+        """Take it as made."""
+        at = self._valued[candidate.workload].candidates.get(candidate)
+        if at is not None:
+            self._taken.setdefault(candidate.workload, []).append(at)
+
+    def copy(self) -> DecisionValue:
+        """An independent copy to try a launch on."""
+        return DecisionValue(
+            types=self.types, _valued=self._valued, _taken={name: list(one) for name, one in self._taken.items()}
+        )
+
+    def revalue(self) -> None:
+        """Value everything anew, narrowed by what was taken; what was worth nothing stays so."""
+        for name, taken in self._taken.items():
+            one = self._valued[name]
+            belief = one.belief
+            for at in taken:
+                belief = belief.given(one.places[at])
+            left = {
+                candidate: at
+                for candidate, at in one.candidates.items()
+                if at not in taken and one.worth.regret[at] > 0
+            }
+            self._valued[name] = _weighed(one.contenders, belief, list(left), [one.places[at] for at in left.values()])
+        self._taken = {}
+
+    def reason(self, candidate: Measurement) -> str:
+        """What it is expected to change, for a person."""
+        one = self._valued[candidate.workload]
+        at = one.candidates[candidate]
+        return (
+            f"expected to change the choice of {one.worth.question[at]} in {one.worth.chance[at]:.0%} of outcomes and "
+            f"to save {one.worth.regret[at]:.1%}"
+        )
+
+
+def _valued(
+    contenders: Contenders,
+    candidates: Sequence[Measurement],
+    joint: Joint,
+    layouts: Mapping[str, int],
+    fresh: Sequence[Mapping[str, object]],
+) -> _Valued:
+    keys = {setup_key(setup) for setup in contenders.setups}
+    rows = {candidate: candidate.row() for candidate in candidates}
+    ordered = sorted(
+        candidates,
+        key=lambda one: (row_key(rows[one], layouts) not in keys, one.est_s * len(one.members), rows[one]["cluster"]),
+    )
+    weighed = ordered[:MOST_RUNS] if contenders.questions else []
+    frame = pd.DataFrame([*(s.row() for s in contenders.setups), *(rows[w] for w in weighed), *fresh])
+    if not weighed or not len(frame):
+        empty = Belief(mean=np.zeros(0), covariance=np.zeros((0, 0)), noise=np.zeros(0))
+        return _weighed(replace(contenders, questions=()), empty, [], [])
+    mean, covariance, noise = joint(frame.drop(columns=["step_s", "sync_s"], errors="ignore"))
+    belief = Belief(mean=mean, covariance=covariance, noise=noise)
+    first = len(contenders.setups)
+    for at, row in enumerate(fresh, start=first + len(weighed)):
+        belief = belief.given(at, float(np.log(float(str(row["step_s"])))))
+    return _weighed(contenders, belief, weighed, list(range(first, first + len(weighed))))
+
+
+def _weighed(
+    contenders: Contenders, belief: Belief, candidates: Sequence[Measurement], places: Sequence[int]
+) -> _Valued:
+    return _Valued(
+        contenders=contenders,
+        belief=belief,
+        candidates={candidate: at for at, candidate in enumerate(candidates)},
+        places=tuple(places),
+        worth=worths(contenders.questions, belief, places),
+        alike=belief.alike()[np.ix_(places, places)] if places else np.zeros((0, 0)),
+    )
+
+
+def _members(row: Mapping[str, object]) -> tuple[str, ...]:
+    return parse_cluster(str(row["cluster"]))
+
+
+def measured_before(measured_at: object, moment: datetime) -> bool:
+    """Was it measured before `moment`? False where nobody knows when."""
+    at = _moment(measured_at)
+    return at is not None and at < _aware(moment)
+
+
+def measured_after(measured_at: object, moment: datetime) -> bool:
+    """Was it measured after `moment`? False where nobody knows when."""
+    at = _moment(measured_at)
+    return at is not None and at > _aware(moment)
+
+
+def stale_types(runs: pd.DataFrame, before: datetime | None) -> frozenset[str]:
+    """Instance types of which every run with a known moment was measured before `before`."""
+    newest: dict[str, bool] = {}
+    if before is None or "measured_at" not in runs:
+        return frozenset()
+    for cluster, moment in zip(runs["cluster"], runs["measured_at"], strict=True):
+        if _moment(moment) is not None:
+            for name in set(parse_cluster(str(cluster))):
+                newest[name] = newest.get(name, True) and measured_before(moment, before)
+    return frozenset(name for name, stale in newest.items() if stale)
+
+
+def _moment(measured_at: object) -> datetime | None:
+    if measured_at is None or pd.isna(measured_at):  # type: ignore[call-overload]
+        return None
+    return _aware(pd.Timestamp(measured_at).to_pydatetime())  # type: ignore[arg-type]
+
+
+def _aware(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

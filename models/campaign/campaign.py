@@ -1,0 +1,354 @@
+"""Which runs to buy next under a cap of dollars and seconds, grouped so that one launch serves many. Never buys any.
+
+A run is worth what it adds to what is known, with diminishing returns, more where predictions are uncertain and less
+off the global batch, per second it takes:
+
+    value = sum over features f of weight_f / (1 + runs that share f)                   what no model has met yet
+    value = expected fall of the regret of the table's choices                what the model knows
+
+First every workload is profiled on every instance type, by few launches that hold all types. Then the launch follows
+with the best value per part of the caps that it uses up (dollars or seconds, whichever it uses more of), and so on; a
+launch ends where one more run is worth less per second than it is. Where no run is expected to change a choice, the
+list ends, however much is left.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cache
+
+import pandas as pd
+
+from ..domain.cluster import Cluster, Offer
+from ..domain.setup_table import Key
+from ..domain.workload import Workload
+from ..planner.enumeration import Refusal, clusters_of
+from .acquisition import Coverage, DecisionValue, Joint, stale_types
+from .candidates import (
+    Costs,
+    Expected,
+    Measurement,
+    Schedule,
+    in_order,
+    probe_of,
+    profile_of,
+    sub_clusters,
+    training_runs,
+)
+from .value_of_information import LEAST_CHANCE, LEAST_REGRET, Contenders
+
+MOST_CLUSTERS = 600  # that one campaign weighs against each other
+STOPS = (
+    "the campaign stops: no launch that the caps still pay for is expected to change a choice of the table (a run"
+    f" counts for a goal if it changes its choice in {LEAST_CHANCE:.0%} of outcomes and saves {LEAST_REGRET:.1%})"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What the model in force says: who may be chosen in each workload that it has met, and step times jointly.
+
+    `types` are the instance types that it has met; `fresh` are runs that it has not learned from.
+    """
+
+    contenders: Mapping[str, Contenders]
+    joint: Joint
+    types: frozenset[str]
+    fresh: pd.DataFrame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One cluster to acquire and what it serves, in order. `est_s` includes starting it."""
+
+    cluster: Cluster
+    items: tuple[Measurement, ...]
+    est_s: float
+    est_usd: float
+    reason: str
+
+
+def shopping_list(
+    workloads: Sequence[Workload],
+    offers: Sequence[Offer],
+    runs: pd.DataFrame,
+    profiles: pd.DataFrame,
+    probes: pd.DataFrame,
+    *,
+    max_usd: float,
+    max_seconds: float,
+    max_hosts: int,
+    fits: Refusal,
+    seed: int,
+    market: str = "spot",
+    expected_step: Expected | None = None,
+    stale_before: datetime | None = None,
+    costs: Costs | None = None,
+    failures: pd.DataFrame | None = None,
+    drifting: Mapping[str, datetime] | None = None,
+    model: Model | None = None,
+    wants: Mapping[Key, Measurement] | None = None,
+    most_launches: int | None = None,
+) -> list[Launch]:
+    """Launches to make, in order, whose estimates add up to at most `max_usd` dollars and `max_seconds` seconds.
+
+    `runs`, `profiles` and `probes` are past matching measurements of this provider (the marts' columns; empty frames
+    where there are none). A setup with a steady run that is not older than `stale_before` is known well and not
+    repeated; one that was interrupted may come again, one that failed twice (`failures`: kind and the columns of runs)
+    may not. What was measured on a `drifting` instance type up to the time given for it is known no more, and comes
+    first. `expected_step` predicts setups (step_s, step_low_s, step_high_s). Machines are bought in `market`; an offer
+    without a price, or of another market, is not bought. Workloads and types that `model` has met are measured only
+    where that is expected to change a choice; drifting types, and those of which all runs are older than
+    `stale_before`, count as not met. `wants` are the training runs that may be bought, where not
+    all that `training_runs` names; the list ends after `most_launches`. The same arguments give the same list.
+    """
+    priced = [offer for offer in offers if offer.market == market and offer.usd_per_hour is not None]
+    if max_usd <= 0 or max_seconds <= 0 or not priced or not workloads:
+        return []
+    prices, drifting = costs or Costs(), drifting or {}
+    clusters = list(clusters_of(priced, max_hosts=max_hosts, fits=fits, most=MOST_CLUSTERS))
+    parts = _parts(clusters)
+    candidates = wants
+    if candidates is None:
+        candidates = training_runs(workloads, list(parts.values()), profiles, expected_step=expected_step, costs=prices)
+    devices = {offer.instance_type.name: offer.instance_type.devices for offer in priced}
+    known = Coverage.of(
+        workloads, runs, profiles, probes, devices=devices, stale_before=stale_before, seed=seed, drifting=drifting
+    )
+    if failures is not None:
+        known.give_up(failures, devices)
+    candidates = {key: candidate for key, candidate in candidates.items() if key not in known.settled}
+    if model is not None:
+        types = model.types - drifting.keys() - stale_types(runs, stale_before)
+        known.decision_value = DecisionValue.of(
+            model.contenders, candidates.values(), model.joint, types=types, layouts=devices, fresh=model.fresh
+        )
+    return _buy(
+        workloads,
+        clusters,
+        candidates,
+        known,
+        max_usd=max_usd,
+        max_seconds=max_seconds,
+        costs=prices,
+        most_launches=most_launches,
+    )
+
+
+def _parts(clusters: Sequence[Cluster]) -> dict[tuple[str, ...], Cluster]:
+    """Every sub-cluster that some cluster can serve, by its instance types."""
+    parts: dict[tuple[str, ...], Cluster] = {}
+    for cluster in clusters:
+        for members, nodes in sub_clusters(cluster).items():
+            parts.setdefault(members, Cluster(members=tuple(cluster.members[node] for node in nodes)))
+    return parts
+
+
+def _buy(
+    workloads: Sequence[Workload],
+    clusters: Sequence[Cluster],
+    candidates: Mapping[Key, Measurement],
+    known: Coverage,
+    *,
+    max_usd: float,
+    max_seconds: float,
+    costs: Costs,
+    most_launches: int | None,
+) -> list[Launch]:
+    """Launch after launch, the best value per part of the caps first, until nothing is worth or able to be paid."""
+    by_members: dict[tuple[str, ...], list[Measurement]] = {}
+    for candidate in candidates.values():
+        by_members.setdefault(candidate.members, []).append(candidate)
+    covering = _covering(clusters, known)
+    launches: list[Launch] = []
+    seconds, usd = max_seconds, max_usd
+    while True:
+        first = covering[:1] or clusters
+        share = seconds / len(covering) if covering else seconds
+        best: tuple[Cluster, Filled] | None = None
+        most, runs = 0.0, rated(by_members, known)
+        for cluster in first:
+            price = _usd_per_second(cluster)
+            if costs.minimum_s * price > usd:
+                continue
+            filled = fill(cluster, workloads, runs, known, most_s=min(share, usd / price), costs=costs)
+            worth = filled.worth / max(1 / seconds, price / usd)
+            if filled.candidates and (best is None or worth > most):
+                best, most = (cluster, filled), worth
+        if covering:
+            covering = covering[1:]
+        elif best is None:
+            return launches
+        if best is None:
+            continue
+        cluster, filled = best
+        launch = _launch(cluster, filled.candidates, known, costs)
+        for candidate in filled.candidates:
+            known.add(candidate)
+            if candidate.kind == "train":
+                by_members[candidate.members].remove(candidate)
+        launches.append(launch)
+        if len(launches) == most_launches:
+            return launches
+        if known.decision_value is not None:
+            known.decision_value.revalue()
+        seconds -= launch.est_s
+        usd -= launch.est_usd
+
+
+def _covering(clusters: Sequence[Cluster], known: Coverage) -> list[Cluster]:
+    """Few clusters that together hold every instance type on which some workload was never profiled (greedy cover)."""
+    missing = {name for _, name in known.unprofiled({o.instance_type.name for c in clusters for o in c.members})}
+    cover: list[Cluster] = []
+    while missing:
+        gains = [(len(missing & _types(cluster)), len(_types(cluster)), len(cluster.members)) for cluster in clusters]
+        best = max(range(len(clusters)), key=lambda i: (gains[i], -i))
+        cover.append(clusters[best])
+        missing -= _types(clusters[best])
+    return cover
+
+
+def _types(cluster: Cluster) -> set[str]:
+    return {offer.instance_type.name for offer in cluster.members}
+
+
+def _usd_per_second(cluster: Cluster) -> float:
+    return max(cluster.total_usd_per_hour or 0.0, 1e-12) / 3600
+
+
+def _launch(cluster: Cluster, candidates: Sequence[Measurement], known: Coverage, costs: Costs) -> Launch:
+    ordered, run_s = in_order(cluster, candidates)
+    items = tuple(replace(candidate, nodes=nodes, reason=known.reason(candidate)) for candidate, nodes in ordered)
+    est_s = costs.launch_s + run_s
+    return Launch(
+        cluster=cluster,
+        items=items,
+        est_s=est_s,
+        est_usd=costs.billed_s(run_s) * _usd_per_second(cluster),
+        reason=_reason(candidates),
+    )
+
+
+def _reason(candidates: Sequence[Measurement]) -> str:
+    said = []
+    for kind, singular, plural in (
+        ("profile", "profile of a workload on a machine", "profiles of workloads on machines"),
+        ("probe", "sweep of collectives", "sweeps of collectives"),
+        ("train", "training run", "training runs"),
+    ):
+        count = sum(candidate.kind == kind for candidate in candidates)
+        if count:
+            said.append(f"{count} {singular if count == 1 else plural}")
+    clusters = len({candidate.members for candidate in candidates})
+    return f"{', '.join(said)} on {clusters} cluster{'s' if clusters > 1 else ''} from one launch"
+
+
+_PROBE_WORTH = 1.5  # a sweep serves every workload on its cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """What a launch would measure, in order, and what it is worth a second."""
+
+    candidates: tuple[Measurement, ...]
+    worth: float  # of a billed second
+
+
+Rated = Callable[[tuple[str, ...]], Sequence[tuple[float, Measurement]]]
+
+
+def rated(by_members: Mapping[tuple[str, ...], Sequence[Measurement]], known: Coverage) -> Rated:
+    """The runs of each sub-cluster that are worth anything now, and how much. Many clusters ask about the same one."""
+
+    @cache
+    def of(members: tuple[str, ...]) -> list[tuple[float, Measurement]]:
+        valued = [(known.value(candidate), candidate) for candidate in by_members.get(members, ())]
+        return [one for one in valued if one[0] > 0]
+
+    return of
+
+
+def fill(
+    cluster: Cluster,
+    workloads: Sequence[Workload],
+    runs: Rated,
+    known: Coverage,
+    *,
+    most_s: float,
+    costs: Costs,
+) -> Filled:
+    """The best that `cluster` can measure within `most_s` seconds, its start included; empty where that is too little.
+
+    Profiles that are missing come first, then a sweep of collectives over two machines and over all (unless known),
+    then training runs by value per second (lazily re-valued: values only fall as runs are added) until one more is
+    worth less per second than the launch so far. Runs of no worth are left out; seconds that the minimum bills anyway
+    cost nothing. `runs` are rated by what is `known`.
+    """
+    schedule = Schedule.of(cluster)
+    left = most_s - costs.launch_s
+    trial = known.copy()
+    parts = sub_clusters(cluster)
+    chosen: list[Measurement] = []
+    for candidate in _before_training(cluster, parts, workloads, trial, costs):
+        if schedule.seconds + schedule.extra_s(candidate) <= left:
+            chosen.append(candidate)
+            schedule.add(candidate)
+            trial.add(candidate)
+    probing = [candidate for candidate in chosen if candidate.kind == "probe"]
+    worth, must_s = _PROBE_WORTH * len(probing), max(schedule.alone_s)  # profiles must be: no run is weighed by them
+    trains: list[Measurement] = []
+    candidates = [one for members in parts for one in runs(members)]
+    heap = [(-value / candidate.est_s, place) for place, (value, candidate) in enumerate(candidates)]
+    heapq.heapify(heap)
+    while heap:
+        _, place = heapq.heappop(heap)
+        candidate = candidates[place][1]
+        if schedule.seconds + schedule.extra_s(candidate) > left:
+            continue
+        value = trial.value(candidate)
+        if heap and -value / candidate.est_s > heap[0][0]:
+            heapq.heappush(heap, (-value / candidate.est_s, place))
+            continue
+        spent, more = (costs.billed_s(schedule.seconds - must_s + one) for one in (0.0, candidate.est_s))
+        if value <= 0 or (more > spent and value / candidate.est_s < worth / spent):
+            break
+        trains.append(candidate)
+        schedule.add(candidate)
+        trial.add(candidate)
+        worth += value
+    if not trains and not any(candidate.kind == "profile" for candidate in chosen):
+        return Filled(candidates=(), worth=0.0)
+    spent = costs.billed_s(schedule.seconds - must_s)
+    return Filled(candidates=(*chosen, *_alternating(trains, trial.workloads)), worth=worth / spent)
+
+
+def _before_training(
+    cluster: Cluster,
+    parts: Iterable[tuple[str, ...]],
+    workloads: Sequence[Workload],
+    known: Coverage,
+    costs: Costs,
+) -> list[Measurement]:
+    """Profiles and sweeps of collectives that nobody has of `cluster`, in order."""
+    sized = {workload.name: workload for workload in workloads}
+    kinds = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
+    unprofiled = known.unprofiled({members[0] for members in parts if len(members) == 1})
+    profiles = [profile_of(sized[workload], kinds[name], costs) for workload, name in unprofiled]
+    names = tuple(offer.instance_type.name for offer in cluster.members)
+    probed = sorted({names[:2], names} - {names[:1]}, key=len)  # sizes between follow from the two ends
+    sweeps = [probe_of(one, costs) for one in probed if one not in known.probed and known.explores(one)]
+    return [*profiles, *sweeps]
+
+
+def _alternating(trains: Sequence[Measurement], workloads: Sequence[str]) -> list[Measurement]:
+    """Workloads by turns, each in its own order: cut short anywhere, all of them have been served alike."""
+    turn: Counter[str] = Counter()
+    keyed = []
+    for candidate in trains:
+        keyed.append(((turn[candidate.workload], workloads.index(candidate.workload)), candidate))
+        turn[candidate.workload] += 1
+    return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]

@@ -1,0 +1,319 @@
+"""Everything that could be measured, with what it would cost in seconds. Chooses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+
+from ..domain.cluster import Cluster, InstanceType, cluster_name
+from ..domain.setup_table import Key, rows_of, setup_key
+from ..domain.workload import Setup, Workload, joined
+from ..planner.batch_split import Line, finish_together, global_batches
+
+Expected = Callable[[pd.DataFrame], pd.DataFrame]  # setups as measurement columns -> step_s, step_low_s, step_high_s
+
+PROFILE_BATCHES = 4
+MESSAGE_BYTES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 2 * 2**20, 8 * 2**20)
+_LEAST_PROFILED = 3  # batches that determine the line of one device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Seconds that a campaign expects to pay, beside the steps. Priors from local hosts; all of them arguments."""
+
+    launch_s: float = 12.0  # machines, agents, torchrun, importing torch: paid once a launch
+    build_s: float = 0.5
+    steps: int = 15  # one tried, 2 of warm-up, about 10 timed, 2 without communication
+    train_most_s: float = 11.0  # an item's step cap holds it to about this
+    probe_s: float = 7.0
+    core_step_s: float = 0.15  # a step of the least global batch on one core; the built-in workloads take 0.1 to 0.2
+    gradient_bytes: float = 6e6  # of a workload whose size nobody told yet; the built-in ones have 1 to 12 MB
+    minimum_s: float = 0.0  # a launch is paid for at least so long; on EC2 a minute
+
+    def run_s(self, step_s: float) -> float:
+        """Of one training run, its machines running: building the workload, and all its steps."""
+        return self.build_s + self.steps * step_s
+
+    def billed_s(self, run_s: float) -> float:
+        """Of a launch whose runs take `run_s` together."""
+        return max(self.minimum_s, self.launch_s + run_s)
+
+
+# Linux machines on EC2 are billed by the second from one minute on; the times to start are priors.
+EC2_COSTS = Costs(launch_s=60.0, build_s=5.0, minimum_s=60.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One thing to measure, and the seconds expected for it. `kind` is "train", "profile" or "probe".
+
+    `members` are instance types in rank order; `nodes` those of a launch that serve it, and `reason` why, once it is
+    bought. `batches` are samples a device, one a machine (profile: batches to try); `devices` are used on each machine,
+    empty: one each. `width` is the predicted 90 % interval relative to the step time, None where unknown.
+    """
+
+    kind: str
+    workload: str = ""
+    members: tuple[str, ...] = ()
+    nodes: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
+    batches: tuple[int, ...] = ()
+    accumulation_steps: int = 1
+    message_bytes: tuple[int, ...] = ()
+    global_batch: int = 0
+    exact: bool = True  # at a global batch that the workload tolerates
+    est_s: float
+    width: float | None = None
+    reason: str = ""
+
+    @property
+    def cluster(self) -> str:
+        """Name of the machines that take part."""
+        return cluster_name(self.members)
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """Devices used on each machine."""
+        return self.devices or (1,) * len(self.members or self.nodes)
+
+    def row(self) -> dict[str, object]:
+        """As `Setup.row` has it."""
+        return {
+            "workload": self.workload,
+            "cluster": self.cluster,
+            "layout": joined(self.layout),
+            "batch_per_device": joined(self.batches),
+            "accumulation_steps": self.accumulation_steps,
+        }
+
+    @property
+    def tie_text(self) -> str:
+        """Seeds the order of equals: a list stays the same only while this text does."""
+        return (
+            f"Want(kind={self.kind!r}, workload={self.workload!r}, members={self.members!r}, batches={self.batches!r},"
+            f" accumulation_steps={self.accumulation_steps!r}, message_bytes={self.message_bytes!r},"
+            f" global_batch={self.global_batch!r}, exact={self.exact!r}, est_s={self.est_s!r}, width={self.width!r})"
+        )
+
+
+def sub_clusters(cluster: Cluster) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """Every different sub-cluster by its instance types, and the first nodes that form it, in rank order."""
+    return _first_nodes(tuple(offer.instance_type.name for offer in cluster.members))
+
+
+@lru_cache(maxsize=4096)  # every launch of a list asks again, and 16 machines have 65,535 subsets
+def _first_nodes(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...]]:
+    found: dict[tuple[str, ...], tuple[int, ...]] = {}
+    for size in range(1, len(names) + 1):
+        for nodes in combinations(range(len(names)), size):
+            found.setdefault(tuple(names[node] for node in nodes), nodes)
+    return found
+
+
+def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) -> Measurement:
+    """A profile of `workload` on one machine, at 4 batches from an eighth of the least global batch to the most."""
+    least = max(1, workload.global_batch_least // 8)
+    sizes = np.geomspace(least, workload.global_batch_most, PROFILE_BATCHES)
+    step_s = costs.core_step_s * sizes / workload.global_batch_least / instance_type.cores
+    est_s = float(np.maximum(1.0, 4 * step_s).sum() + max(1.0, 5 * step_s[len(sizes) // 2]))  # as node/profiler.py does
+    return Measurement(
+        kind="profile",
+        workload=workload.name,
+        members=(instance_type.name,),
+        batches=tuple(sorted({round(float(size)) for size in sizes})),
+        est_s=costs.build_s + est_s,
+    )
+
+
+def probe_of(members: tuple[str, ...], costs: Costs) -> Measurement:
+    """All-reduces over `members`, from 4 KiB to 8 MiB."""
+    return Measurement(
+        kind="probe",
+        members=members,
+        message_bytes=MESSAGE_BYTES,
+        est_s=costs.probe_s,
+    )
+
+
+def training_runs(
+    workloads: Sequence[Workload],
+    clusters: Sequence[Cluster],
+    profiles: pd.DataFrame,
+    *,
+    expected_step: Expected | None,
+    costs: Costs,
+) -> dict[Key, Measurement]:
+    """Training runs of every workload on every given cluster, by what they would measure.
+
+    At the workload's global batches, and for variety at half the least and with two
+    accumulation steps. Unequal machines share the batch so that they finish together, by their profiles where each has
+    one, else by their cores. A machine with several devices is also measured with one, at the same batch a device: what
+    its devices cost each other shows in the difference. `expected_step` is asked only about workloads and instance
+    types that have profiles.
+    """
+    lines = profiled_lines(profiles)
+    planned: list[tuple[Setup, bool, Workload]] = []
+    for workload in workloads:
+        least, most = workload.global_batch_least, workload.global_batch_most
+        totals = tuple(global_batches(least, most))
+        variants = [(total, 1, least <= total <= most) for total in totals]
+        variants += [(totals[0] // 2, 1, False), (totals[0], 2, True)]
+        for cluster in clusters:
+            whole = tuple(offer.instance_type.devices for offer in cluster.members)
+            for total, steps, exact in variants:
+                setup = _setup(workload.name, cluster, whole, total, steps, lines)
+                if setup is not None:
+                    planned.append((setup, exact, workload))
+                if len(whole) == 1 and whole[0] > 1:
+                    share = total // whole[0]
+                    setup = _setup(workload.name, cluster, (1,), share, steps, lines)
+                    if setup is not None:
+                        planned.append((setup, least <= share <= most, workload))
+    known = _expected([setup for setup, _, _ in planned], lines, expected_step)
+    candidates: dict[Key, Measurement] = {}
+    for setup, exact, workload in planned:
+        key = setup_key(setup)
+        step_s, width = known.get(key) or (_prior_step_s(setup, workload, costs), None)
+        candidates.setdefault(
+            key,
+            Measurement(
+                kind="train",
+                workload=workload.name,
+                members=tuple(offer.instance_type.name for offer in setup.cluster.members),
+                batches=setup.batch_per_device,
+                accumulation_steps=setup.accumulation_steps,
+                global_batch=setup.global_batch,
+                exact=exact,
+                est_s=min(costs.run_s(step_s), costs.train_most_s),
+                width=width,
+                devices=_devices(setup),
+            ),
+        )
+    return candidates
+
+
+def profiled_lines(profiles: pd.DataFrame) -> dict[tuple[str, str], Line]:
+    """(a, k) of forward and backward seconds by (workload, instance type), where three batches or more are profiled."""
+    lines: dict[tuple[str, str], Line] = {}
+    for name, rows in profiles.groupby(["workload", "instance_type"]) if len(profiles) else ():
+        workload, instance_type = (str(part) for part in name)
+        batch = rows["batch"].to_numpy(dtype=float)
+        seconds = (rows["forward_s"] + rows["backward_s"]).to_numpy(dtype=float)
+        if len(set(batch)) < _LEAST_PROFILED or not np.all(np.isfinite(seconds)):
+            continue
+        slope, intercept = np.polyfit(batch, seconds, 1, w=1 / np.maximum(seconds, 1e-9))
+        if slope <= 0:
+            continue
+        lines[workload, instance_type] = (max(float(intercept), 0.0), float(slope))
+    return lines
+
+
+def _setup(
+    workload: str,
+    cluster: Cluster,
+    layout: tuple[int, ...],
+    total: int,
+    steps: int,
+    lines: Mapping[tuple[str, str], Line],
+) -> Setup | None:
+    types = [offer.instance_type for offer in cluster.members]
+    if total < 1 or total % steps:
+        return None
+    if all((workload, one.name) in lines for one in types):
+        speeds = [lines[workload, one.name] for one in types]
+    else:
+        speeds = [(0.0, one.devices / one.cores) for one in types]
+    shares = finish_together(speeds, total // steps, layout)
+    if shares is None:
+        return None
+    return Setup(workload=workload, cluster=cluster, layout=layout, batch_per_device=shares, accumulation_steps=steps)
+
+
+def _devices(setup: Setup) -> tuple[int, ...]:
+    """The layout; empty where no machine has more than one device."""
+    several = any(offer.instance_type.devices > 1 for offer in setup.cluster.members)
+    return setup.layout if several else ()
+
+
+def _expected(
+    setups: Sequence[Setup], lines: Mapping[tuple[str, str], Line], expected_step: Expected | None
+) -> dict[Key, tuple[float, float]]:
+    """(step seconds, relative width) of the setups that can be predicted."""
+    if expected_step is None:
+        return {}
+    can = [
+        one for one in setups if all((one.workload, offer.instance_type.name) in lines for offer in one.cluster.members)
+    ]
+    if not can:
+        return {}
+    rows = rows_of(expected_step(pd.DataFrame([one.row() for one in can])))
+    known = {}
+    for setup, row in zip(can, rows, strict=True):
+        step_s = float(row["step_s"])
+        if np.isfinite(step_s) and step_s > 0:
+            known[setup_key(setup)] = (step_s, float(row["step_high_s"] - row["step_low_s"]) / step_s)
+    return known
+
+
+def _prior_step_s(setup: Setup, workload: Workload, costs: Costs) -> float:
+    """A guess before anything is measured: work spread over the cores, a ring over the slowest link (physics.md)."""
+    types = [offer.instance_type for offer in setup.cluster.members]
+    cores = sum(one.cores * used / one.devices for one, used in zip(types, setup.layout, strict=True))
+    compute_s = costs.core_step_s * setup.global_batch / workload.global_batch_least / cores
+    gradient_bytes = float(workload.gradient_bytes or costs.gradient_bytes)
+    slowest = min(one.bandwidth_gbps for one in types) * 1e9 / 8
+    ring_s = 2 * (len(types) - 1) / len(types) * gradient_bytes / slowest
+    return compute_s / 3 + max(compute_s * 2 / 3, ring_s)  # communication hides under the backward pass
+
+
+@dataclass(slots=True)
+class Schedule:
+    """A launch being filled: seconds of each machine's own runs, and of those that need several."""
+
+    names: tuple[str, ...]
+    alone_s: list[float]
+    together_s: float
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Schedule:
+        """Nothing to do yet."""
+        names = tuple(offer.instance_type.name for offer in cluster.members)
+        return cls(names=names, alone_s=[0.0] * len(names), together_s=0.0)
+
+    @property
+    def seconds(self) -> float:
+        """Of all runs; the start of the machines is not in it."""
+        return max(self.alone_s) + self.together_s
+
+    def extra_s(self, candidate: Measurement) -> float:
+        """By how much `candidate` would lengthen the launch: nothing, where its machine would stand idle otherwise."""
+        if len(candidate.members) > 1:
+            return candidate.est_s
+        return max(0.0, self.alone_s[self._idlest(candidate.members[0])] + candidate.est_s - max(self.alone_s))
+
+    def add(self, candidate: Measurement) -> tuple[int, ...] | None:
+        """Take `candidate` in. Returns its machine where it needs just one: the idlest of its type."""
+        if len(candidate.members) > 1:
+            self.together_s += candidate.est_s
+            return None
+        node = self._idlest(candidate.members[0])
+        self.alone_s[node] += candidate.est_s
+        return (node,)
+
+    def _idlest(self, name: str) -> int:
+        return min((node for node, other in enumerate(self.names) if other == name), key=self.alone_s.__getitem__)
+
+
+def in_order(
+    cluster: Cluster, candidates: Sequence[Measurement]
+) -> tuple[list[tuple[Measurement, tuple[int, ...]]], float]:
+    """`candidates` with the nodes that serve each, those of one machine first; and the seconds of all of them."""
+    schedule = Schedule.of(cluster)
+    nodes = sub_clusters(cluster)
+    ordered = sorted(candidates, key=lambda candidate: len(candidate.members) > 1)
+    return [(candidate, schedule.add(candidate) or nodes[candidate.members]) for candidate in ordered], schedule.seconds

@@ -1,0 +1,89 @@
+"""Training jobs as values: workloads, their goals, and the setups that run them. Never runs anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .cluster import Cluster
+
+GOALS = ("cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What a reader wants of a workload. `p_required` is the probability with which the constraint must be met."""
+
+    goal: str
+    hours: float | None = None
+    usd: float | None = None
+    p_required: float = 0.9
+
+    @property
+    def objective(self) -> str:
+        """What is to be least: "usd" or "hours"."""
+        return "usd" if self.goal.startswith("cheapest") else "hours"
+
+    @property
+    def constraint(self) -> str | None:
+        """What is limited, "hours" or "usd"; None without a constraint."""
+        return {"cheapest_within_deadline": "hours", "fastest_within_budget": "usd"}.get(self.goal)
+
+    @property
+    def limit(self) -> float | None:
+        """Hours or dollars that the constraint allows; None without one."""
+        return {"hours": self.hours, "usd": self.usd}.get(self.constraint or "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One training job: how many samples it must see, and the global batch it tolerates (least = most when fixed).
+
+    `parameters`, `gradient_bytes` and `flops_per_sample` are None until a profile or an import tells them.
+    """
+
+    name: str
+    digest: str
+    samples: int
+    global_batch_least: int
+    global_batch_most: int
+    goals: tuple[Goal, ...]
+    parameters: int | None = None
+    gradient_bytes: int | None = None
+    flops_per_sample: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """All that decides a step time. `batch_per_device` and `layout` hold one number an instance, in rank order."""
+
+    workload: str
+    cluster: Cluster
+    layout: tuple[int, ...]
+    batch_per_device: tuple[int, ...]
+    accumulation_steps: int = 1
+    strategy: str = "ddp"
+    precision: str = "fp32"
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one optimizer step over the whole cluster."""
+        micro = sum(d * b for d, b in zip(self.layout, self.batch_per_device, strict=True))
+        return micro * self.accumulation_steps
+
+    def row(self) -> dict[str, str | int]:
+        """The measurement columns, as `training rows`, predictions and the published table spell them."""
+        return {
+            "workload": self.workload,
+            "cluster": self.cluster.name,
+            "layout": joined(self.layout),
+            "batch_per_device": joined(self.batch_per_device),
+            "accumulation_steps": self.accumulation_steps,
+            "strategy": self.strategy,
+            "precision": self.precision,
+            "provider": self.cluster.members[0].instance_type.provider,
+        }
+
+
+def joined(numbers: tuple[int, ...]) -> str:
+    """One number where all are equal in batches, else joined by '+': the shortest text that means the same."""
+    return str(numbers[0]) if len(set(numbers)) == 1 else "+".join(str(number) for number in numbers)

@@ -1,0 +1,1 @@
+"""Hours and dollars of a whole job: start-up, capacity, interruptions, checkpoints, cost."""

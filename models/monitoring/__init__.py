@@ -1,0 +1,1 @@
+"""Cross-validation, promotion, backtests, drift, slow runs, regret."""

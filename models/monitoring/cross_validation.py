@@ -1,0 +1,191 @@
+"""How good is the model on setups it has not seen.
+
+Splits leave whole groups out and fit again without them: a workload's multi-machine rows, a number of instances, a
+workload on a cluster. Errors are |predicted - measured| / measured, as parts of one; coverage is of the 90 % interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.special import ndtri
+
+from ..domain.cluster import cluster_name, parse_cluster
+from ..domain.setup_table import column
+from ..step_time.dataset import TrainingData, definition_digests, valid_runs
+from ..step_time.model import StepTimeModel, fit
+
+SPLITS = ("workload", "cluster_size", "setup")
+LEVELS = (0.5, 0.8, 0.9)  # of the intervals in `calibration`
+COLUMNS = ("split", "group", "rows", "mean_error", "median_error", "p90_error", "coverage_90", "median_width")
+_FOLDS = 5  # of the split by setup
+
+HeldOut = tuple[str, str, TrainingData, pd.DataFrame]
+# A `map`: it may do its work wherever it likes, if its results come in order.
+Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
+
+
+def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
+    """(split, group, training data without the group, the group's rows)."""
+    runs = valid_runs(data.runs).reset_index(drop=True)
+    if not len(runs):
+        return
+    types = [parse_cluster(str(one)) for one in runs["cluster"]]
+    size = np.array([len(one) for one in types])
+    composition = np.array([cluster_name(sorted(one)) for one in types])
+    workload = np.array([str(one) for one in runs["workload"]])
+    for name in sorted(set(workload)):
+        out = (workload == name) & (size > 1)
+        yield "workload", name, replace(data, runs=runs[~out]), runs[out]
+    for count in sorted(set(size)):
+        # the probes of clusters that large go too: nobody measured there
+        probes = data.probes
+        if "cluster" in probes and count > 1:
+            probes = probes[[len(parse_cluster(str(one))) != count for one in probes["cluster"]]]
+        yield "cluster_size", str(count), replace(data, runs=runs[size != count], probes=probes), runs[size == count]
+    groups = np.array([f"{one} on {two}" for one, two in zip(workload, composition, strict=True)])
+    names = sorted(set(groups))
+    order = np.random.default_rng(seed).permutation(len(names))
+    folds = {name: int(at) % _FOLDS for name, at in zip(names, order, strict=True)}
+    fold = np.array([folds[name] for name in groups])
+    for at in sorted(set(fold)):
+        yield "setup", f"fold {at}", replace(data, runs=runs[fold != at]), runs[fold == at]
+
+
+def predictions(data: TrainingData, *, seed: int, each: Each = map) -> pd.DataFrame:
+    """Each held-out row with its split, group, measured step_s and what a model that never saw it predicts.
+
+    Columns: split, group, row (place among the valid runs: the same in every split), run_id, setup (workload on
+    sorted cluster), measured_s, step_s, step_low_s, step_high_s. `each` fits without each group in turn.
+    """
+    return _together(each(partial(_predicted, seed=seed), held_out(data, seed=seed)))
+
+
+def fitted(data: TrainingData, *, seed: int, each: Each = map) -> tuple[StepTimeModel, pd.DataFrame]:
+    """The model of all the data and its `predictions`, each fit an item for `each`. Raises ValueError as `fit` does."""
+    model, *found = each(partial(_fitted, seed=seed), chain([data], held_out(data, seed=seed)))
+    return model, _together(found)
+
+
+def _fitted(work: TrainingData | HeldOut, *, seed: int) -> StepTimeModel | pd.DataFrame | None:
+    return fit(work, seed=seed) if isinstance(work, TrainingData) else _predicted(work, seed=seed)
+
+
+def _together(found: Iterable[pd.DataFrame | None]) -> pd.DataFrame:
+    known = [one for one in found if one is not None]
+    return pd.concat(known, ignore_index=True) if known else _nothing()
+
+
+def _predicted(out: HeldOut, *, seed: int) -> pd.DataFrame | None:
+    """None for a group whose workload nothing else tells about: it cannot be held out."""
+    split, group, training, rows = out
+    try:
+        predicted = fit(training, seed=seed).predict(_unanswered(rows))
+    except ValueError:
+        return None
+    return _scored(split, group, rows, predicted)
+
+
+def _unanswered(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.drop(columns=["step_s", "sync_s"], errors="ignore")
+
+
+def _scored(split: str, group: str, rows: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
+    clusters = [cluster_name(sorted(parse_cluster(str(one)))) for one in rows["cluster"]]
+    return pd.DataFrame(
+        {
+            "split": split,
+            "group": group,
+            "row": rows.index,
+            "run_id": rows["run_id"].astype(str) if "run_id" in rows else "",
+            "setup": [f"{one} on {two}" for one, two in zip(rows["workload"], clusters, strict=True)],
+            "measured_s": rows["step_s"].astype(float),
+            "step_s": predicted["step_s"],
+            "step_low_s": predicted["step_low_s"],
+            "step_high_s": predicted["step_high_s"],
+        },
+        index=rows.index,
+    )
+
+
+def _nothing() -> pd.DataFrame:
+    texts, numbers = ("split", "group", "row", "run_id", "setup"), ("measured_s", "step_s", "step_low_s", "step_high_s")
+    columns = {name: pd.Series(dtype=object) for name in texts} | {name: pd.Series(dtype=float) for name in numbers}
+    return pd.DataFrame(columns)
+
+
+def summarise(scored: pd.DataFrame) -> pd.DataFrame:
+    """The scoreboard of `predictions`, columns COLUMNS: a row a group, and the group "all" that pools each split.
+
+    `median_width` is (high - low) / predicted.
+    """
+    rows: list[dict[str, object]] = []
+    for split in SPLITS:
+        own = scored[scored["split"] == split]
+        groups = [(str(name), part) for name, part in own.groupby("group", sort=True)]
+        for name, part in [*groups, ("all", own)]:
+            if len(part):
+                rows.append({"split": split, "group": name, **_numbers(part)})
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _numbers(part: pd.DataFrame) -> dict[str, float | int]:
+    measured, step = part["measured_s"].to_numpy(float), part["step_s"].to_numpy(float)
+    low, high = part["step_low_s"].to_numpy(float), part["step_high_s"].to_numpy(float)
+    error = np.abs(step / measured - 1)
+    return {
+        "rows": len(part),
+        "mean_error": float(error.mean()),
+        "median_error": float(np.median(error)),
+        "p90_error": float(np.quantile(error, 0.9)),
+        "coverage_90": float(np.mean((low <= measured) & (measured <= high))),
+        "median_width": float(np.median((high - low) / step)),
+    }
+
+
+def calibration(scored: pd.DataFrame) -> pd.DataFrame:
+    """Stated against observed coverage of `predictions`: split, stated (0.5, 0.8, 0.9), observed (part of one), rows.
+
+    The intervals are central ones of a log-normal whose 90 % is step_low_s to step_high_s.
+    """
+    rows: list[dict[str, object]] = []
+    for split, own in scored.groupby("split", sort=False):
+        measured, low, high = (
+            np.log(own[name].to_numpy(float)) for name in ("measured_s", "step_low_s", "step_high_s")
+        )
+        away = np.abs(measured - (low + high) / 2) / ((high - low) / 2)  # in half-widths of 90 %
+        for level in LEVELS:
+            half = ndtri((1 + level) / 2) / ndtri(0.95)
+            told = {"stated": level, "observed": float(np.mean(away <= half)), "rows": len(own)}
+            rows.append({"split": split, **told})
+    return pd.DataFrame(rows, columns=["split", "stated", "observed", "rows"])
+
+
+def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
+    """What the fixed `model` predicts for those runs whose workload and instance types it has met as they are now.
+
+    Columns as in `predictions`, with empty split and group (rows that it was trained on flatter it).
+    """
+    known = known_of(model, data)
+    runs = valid_runs(data.runs).reset_index(drop=True)
+    mask = [
+        known.issuperset({("workload", str(work)), *(("instance type", one) for one in parse_cluster(str(cluster)))})
+        for work, cluster in zip(column(runs, "workload", ""), column(runs, "cluster", ""), strict=True)
+    ]
+    rows = runs.loc[np.array(mask, dtype=bool)]
+    return _scored("", "", rows, model.predict(_unanswered(rows))) if len(rows) else _nothing()
+
+
+def known_of(model: StepTimeModel, data: TrainingData) -> set[tuple[str, str]]:
+    """("workload", name) and ("instance type", name) that the model has met with the definitions of `data`."""
+    told = (
+        ("workload", model.workloads, model.workload_digests, definition_digests(data.workloads, "workload")),
+        ("instance type", model.instance_types, model.type_digests, definition_digests(data.instance_types, "name")),
+    )
+    return {(what, one) for what, names, own, today in told for one in names if own.get(one) == today.get(one)}

@@ -1,0 +1,1 @@
+"""Enumerates clusters, splits batches, bounds, ranks and explains."""

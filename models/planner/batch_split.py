@@ -1,0 +1,321 @@
+"""Divides a global batch over a cluster's machines and micro-steps so that unequal machines finish together.
+
+    T_i(b) = a_i + k_i b;   b_i = (tau - a_i) / k_i;   tau = (B + sum d_i a_i / k_i) / sum(d_i / k_i)
+
+with B samples a micro-step and d_i devices on machine i (physics.md, "Unequal machines", [D]), in whole samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..domain.categorical import Keys
+from ..domain.cluster import Cluster, InstanceType, Offer
+from ..domain.numeric import BoolArray, FloatArray, IntArray
+from ..domain.setup_table import SetupArrays
+from ..domain.workload import Setup, Workload
+
+_LEAST_SECONDS_PER_SAMPLE = 1e-12  # a profile may fit a flat line; the split must stay finite
+_ALMOST = 1e-9  # of a sample, or relative of a second: below what arithmetic on floats can tell apart
+
+Line = tuple[float, float]  # (a, k): seconds of forward and backward on one device are a + k * batch
+Floats = NDArray[np.float64]
+Wholes = NDArray[np.int64]
+
+
+def finish_together(lines: Sequence[Line], total: int, devices: Sequence[int] | None = None) -> tuple[int, ...] | None:
+    """Samples per device of each machine, adding up to exactly `total` over all devices, with the earliest finish.
+
+    `lines` holds one (a, k) a machine; `devices` how many devices share the machine's line (1 where None). With one
+    device a machine no other whole split finishes earlier. Of equal machines the first ones get the odd samples.
+    None where a machine would get less than one sample (the cluster without it is no slower), or where the devices'
+    counts cannot add up to `total`. Raises ValueError on empty `lines` or lengths that differ.
+    """
+    counts = tuple(devices) if devices is not None else (1,) * len(lines)
+    if not lines or len(counts) != len(lines):
+        raise ValueError(f"{len(lines)} machines and {len(counts)} device counts: one of each a machine")
+    line = np.array(lines, dtype=float)
+    samples, possible = split_groups(
+        line[None, :, 0],
+        line[None, :, 1],
+        count=np.ones((1, len(lines)), dtype=np.int64),
+        devices=np.array([counts], dtype=np.int64),
+        total=np.array([total], dtype=np.int64),
+    )
+    return tuple(int(one) for one in samples[0]) if possible[0] else None
+
+
+def split_groups(
+    a: Floats, k: Floats, *, count: Wholes, devices: Wholes, total: Wholes
+) -> tuple[Wholes, NDArray[np.bool_]]:
+    """The same for many clusters at once, machines of a type together: (clusters, types) arrays, `count` 0 padded.
+
+    First result: the samples of one device of each machine, summed over the machines of the type; they are shared as
+    evenly as they can be, so that the first (samples mod count) machines get one more. Second: where there is a split.
+    """
+    present = count > 0
+    pace = np.maximum(k, _LEAST_SECONDS_PER_SAMPLE)
+    weight = count * devices / pace
+    tau = (total + (weight * a).sum(axis=1)) / np.maximum(weight.sum(axis=1), 1e-300)
+    ideal = np.where(present, (tau[:, None] - a) / pace, np.inf)
+    possible = present.any(axis=1) & (ideal.min(axis=1) >= 1 - _ALMOST)
+    possible &= ((ideal < np.inf) & (devices > 0) | ~present).all(axis=1)  # a machine without a device trains nothing
+    whole = np.maximum(1, np.floor(np.where(present & possible[:, None], ideal, 1.0) + _ALMOST)).astype(np.int64)
+    samples = whole * count
+    left = total - (samples * devices).sum(axis=1)
+    possible &= left >= 0
+    _hand_out(samples, left, possible, a, pace, count, devices)
+    _exchange(samples, possible, a, pace, count, devices)
+    return samples, possible
+
+
+def global_batches(least: int, most: int) -> tuple[int, ...]:
+    """Global batches worth comparing in [least, most]: least, its doublings, and most.
+
+    Raises ValueError where the range is empty or starts below 1.
+    """
+    if not 1 <= least <= most:
+        raise ValueError(f"global batch [{least}, {most}] is no range of at least 1")
+    doublings = [least * 2**i for i in range((most // least).bit_length())]
+    return tuple(sorted({batch for batch in doublings if batch <= most} | {most}))
+
+
+def _hand_out(
+    samples: Wholes, left: Wholes, possible: NDArray[np.bool_], a: Floats, k: Floats, count: Wholes, devices: Wholes
+) -> None:
+    """Give what rounding down has `left` to whoever then finishes first, again and again; in place."""
+    active = np.flatnonzero(possible & (left > 0))
+    while len(active):
+        n, d = count[active], devices[active]
+        able = (n > 0) & (d <= left[active, None])
+        stuck = ~able.any(axis=1)
+        possible[active[stuck]] = False
+        each = np.maximum(n, 1)
+        after = np.where(able, a[active] + k[active] * (samples[active] // each + 1), np.inf)
+        taker = after.argmin(axis=1)
+        row = np.arange(len(active))
+        still = each[row, taker] - samples[active, taker] % each[row, taker]  # machines that have not had theirs
+        given = np.where(stuck, 0, np.minimum(still, left[active] // d[row, taker].clip(1)))
+        samples[active, taker] += given
+        left[active] -= given * d[row, taker]
+        active = active[~stuck & (left[active] > 0)]
+
+
+def _exchange(
+    samples: Wholes, possible: NDArray[np.bool_], a: Floats, k: Floats, count: Wholes, devices: Wholes
+) -> None:
+    """Where device counts differ, move samples off the slowest type while the taker still finishes before it did.
+
+    With equal counts handing out was the best already: no machine could finish earlier with one sample more.
+    """
+    known = np.where(count > 0, devices, 0)
+    uneven = known.max(axis=1) != np.where(count > 0, devices, np.iinfo(np.int64).max).min(axis=1)
+    active = np.flatnonzero(possible & uneven)
+    while len(active):
+        n, d, have = count[active], np.maximum(devices[active], 1), samples[active]
+        each, row = np.maximum(n, 1), np.arange(len(active))
+        times = np.where(n > 0, a[active] + k[active] * -(-have // each), -np.inf)
+        giver = times.argmax(axis=1)
+        slowest = times[row, giver]
+        moved = np.lcm(d, d[row, giver][:, None])
+        gives, takes = moved // d[row, giver][:, None], moved // d
+        after = a[active] + k[active] * -(-(have + takes) // each)
+        helps = (n > 0) & (have[row, giver][:, None] - gives >= each[row, giver][:, None])
+        helps &= after < slowest[:, None] * (1 - _ALMOST)
+        helps[row, giver] = False
+        going = helps.any(axis=1)
+        taker = np.where(helps, after, np.inf).argmin(axis=1)
+        active, row = active[going], row[going]
+        samples[active, giver[going]] -= gives[row, taker[going]]
+        samples[active, taker[going]] += takes[row, taker[going]]
+
+
+ACCUMULATION_STEPS = (1, 2, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """Shapes in the order of clusters, batches and steps; (shapes, types) arrays hold a cluster's own types in order.
+
+    `place` numbers the rows of `counts` that a shape came from; `kind` the types (-1: padded); `samples` of one device
+    of each machine, summed over the machines of the type.
+    """
+
+    workload: str
+    types: tuple[InstanceType, ...]
+    place: IntArray
+    kind: IntArray
+    count: Wholes
+    samples: Wholes
+    total: Wholes
+    steps: Wholes
+
+    def __len__(self) -> int:
+        """How many shapes there are."""
+        return len(self.place)
+
+    def take(self, picked: IntArray) -> Shapes:
+        """The shapes at these positions."""
+        arrays = {name: getattr(self, name)[picked] for name in _ARRAYS}
+        return Shapes(workload=self.workload, types=self.types, **arrays)
+
+    def arrays(self) -> SetupArrays:
+        """What a step time is predicted from: of each type the machines with an odd sample, then the others."""
+        count = np.maximum(self.count, 1)
+        batch, odd = self.samples // count, self.samples % count
+        rows, width = self.kind.shape
+        double = (rows, 2 * width)
+        number = np.stack([odd, self.count - odd], axis=2).reshape(double)
+        devices = np.array([one.devices for one in self.types] + [0], dtype=float)[np.repeat(self.kind, 2, axis=1)]
+        there = number > 0
+        return SetupArrays(
+            workloads=Keys.of([self.workload]).take(np.zeros(rows, dtype=np.intp)),
+            names=tuple(one.name for one in self.types),
+            kind=np.where(there, np.repeat(self.kind, 2, axis=1), -1),
+            count=number.astype(float),
+            batch=np.where(there, np.stack([batch + 1, batch], axis=2).reshape(double), 0).astype(float),
+            layout=np.where(there, devices, 0.0),
+            accumulation=self.steps.astype(float),
+        )
+
+    def setup(self, at: int, offers: Callable[[str, int], Sequence[Offer]]) -> Setup:
+        """One shape as a setup; `offers` gives those of so many machines of a type by name."""
+        members: list[Offer] = []
+        batches: list[int] = []
+        for kind, count, samples in zip(self.kind[at], self.count[at], self.samples[at], strict=True):
+            if kind >= 0:
+                members += offers(self.types[kind].name, int(count))
+                batch, odd = divmod(int(samples), int(count))
+                batches += [batch + 1] * odd + [batch] * (int(count) - odd)
+        return Setup(
+            workload=self.workload,
+            cluster=Cluster(members=tuple(members)),
+            layout=tuple(one.instance_type.devices for one in members),
+            batch_per_device=tuple(batches),
+            accumulation_steps=int(self.steps[at]),
+        )
+
+
+_ARRAYS = ("place", "kind", "count", "samples", "total", "steps")
+
+
+def shapes_of(
+    workload: Workload,
+    types: Sequence[InstanceType],
+    counts: Wholes,
+    *,
+    totals: Sequence[int],
+    line: Callable[[str], Line],
+    peak_bytes: Callable[[str, int], float] | None,
+    accumulation: Sequence[int] = ACCUMULATION_STEPS,
+) -> Shapes:
+    """Shapes of every cluster in `counts` (clusters, types), whose batch is one of `totals` and whose devices hold it.
+
+    Steps are those of `accumulation` that divide the batch; where a cluster could hold the batch in none of them, the
+    least greater divisor with which it can. A machine that would get no sample makes no shape: the cluster without it
+    is no slower.
+    """
+    width = max(1, int((counts > 0).sum(axis=1).max(initial=0)))
+    order = np.argsort(counts == 0, axis=1, kind="stable")[:, :width]
+    count = np.take_along_axis(counts, order, axis=1)
+    clusters = _Clusters(
+        workload=workload.name,
+        types=tuple(types),
+        kind=np.where(count > 0, order, -1),
+        count=count,
+        lines=np.array([line(one.name) for one in types] + [(0.0, 1.0)], dtype=float),
+        devices=np.array([one.devices for one in types] + [0], dtype=np.int64),
+        limit=_largest_batches(types, max(totals, default=1), peak_bytes),
+    )
+    everyone = np.arange(len(counts))
+    parts: list[Shapes] = []
+    for total in totals:
+        first = [steps for steps in accumulation if total % steps == 0]
+        lacking, able = np.zeros(len(counts), dtype=bool), np.zeros(len(counts), dtype=bool)
+        for steps in first:
+            part, done, short = clusters.divided(everyone, total, steps)
+            parts.append(part)
+            able, lacking = able | done, lacking | short
+        pending = np.flatnonzero(lacking & ~able)
+        for steps in _divisors(total, above=max(first, default=1)):
+            if len(pending):
+                part, done, _ = clusters.divided(pending, total, steps)
+                parts.append(part)
+                pending = pending[~done]
+    whole = {name: np.concatenate([getattr(one, name) for one in parts]) for name in _ARRAYS} if parts else {}
+    found = Shapes(workload=workload.name, types=tuple(types), **whole) if parts else _none(workload, types)
+    return found.take(np.lexsort((found.steps, found.total, found.place)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Clusters:
+    """Clusters by the types that they have, as in Shapes, and what is known of each type (the last entry: padding)."""
+
+    workload: str
+    types: tuple[InstanceType, ...]
+    kind: IntArray
+    count: Wholes
+    lines: FloatArray
+    devices: Wholes
+    limit: Wholes
+
+    def divided(self, places: IntArray, total: int, steps: int) -> tuple[Shapes, BoolArray, BoolArray]:
+        """Shapes of those of `places` that can be divided so, which these are, and which lacked but memory."""
+        kind, count = self.kind[places], self.count[places]
+        micro = np.full(len(places), total // steps, dtype=np.int64)
+        a, k = self.lines[kind, 0], self.lines[kind, 1]
+        samples, possible = split_groups(a, k, count=count, devices=self.devices[kind], total=micro)
+        most = -(-samples // np.maximum(count, 1))
+        held = ((count == 0) | (most <= self.limit[kind])).all(axis=1)
+        picked = np.flatnonzero(possible & held)
+        shapes = Shapes(
+            workload=self.workload,
+            types=self.types,
+            place=places[picked],
+            kind=kind[picked],
+            count=count[picked],
+            samples=samples[picked],
+            total=np.full(len(picked), total, dtype=np.int64),
+            steps=np.full(len(picked), steps, dtype=np.int64),
+        )
+        return shapes, possible & held, possible & ~held
+
+
+def _none(workload: Workload, types: Sequence[InstanceType]) -> Shapes:
+    flat, wide = np.zeros(0, dtype=np.int64), np.zeros((0, 1), dtype=np.int64)
+    arrays = {name: wide if name in ("kind", "count", "samples") else flat for name in _ARRAYS}
+    return Shapes(workload=workload.name, types=tuple(types), **arrays)
+
+
+def _divisors(total: int, *, above: int) -> list[int]:
+    small = [one for one in range(1, math.isqrt(total) + 1) if total % one == 0]
+    return sorted(one for one in {*small, *(total // one for one in small)} if one > above)
+
+
+def _largest_batches(
+    types: Sequence[InstanceType], most: int, peak_bytes: Callable[[str, int], float] | None
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """By type the largest batch up to `most` that a device holds, by bisection: memory grows with the batch.
+
+    What nobody knows (NaN) is allowed. The last entry stands for padding.
+    """
+    return np.array([_largest(one, most, peak_bytes) for one in types] + [most], dtype=np.int64)
+
+
+def _largest(one: InstanceType, most: int, peak_bytes: Callable[[str, int], float] | None) -> int:
+    def held(batch: int) -> bool:
+        peak = math.nan if peak_bytes is None else peak_bytes(one.name, batch)
+        return math.isnan(peak) or peak <= one.device_memory_gib * 2**30
+
+    low, high = 0, most + 1  # held at low, not at high
+    if held(most):
+        return most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if held(middle) else (low, middle)
+    return low

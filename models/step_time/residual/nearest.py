@@ -1,0 +1,81 @@
+"""How near is the nearest measurement of the same workload, in doublings.
+
+distance = |log2 batch ratio| + |log2 devices ratio| + |log2 machines ratio| + |log2 accumulation ratio|
+           + sum over instance types of |difference of log2(1 + part)|
+           + |difference of unevenness| of the batches, and of the devices a machine
+
+part is what a type has of the devices and of the samples, the mean of the two parts: for clusters of one type each, 1
+for each type that only one of the two has. Unevenness is the mean over machines of |log2 ratio to their mean|.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pandas.util import hash_array
+from scipy.spatial import KDTree
+
+from ...domain.numeric import FloatArray
+from ...domain.setup_table import SetupArrays
+
+Marks = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
+
+# Another setup is at least so far away: such sums cannot tell every setup from every other.
+_LEAST = 0.1
+
+
+class Nearness:
+    """Measured setups by workload, asked for their distance to others."""
+
+    def __init__(self, measured: SetupArrays) -> None:
+        """One tree a workload; the distance is Manhattan's over `_places`."""
+        self._types = {name: at for at, name in enumerate(sorted(measured.met_types), start=1)}
+        places, marks = self._places(measured), self._marks(measured)
+        groups = sorted(measured.workloads.groups().items())
+        self._trees = {name: KDTree(places[rows]) for name, rows in groups}
+        self._measured = {name: np.unique(marks[rows]) for name, rows in groups}
+
+    def doublings(self, setups: SetupArrays) -> FloatArray:
+        """(rows,) distance to the nearest measured setup of the workload: 0 where it was measured itself, in whatever
+        order its machines are named, and at least 0.1 elsewhere; NaN where nothing of the workload was."""
+        found = np.full(len(setups.workloads), np.nan)
+        places, marks = self._places(setups), self._marks(setups)
+        for name, own in setups.workloads.groups().items():
+            if name in self._trees:
+                apart = np.maximum(self._trees[name].query(places[own], p=1)[0], _LEAST)
+                found[own] = np.where(np.isin(marks[own], self._measured[name]), 0.0, apart)
+        return found
+
+    def _places(self, setups: SetupArrays) -> FloatArray:
+        """(rows, 7 + types): the last before the types is of those that were never measured at all."""
+        count, ranks, instances = setups.count, np.maximum(setups.ranks, 1), np.maximum(setups.instances, 1)
+        devices = count * setups.layout
+        batch = setups.samples / setups.accumulation / ranks
+        numbers = np.log2([batch, ranks, instances, setups.accumulation])
+        uneven = [
+            (count * np.abs(np.log2(np.where(setups.present, one, middle[:, None]) / middle[:, None]))).sum(axis=1)
+            for one, middle in ((setups.batch, batch), (setups.layout, ranks / instances))
+        ]
+        part = (devices + devices * setups.batch / batch[:, None]) / 2 / ranks[:, None]
+        kinds = np.zeros((len(batch), 1 + len(self._types)))
+        for at, name in enumerate(setups.names):
+            kinds[:, self._types.get(name, 0)] += np.log2(1 + np.where(setups.kind == at, part, 0.0).sum(axis=1))
+        return np.hstack([numbers.T, (np.array(uneven) / instances).T, kinds])
+
+    def _marks(self, setups: SetupArrays) -> Marks:
+        """(rows,) a number for each set of machines and steps, whatever their order and however they are counted.
+
+        Types that were never measured all count as one: a setup that has any is none that was.
+        """
+        known = np.array([self._types.get(name, 0) for name in setups.names] + [0], dtype=np.uint64)[setups.kind]
+        machine = _mixed(_mixed(_mixed(known) + _bits(setups.layout)) + _bits(setups.batch))
+        whole = np.where(setups.present, setups.count.astype(np.uint64) * machine, np.uint64(0)).sum(axis=1)
+        return _mixed(whole + _bits(setups.accumulation))
+
+
+def _bits(numbers: FloatArray) -> Marks:
+    return np.ascontiguousarray(numbers, dtype=np.float64).view(np.uint64)
+
+
+def _mixed(numbers: Marks) -> Marks:
+    """Equal for equal numbers alone, and else at random."""
+    return np.asarray(hash_array(numbers.ravel()), dtype=np.uint64).reshape(numbers.shape)

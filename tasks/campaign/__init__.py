@@ -1,0 +1,1 @@
+"""The next launch, under the caps."""

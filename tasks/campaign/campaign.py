@@ -1,0 +1,344 @@
+"""The next launch: a shopping list from the past, the offers and the caps, and each launch of it served under them."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pandas as pd
+
+from models.campaign import campaign as pure
+from models.campaign.campaign import STOPS, Launch, shopping_list
+from models.campaign.candidates import Measurement
+from models.campaign.value_of_information import Contenders
+from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster
+from models.domain.workload import Workload
+from models.step_time.dataset import valid_runs
+from models.step_time.model import StepTimeModel
+from warehouse import reads
+from warehouse.database import WarehouseMissing
+
+from ..execution.collect import collect
+from ..execution.job import Clock, Job, Served, Stopwatch, Watch, job_of, write_rows
+from ..execution.mailbox import WorkloadChanged
+from ..execution.outcomes import AttemptEnd, full_mailbox, launch_row, planned_id
+from ..execution.session import Session
+from ..market.job_conditions import costs_of
+from ..market.offers import current_offers, nothing_to_buy, offers_now, with_facts
+from ..monitoring.checks import drifting_types
+from ..node.record import MACHINE
+from ..providers.base import NoCapacity, Provider, ProviderError
+from ..recommendation.recommend import contending, planned
+from ..reporting.progress import reporter
+from ..training.registry import Champion, load_champion
+from ..workspace.prefect_runtime import Step
+from ..workspace.workspace import Workspace, open_workspace
+from .budget import Tally, allowance, patience_s
+
+MOST_LISTS = 4  # of one campaign, with a champion those without a run: always refused, asking on is no use
+
+
+@Step
+def shop(
+    workspace: Workspace,
+    offers: Sequence[Offer],
+    frames: Mapping[str, pd.DataFrame],
+    champion: Champion | None,
+    max_usd: float | None,
+    max_seconds: float | None = None,
+    refused: Sequence[Cluster] = (),
+) -> list[Launch]:
+    """Launches to make within the caps of srift.toml, or within `max_usd` and `max_seconds` where they are given.
+
+    No cluster that holds one of those just `refused`: another type may have the same device, or tell as much.
+    """
+    campaign = workspace.settings.campaign
+    workloads = with_facts(workspace.measurable, frames["workloads"])
+    types = [offer.instance_type for offer in offers]
+    return shopping_list(
+        workloads,
+        offers,
+        frames["runs"],
+        frames["profiles"],
+        frames["probes"],
+        max_usd=campaign.max_usd if max_usd is None else max_usd,
+        max_seconds=workspace.max_minutes * 60.0 if max_seconds is None else max_seconds,
+        max_hosts=campaign.max_hosts,
+        fits=lambda cluster: workspace.launches(cluster) or just_refused(cluster, refused),
+        seed=campaign.seed,
+        market=campaign.market,
+        stale_before=datetime.now(UTC) - timedelta(days=campaign.stale_after_days),
+        expected_step=None if champion is None else lambda setups: _expected(champion.model, workloads, types, setups),
+        failures=_failures(workspace),
+        drifting=drifting_types(workspace),
+        costs=costs_of(workspace),
+        model=None if champion is None else _model(workspace, champion.model, workloads, offers, frames["runs"]),
+    )
+
+
+def within(workspace: Workspace, champion: Champion | None, tally: Tally) -> Iterator[Launch]:
+    """Launches within what `tally` has left, list after list, each made with what came home from the last.
+
+    So a cluster that was taken away by the market or refused is not the end of what it was to measure: lists after it
+    go by other types, which may have the same device, and come back to it where there is nothing else. With a champion
+    every launch is chosen anew, since what the one before it measured says what is still worth measuring.
+    """
+    lists, warning = 0, outdating(workspace)
+    while lists < MOST_LISTS:
+        frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
+        offers = current_offers(workspace)
+        launches = shop(workspace, offers, frames, champion, tally.left_usd, tally.left_s, tally.refused)
+        reporter().start(tally.runs + sum(len(launch.items) for launch in launches))
+        before, bought, refusal = tally.runs, False, ""
+        for launch in launches:
+            if not tally.affords(launch):
+                continue
+            if just_refused(launch.cluster, tally.refused):  # since the list was made
+                continue
+            why = allowance(workspace, launch, tally, datetime.now(UTC), offers).refusal
+            if why:  # a smaller one may still be paid for
+                refusal = refusal or why
+                continue
+            if warning:
+                reporter().say(warning)
+                warning = ""
+            yield launch
+            bought = True
+            if champion is not None:
+                break
+        if not launches and tally.refused:
+            tally.refused.clear()
+            lists += 1
+            continue
+        if not launches:
+            _say_why(champion, tally.left_usd)
+            break
+        if refusal and not bought:
+            reporter().say(f"not launched: {refusal}")
+            break
+        lists += champion is None or tally.runs == before  # a champion's lists end by themselves
+    reporter().stop()
+
+
+def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
+    """Why machines need not be asked for again in this campaign; empty where nothing like them was refused."""
+    held = _counted(cluster)
+    for one in refused:
+        if all(held[what] >= count for what, count in _counted(one).items()):
+            return f"{one.name} was not to be had, or not with its devices, a moment ago"
+    return ""
+
+
+def _counted(cluster: Cluster) -> Counter[tuple[str, str, str]]:
+    """Machines by type, market and region: zones are tried in turn by whoever launches."""
+    return Counter((one.instance_type.name, one.market, one.region) for one in cluster.members)
+
+
+def _failures(workspace: Workspace) -> pd.DataFrame:
+    """What nodes told of as failed, of the workloads as their files are now: a mended file is tried again.
+
+    What the controller had to tell (a full mailbox, a silent node) is no fault of what was to be measured, and neither
+    is a machine without its devices.
+    """
+    try:
+        failed = reads.mart(
+            workspace.warehouse, "failed_runs", provider=workspace.provider.name, status="failed", told_by="node"
+        )
+    except WarehouseMissing:
+        return pd.DataFrame()
+    digests = {workload.digest for workload in workspace.measurable}
+    if "cause" in failed:  # a warehouse that a refresh has not opened since has no such column yet, and no such row
+        failed = failed[failed["cause"] != MACHINE]
+    return failed[(failed["kind"] == "probe") | failed["workload_digest"].isin(digests)]
+
+
+def _model(
+    workspace: Workspace,
+    model: StepTimeModel,
+    workloads: Sequence[Workload],
+    offers: Sequence[Offer],
+    runs: pd.DataFrame,
+) -> pure.Model:
+    """What the champion says of the workloads and types that it has met as they are defined now."""
+    known = [offer for offer in offers if model.met_type(offer.instance_type)]
+    contenders: dict[str, Contenders] = {}
+    for workload in workloads:
+        if not known or not model.met_workload(workload):
+            continue
+        found = planned(workspace, model, workload, known)
+        if found.ranked:
+            contenders[workload.name] = contending(workspace, model, workload, found)
+    fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
+    return pure.Model(
+        contenders=contenders,
+        joint=model.joint,
+        types=frozenset(offer.instance_type.name for offer in known),
+        fresh=valid_runs(fresh),
+    )
+
+
+def _expected(
+    model: StepTimeModel, workloads: Sequence[Workload], types: Sequence[InstanceType], setups: pd.DataFrame
+) -> pd.DataFrame:
+    """Predictions, and NaN where the champion has not met the workload or an instance type as it is defined now."""
+    met = {one.name for one in types if model.met_type(one)}
+    known = setups["workload"].isin([one.name for one in workloads if model.met_workload(one)])
+    known &= np.array([met.issuperset(parse_cluster(str(one))) for one in setups["cluster"]], dtype=bool)
+    columns = ["step_s", "step_low_s", "step_high_s"]
+    predicted = model.predict(setups[known])[columns] if known.any() else pd.DataFrame(columns=columns, dtype=float)
+    return predicted.reindex(setups.index)
+
+
+def outdating(workspace: Workspace) -> str:
+    """The sentence on runs that the first launch makes history; empty where the image has the torch of what is stored.
+
+    Local hosts have this computer's torch, and measuring anew costs nothing there.
+    """
+    line = workspace.settings.ec2.torch_line
+    if workspace.simulated or not line:
+        return ""
+    stored = reads.torch_lines(workspace.warehouse, workspace.provider.name)
+    others = {other: runs for other, runs in stored.items() if other != line}
+    if not others:
+        return ""
+    runs = sum(others.values())
+    return (
+        f"warning: the image that [ec2] ami_parameter names has torch {line}; {runs} run{'' if runs == 1 else 's'}"
+        f" measured with torch {', '.join(sorted(others))} would become history with the first run measured now, and"
+        " would have to be bought again; to keep them, name an image of their torch"
+    )
+
+
+def launch_seed(seed: int, lease_id: str) -> int:
+    """A seed of its own for each lease, the same wherever it is computed."""
+    return zlib.crc32(f"{seed}/{lease_id}".encode())
+
+
+def dry_run(provider: str, max_usd: float | None) -> list[Launch]:
+    """What a refresh would buy now. Starts nothing and writes nothing; works before the first refresh too."""
+    workspace = open_workspace(provider)
+    now = datetime.now(UTC)
+    return list_of(workspace, offers_now(workspace, now), max_usd)
+
+
+def list_of(workspace: Workspace, offers: Sequence[Offer], max_usd: float | None) -> list[Launch]:
+    """What would be bought of `offers`; as `dry_run`."""
+    provider = workspace.provider.name
+    try:
+        frames = reads.training_frames(workspace.warehouse, provider)
+    except WarehouseMissing:
+        frames = {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
+    champion = load_champion(workspace.home, provider)
+    for sentence in filter(None, [nothing_to_buy(offers, workspace.settings.campaign.market)]):
+        reporter().say(sentence)
+    launches = shop.fn(workspace, offers, _of_today(frames, workspace.measurable), champion, max_usd)
+    if launches and (warning := outdating(workspace)):
+        reporter().say(warning)
+    if not launches:
+        _say_why(champion, workspace.settings.campaign.max_usd if max_usd is None else max_usd)
+    return launches
+
+
+def _say_why(champion: Champion | None, left_usd: float) -> None:
+    """Why a list is empty though there is money: with a champion, since nothing more would change a choice."""
+    if champion is not None and left_usd > 0:
+        reporter().say(STOPS)
+
+
+def _of_today(frames: Mapping[str, pd.DataFrame], workloads: Sequence[Workload]) -> dict[str, pd.DataFrame]:
+    """Without what was measured here under a definition that has changed: until a refresh notes it, marts hold it."""
+    current, noted = dict(frames), frames["workloads"]
+    if len(noted):
+        digests = dict(zip(noted["workload"], noted["digest"], strict=True))
+        changed = [one.name for one in workloads if digests.get(one.name) != one.digest]
+        runs, profiles = frames["runs"], frames["profiles"]
+        current["runs"] = runs[~runs["workload"].isin(changed) | (runs["source"] != "srift")]
+        current["profiles"] = profiles[~profiles["workload"].isin(changed)]
+    return current
+
+
+@Step
+def serve_launch(workspace: Workspace, launch: Launch, lease_id: str, tally: Tally) -> Served:
+    """Acquire, measure and release one cluster within every cap; its mailbox waits to be loaded.
+
+    The caps are asked here, before anything is: a launch whose worst case does not fit comes back as a refused row.
+
+    Where this is cut short (Ctrl-C), what was recorded until then is loaded before the error goes on its way.
+    """
+    seed = launch_seed(workspace.settings.campaign.seed, lease_id)
+    job = job_of(launch, workspace.settings, lease_id=lease_id, seed=seed, deadline_s=2 * launch.est_s)
+    allowed = allowance(workspace, launch, tally, datetime.now(UTC))
+    if allowed.refusal:
+        return _refused(job, allowed.refusal)
+    patient_s = patience_s(workspace, launch, tally, allowed.deadline_s)
+    job = replace(job, deadline_s=allowed.deadline_s, patience_s=patient_s)
+    names = {item.run_id: _label(launch, wanted) for item, wanted in zip(job.items, launch.items, strict=True)}
+
+    def watch(run_id: str, done: int, usd: float | None) -> None:
+        spent = None if usd is None else tally.usd + usd
+        reporter().watch(f"{launch.cluster.name}: {names[planned_id(run_id)]}", tally.runs + done, spent)
+
+    try:
+        return serve(workspace.provider, job, stop_at=tally.stop_of(launch), watch=watch)
+    except BaseException:
+        with suppress(Exception):  # the first error is the story; `srift reap` loads what this could not
+            collect.fn(workspace, lease_id.rpartition("-")[0], datetime.now(UTC))
+        raise
+
+
+def serve(provider: Provider, job: Job, *, stop_at: float, watch: Watch, clock: Clock | None = None) -> Served:
+    """Run `job` until all is recorded or `stop_at` (on `clock`). Refusals, losses and a full disk come back as rows.
+
+    So does whatever the provider could not do. However this ends, Ctrl-C included, the run under way gets its row, the
+    machines are released, and the mailbox stays on disk until it has been loaded.
+    """
+    served = Served(lease_id=job.lease_id)
+    clock = clock or Clock()
+    laps = Stopwatch(served.seconds, clock)
+    try:
+        with provider.acquire(job.cluster, lease_id=job.lease_id, deadline_s=job.deadline_s, seed=job.seed) as running:
+            served.mailbox = running.mailbox
+            service = Session(running, job, served, stop_at=stop_at, watch=watch, clock=clock, laps=laps)
+            try:
+                service.prepare()
+                service.serve()
+            except OSError as error:
+                service.lose(AttemptEnd(how="lost", reason=full_mailbox(error, running.mailbox)))
+            except WorkloadChanged as error:
+                service.lose(AttemptEnd(how="lost", reason=str(error)))
+            except Exception as error:
+                service.lose(AttemptEnd(how="lost", reason=str(error) or type(error).__name__))
+                raise
+            except BaseException as error:
+                why = "by hand (Ctrl-C)" if isinstance(error, KeyboardInterrupt) else f"({type(error).__name__})"
+                service.lose(AttemptEnd(how="lost", reason=f"the controller was stopped {why}", interrupted=True))
+                raise
+            finally:
+                service.finish()
+    except NoCapacity as refusal:
+        served.outcome = f"refused: {refusal}"
+        served.rows.append(launch_row(job.lease_id, job.cluster.name, job.envelopes, "refused", str(refusal)))
+    except ProviderError as error:  # of this launch: the others, the model and the table do not wait for it
+        served.outcome = f"failed: {error}"
+        served.rows.append(launch_row(job.lease_id, job.cluster.name, job.envelopes, "failed", str(error)))
+    finally:
+        write_rows(served)  # what a full disk refused before: the machines' scratch is gone now
+    laps.lap("release hosts")
+    return served
+
+
+def _refused(job: Job, why: str) -> Served:
+    """Nothing was asked for: the row says which cap stood against it. That tells nothing of what is to be had."""
+    served = Served(lease_id=job.lease_id, outcome=f"refused: {why}", over_cap=True)
+    served.rows.append(launch_row(job.lease_id, job.cluster.name, job.envelopes, "refused", why))
+    return served
+
+
+def _label(launch: Launch, wanted: Measurement) -> str:
+    hosts = f"{len(wanted.nodes)} of {len(launch.cluster.members)} hosts"
+    return " ".join(part for part in (wanted.kind, wanted.workload, "on", hosts) if part)

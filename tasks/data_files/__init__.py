@@ -1,0 +1,1 @@
+"""Files of measurements, workloads and instance types: import and backtest."""

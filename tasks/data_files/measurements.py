@@ -1,0 +1,397 @@
+"""Measurement rows and workload facts from files (CSV or Parquet), in the columns of the design's contract.
+
+Reads and refuses; never stores. A bad row is named by line, column and reason; one bad row refuses the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import hashlib
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+
+from models.domain.cluster import parse_cluster, parse_numbers
+from models.domain.suggestions import nearest_names
+
+from ..workspace.workspace import PROVIDERS
+
+# Those that a row may name: the first of each alone is learned from and predicted, rows of the others are kept.
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+STRATEGIES = ("ddp", "fsdp", "zero", "tensor-parallel", "pipeline", "adasum", "powersgd")
+
+PREDICTED_FROM = (STRATEGIES[0], PRECISIONS[0])
+
+_SAME_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
+_INVISIBLE = {"Cc", "Cf", "Zl", "Zp"}  # Unicode's control and format characters, and breaks of lines
+_SEPARATORS = {";": "';'", "\t": "a tab", "|": "'|'"}
+_SHOWN = 20
+_Row = TypeVar("_Row", bound=BaseModel)
+
+
+class ImportRefused(Exception):
+    """A file cannot be taken as measurements; nothing of it was loaded. `problems` has one sentence a bad row."""
+
+    def __init__(self, path: Path, problems: list[str], *, hint: str = "") -> None:
+        self.problems = problems
+        shown = "\n".join(f"  {problem}" for problem in problems[:_SHOWN])
+        more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        super().__init__(f"{path} was refused and nothing of it loaded:\n{shown}{more}" + (f"\n{hint}" if hint else ""))
+
+
+def one_edit_apart(one: str, other: str) -> bool:
+    """Is `other` what `one` becomes by adding, dropping or changing one character, or swapping two neighbours?"""
+    short, long = sorted((one, other), key=len)
+    if one == other or len(long) - len(short) > 1:
+        return False
+    start = next((at for at, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short))
+    if len(short) < len(long):
+        return short[start:] == long[start + 1 :]
+    swapped = long[start : start + 2][::-1] == short[start : start + 2] and short[start + 2 :] == long[start + 2 :]
+    return swapped or short[start + 1 :] == long[start + 1 :]
+
+
+def _text(value: Any) -> Any:
+    text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    hidden = None
+    if not text.isprintable():  # which a blank of another width is not, either
+        hidden = next((one for one in text if unicodedata.category(one) in _INVISIBLE), None)
+    if hidden is not None:
+        raise ValueError(f"it holds the invisible character U+{ord(hidden):04X}: take it out")
+    return text
+
+
+def _whole(value: Any) -> Any:
+    """Whole numbers may be written 1.09e8."""
+    return int(float(value)) if isinstance(value, str) and float(value).is_integer() else value
+
+
+Text = Annotated[str, BeforeValidator(_text), Field(min_length=1)]
+Whole = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
+
+
+class Measurement(BaseModel):
+    """One measured step time, in the columns of the design's measurement rows. None is unknown."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False, extra="forbid")
+
+    workload: Text
+    cluster: Text
+    batch_per_device: Text
+    step_s: float = Field(gt=0)
+    layout: Text | None = None
+    accumulation_steps: Whole = 1
+    strategy: Text = "ddp"
+    precision: Text = "fp32"
+    sync_s: float | None = Field(default=None, ge=0)
+    provider: Text = "ec2"
+    gradient_bytes: Whole | None = None
+    parameters: Whole | None = None
+    flops_per_sample: float | None = Field(default=None, gt=0)
+    market: Text | None = None
+    zone: Text | None = None
+    run_id: Text | None = None
+    source: Text | None = None
+    measured_at: datetime | None = None
+
+    @field_validator("cluster")
+    @classmethod
+    def _a_cluster(cls, text: str) -> str:
+        parse_cluster(text)
+        return text
+
+    @field_validator("provider")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in PROVIDERS:
+            raise ValueError(f"unknown provider {name!r}; {nearest_names(name, PROVIDERS)}")
+        return name
+
+    @field_validator("precision")
+    @classmethod
+    def _a_precision(cls, name: str) -> str:
+        plain = _SAME_PRECISION.get(name.lower(), name.lower())
+        if plain not in PRECISIONS:
+            raise ValueError(f"unknown precision {name!r}; {nearest_names(plain, PRECISIONS)}")
+        return plain
+
+    @field_validator("strategy")
+    @classmethod
+    def _a_strategy(cls, name: str) -> str:
+        if name.lower() not in STRATEGIES:
+            raise ValueError(f"unknown strategy {name!r}; {nearest_names(name.lower(), STRATEGIES)}")
+        return name.lower()
+
+    @field_validator("batch_per_device", "layout")
+    @classmethod
+    def _one_an_instance(cls, text: str | None, info: ValidationInfo) -> str | None:
+        if text is None or "cluster" not in info.data:
+            return text
+        numbers = parse_numbers(text, len(parse_cluster(info.data["cluster"])), str(info.field_name))
+        return str(numbers[0]) if "+" not in text else "+".join(str(number) for number in numbers)
+
+    @field_validator("measured_at")
+    @classmethod
+    def _in_utc(cls, moment: datetime | None) -> datetime | None:
+        return moment.astimezone(UTC).replace(tzinfo=None) if moment and moment.tzinfo else moment
+
+
+class Facts(BaseModel):
+    """What `--workloads` says of one workload."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False, extra="forbid")
+
+    workload: Text
+    parameters: Whole
+    gradient_bytes: Whole
+    flops_per_sample: float | None = Field(default=None, gt=0)
+    samples: Whole | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """A sound file: its digest; its rows with where they stood, their identities, and digests of all that they say.
+
+    `ignored` are columns that were not read, `stripped` how many values of a column had blanks around them.
+    """
+
+    file_digest: str
+    rows: tuple[Measurement, ...]
+    places: tuple[int, ...]
+    identities: tuple[str, ...]
+    digests: tuple[str, ...]
+    ignored: tuple[str, ...]
+    stripped: dict[str, int]
+
+    def frame(self) -> pd.DataFrame:
+        """The rows as the mart `runs` has them, in file order: for a backtest without a warehouse."""
+        frame = pd.DataFrame([row.model_dump() for row in self.rows], columns=list(Measurement.model_fields))
+        frame["run_id"] = list(self.identities)
+        frame["step_spread"] = float("nan")
+        return frame
+
+
+def read_measurements(path: Path) -> Measurements:
+    """The rows of a CSV or Parquet file of measurements. Raises ImportRefused naming every bad row."""
+    rows: list[Measurement] = []
+    places: list[int] = []
+    stripped: Counter[str] = Counter()
+    ignored = _check_columns(path, Measurement)
+    for place, row in _validated(path, Measurement, ignored, stripped):
+        rows.append(row)
+        places.append(place)
+    identities, digests = _identities(path, rows, places)
+    return Measurements(
+        file_digest=digest_of_file(path),
+        rows=tuple(rows),
+        places=tuple(places),
+        identities=identities,
+        digests=digests,
+        ignored=tuple(sorted(ignored)),
+        stripped=dict(stripped),
+    )
+
+
+def digest_of_file(path: Path) -> str:
+    """Sixteen hex digits of the file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def read_facts(path: Path) -> list[dict[str, Any]]:
+    """The rows of a `--workloads` file, unknown facts left out. Raises ImportRefused."""
+    return [row.model_dump(exclude_none=True) for row in read_descriptions(path, Facts, key="workload")]
+
+
+def ignored_fact_columns(path: Path) -> list[str]:
+    """A sentence for each column of a `--workloads` file that is no fact. Raises ImportRefused."""
+    return ignored_columns(sorted(_check_columns(path, Facts)))
+
+
+def read_descriptions(path: Path, kind: type[_Row], *, key: str) -> list[_Row]:
+    """The rows of a file that describes each `key` once. Raises ImportRefused."""
+    rows = [row for _, row in _validated(path, kind, _check_columns(path, kind), Counter())]
+    twice = [name for name, count in Counter(getattr(row, key) for row in rows).items() if count > 1]
+    if twice:
+        raise ImportRefused(path, [f"column {key}: {name!r} stands more than once" for name in twice])
+    return rows
+
+
+def _check_columns(path: Path, kind: type[BaseModel]) -> set[str]:
+    """Columns to ignore. Raises ImportRefused where a required one is missing, one stands twice or looks misspelt."""
+    columns = _columns(path)
+    known = list(kind.model_fields)
+    missing = [name for name, field in kind.model_fields.items() if field.is_required() and name not in columns]
+    if missing:
+        whole = next((problem for problem in (_other_separator(columns), _other_file(columns, kind)) if problem), "")
+        if whole:
+            raise ImportRefused(path, [whole])
+    problems = [f"there is no column {name!r}" for name in missing]
+    problems += [f"column {name!r} stands more than once" for name in known if columns.count(name) > 1]
+    ignored = set(columns) - set(known)
+    for name in sorted(ignored):
+        near = _near_column(name, known)
+        if near:
+            problems.append(f"column {name!r} is not known: did you mean {near!r}?")
+    if problems:
+        raise ImportRefused(path, problems)
+    return ignored
+
+
+_LEAST_SHORT = 5  # letters by which the beginning of a column's name is known
+
+
+def _near_column(name: str, known: list[str]) -> str | None:
+    plain = name.lower().replace(" ", "_").replace("-", "_")
+    near = difflib.get_close_matches(plain, known, n=1, cutoff=0.85)
+    near += [one for one in known if one_edit_apart(plain, one)]
+    near += [one for one in known if len(plain) >= _LEAST_SHORT and one.startswith(f"{plain}_")]  # `flops`
+    return near[0] if near else None
+
+
+def _other_separator(columns: list[str]) -> str:
+    """That the columns of a CSV are not separated by commas; empty where they are."""
+    found = next((mark for mark in _SEPARATORS if len(columns) == 1 and mark in columns[0]), None)
+    return f"its columns are separated by {_SEPARATORS[found]}; separate them by ','" if found else ""
+
+
+def _other_file(columns: list[str], kind: type[BaseModel]) -> str:
+    """That measurements stand where facts are wanted, or the other way round; empty where they do not."""
+    measurements = {"cluster", "step_s"} <= set(columns)
+    facts = {"workload"} <= set(columns) and not {"cluster", "step_s"} & set(columns) and bool(
+        {"parameters", "gradient_bytes", "flops_per_sample"} & set(columns)
+    )  # fmt: skip
+    if kind is Measurement and facts:
+        return "it looks like facts of workloads, not measurements: give it with --workloads"
+    if kind is Facts and measurements:
+        return "it looks like measurements, not facts of workloads: give it without --workloads"
+    return ""
+
+
+def ignored_columns(names: Iterable[str]) -> list[str]:
+    """A sentence for each column that was not read."""
+    return [
+        f"column {name} is not one of the contract's and was ignored" if name else "a column without a name was ignored"
+        for name in names
+    ]
+
+
+def _validated(path: Path, kind: type[_Row], ignored: set[str], stripped: Counter[str]) -> Iterator[tuple[int, _Row]]:
+    problems: list[str] = []
+    word = row_word(path)
+    for place, raw in _raw_rows(path):
+        if None in raw:
+            problems.append(f"{word} {place}: more values than the header has columns")
+            continue
+        given = {key: value for key, value in raw.items() if key not in ignored and not _absent(value)}
+        for key, value in given.items():
+            if isinstance(value, str) and value != value.strip():
+                given[key] = value.strip()
+                stripped[key] += 1
+        try:
+            row = kind.model_validate(given)
+        except ValidationError as error:
+            for one in error.errors(include_url=False):
+                got = "" if one["type"] == "missing" else f" (it says {str(given.get(str(one['loc'][0])))!r})"
+                reason = "is empty" if one["type"] == "missing" else one["msg"].removeprefix("Value error, ")
+                problems.append(f"{word} {place}, column {one['loc'][0]}: {reason}{got}")
+            continue
+        if not problems:
+            yield place, row
+    if problems:
+        raise ImportRefused(path, problems)
+
+
+def _identities(path: Path, rows: list[Measurement], places: list[int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """`run_id`, else a digest of the row's content and occurrence; and digests that tell one run_id's contents apart.
+
+    Within a file one run_id with two contents is bad.
+    """
+    seen: Counter[str] = Counter()
+    named: dict[str, tuple[str, int]] = {}
+    identities: list[str] = []
+    digests: list[str] = []
+    problems: list[str] = []
+    word = row_word(path)
+    for row, place in zip(rows, places, strict=True):
+        content = json.dumps(row.model_dump(mode="json"), sort_keys=True)
+        if row.run_id is not None:
+            first, where = named.setdefault(row.run_id, (content, place))
+            if first != content:
+                problems.append(
+                    f"{word} {place}, column run_id: {row.run_id!r} stands on {word} {where} with other values"
+                )
+            identities.append(row.run_id)
+            digests.append(_digest(content))
+            continue
+        seen[content] += 1
+        digests.append(_digest(f"{content}#{seen[content]}"))
+        identities.append(digests[-1])
+    if problems:
+        raise ImportRefused(path, problems)
+    return tuple(identities), tuple(digests)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def is_parquet(path: Path) -> bool:
+    """Is the file taken for Parquet, by its name?"""
+    return path.suffix.lower() in (".parquet", ".pq")
+
+
+def row_word(path: Path) -> str:
+    """What a place in the file counts: lines of a CSV, rows of a Parquet file."""
+    return "row" if is_parquet(path) else "line"
+
+
+def _columns(path: Path) -> list[str]:
+    """Names of the columns, without blanks around them."""
+    if path.exists() and not path.is_file():  # a pipe is empty once it was read, and the file is read more than once
+        raise ImportRefused(path, ["it is not a regular file"])
+    try:
+        if is_parquet(path):
+            return [name.strip() for name in pq.read_schema(path).names]
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return [name.strip() for name in next(csv.reader(file), [])]
+    except _UNREADABLE as error:
+        raise _unreadable(path, error) from error
+
+
+def _raw_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
+    """Each row with its place: the line of a CSV (its header is line 1), the row of a Parquet file from 1."""
+    try:
+        if is_parquet(path):
+            table = pq.read_table(path)
+            yield from enumerate(table.rename_columns([name.strip() for name in table.column_names]).to_pylist(), 1)
+            return
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, fieldnames=_columns(path))
+            next(reader, None)  # the header
+            for row in reader:
+                yield reader.line_num, row
+    except _UNREADABLE as error:
+        raise _unreadable(path, error) from error
+
+
+_UNREADABLE = (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException)
+
+
+def _unreadable(path: Path, error: Exception) -> ImportRefused:
+    reason = (error.strerror if isinstance(error, OSError) else None) or error
+    return ImportRefused(path, [f"it cannot be read: {reason}"])
+
+
+def _absent(value: Any) -> bool:
+    return value is None or value != value or (isinstance(value, str) and not value.strip())

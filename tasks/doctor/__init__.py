@@ -1,0 +1,1 @@
+"""Whether a refresh could work here, and the fix."""

@@ -1,0 +1,148 @@
+"""Whether a refresh could work here: each thing that it needs, whether it is right, and the fix where it is not.
+
+Costs nothing, asks for no machine, leaves nothing behind. Sentences hold no secret: AWS's own words are not repeated.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from warehouse.database import DiskFull, HomeReadOnly, Warehouse, WarehouseBusy, WarehouseError, WarehouseMissing
+from warehouse.export import read_published
+
+from ..providers.base import Provider, ProviderError
+from ..workspace.home import Wrong, check_home, damage, registry_damage
+from ..workspace.settings import Settings
+from ..workspace.workspace import capabilities, provider_of
+from .aws import account_number, examine_ec2
+from .findings import Finding, judged, well
+from .iam_policies import policies
+
+# A first refresh writes about 20 MiB: the server's database, the model with its plots, the warehouse and its copies.
+LEAST_FREE_MIB = 100
+
+
+def examine(settings: Settings, provider: str) -> list[Finding]:
+    """Every finding, in the order in which one would put things right. Raises SettingsError on an unknown provider."""
+    paid = capabilities(provider).spends_money
+    own = examine_home(settings.home)
+    if not paid:
+        return own + _local(provider_of(settings, provider))
+    return own + examine_ec2(settings)
+
+
+def examine_home(home: Path, *, thorough: bool = True) -> list[Finding]:
+    """Whether SRIFT_HOME can be written, and what lies in it read; `thorough`: each row and index too."""
+    found = [judged("home", partial(check_home, home))]
+    if home.is_dir() and home.stat().st_mode & 0o077:
+        says = f"other users of this machine may look into {home}: where they should not, type `chmod 700 {home}`"
+        found.append(Finding(check="privacy of home", status="note", says=says))
+    files: dict[str, Callable[[Path, bool], str]] = {
+        "warehouse": _warehouse,
+        "published table": _published,
+        "model registry": _registry,
+        "Prefect's history": _history,
+    }
+    for check, ask in files.items():
+        try:
+            found.append(Finding(check=check, status="ok", says=ask(home, thorough)))
+        except (WarehouseMissing, WarehouseBusy) as error:
+            found.append(Finding(check=check, status="note", says=str(error)))
+        except (Wrong, WarehouseError, OSError) as error:
+            found.append(Finding(check=check, status="wrong", says=str(error)))
+    return found
+
+
+def trouble_of(home: Path) -> list[str]:
+    """What is wrong in SRIFT_HOME, in sentences, without reading all of it: a matter of milliseconds."""
+    return [f"{one.check}: {one.says}" for one in examine_home(home, thorough=False) if one.status == "wrong"]
+
+
+def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None) -> None:
+    """Raises ProviderError with everything that is wrong, before a refresh that may launch asks for a machine.
+
+    One that launches nothing, or local hosts alone, needs but a home that it can write.
+    """
+    check_home(settings.home)
+    if not capabilities(provider).spends_money or not max_usd:
+        return
+    wrong = [f"  {one.check}: {one.says}" for one in examine(settings, provider) if one.status == "wrong"]
+    if wrong:
+        raise ProviderError("\n".join(["no machine was asked for, since", *wrong]))
+
+
+def policies_of(settings: Settings) -> dict[str, Any]:
+    """The IAM policies with this installation's names, and the account's number where AWS could be asked for it."""
+    return policies(settings.ec2, account_number(settings.ec2))
+
+
+def rebuild_warehouse(home: Path) -> str:
+    """Copy every row that can be read into a new warehouse in place of a damaged one; returns what was done.
+
+    Raises WarehouseDamaged where none can be copied, WarehouseMissing, WarehouseBusy, DiskFull.
+    """
+    rebuilt = Warehouse(home / "warehouse.duckdb").rebuild()
+    if rebuilt is None:
+        return "the warehouse is not damaged; nothing was changed"
+    lost = ", ".join(f"{rows} of {table}" for table, rows in rebuilt.lost.items()) or "none"
+    return f"{rebuilt.rows} rows are in the new warehouse; lost: {lost}. The damaged file is kept as {rebuilt.damaged}"
+
+
+def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """As `--json` prints it."""
+    return {"well": well(findings), "findings": [asdict(one) for one in findings]}
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """A line a finding, and the verdict."""
+    width = max(len(one.check) for one in findings)
+    lines = [f"{one.status:5}  {one.check:{width}}  {one.says}" for one in findings]
+    wrong = sum(one.status == "wrong" for one in findings)
+    return "\n".join([*lines, f"{wrong} to put right" if wrong else "all is well: a refresh can start"])
+
+
+def _warehouse(home: Path, thorough: bool) -> str:
+    warehouse = Warehouse(home / "warehouse.duckdb", wait_s=1.0)
+    if thorough:
+        rows = warehouse.verify()
+        try:
+            warehouse.verify_indexes()
+        except (WarehouseBusy, HomeReadOnly, DiskFull):
+            return f"all {rows} rows can be read; the indexes were not, which takes a file that can be written"
+        return f"all {rows} rows and the indexes can be read"
+    with warehouse.read():
+        return "opens"
+
+
+def _published(home: Path, thorough: bool) -> str:
+    return f"{len(read_published(home / 'published'))} rows"
+
+
+def _registry(home: Path, thorough: bool) -> str:
+    if said := registry_damage(home):
+        raise Wrong(said)
+    return "can be read" if (home / "mlflow.db").exists() else "there is none yet"
+
+
+def _history(home: Path, thorough: bool) -> str:
+    store = Path(os.environ.get("PREFECT_HOME", home / "prefect")) / "prefect.db"
+    if said := damage(store, thorough=thorough):
+        raise Wrong(f"{store} is damaged ({said}): move it away; the history of runs is lost, and nothing else")
+    return "can be read" if store.exists() else "there is none yet"
+
+
+def _local(provider: Provider) -> list[Finding]:
+    limits = [Finding(check="this machine", status="note", says=limit) for limit in provider.limits()]
+    try:
+        types = [one.name for one in provider.instance_types()]
+    except ProviderError as error:
+        return [*limits, Finding(check="instance types", status="wrong", says=str(error))]
+    if not types:
+        says = "none can be had here: see above, and [local.instance_types] in srift.toml"
+        return [*limits, Finding(check="instance types", status="wrong", says=says)]
+    return [*limits, Finding(check="instance types", status="ok", says=", ".join(types))]

@@ -1,0 +1,203 @@
+"""Reap what should be dead and load what leases left in their mailboxes: records, costs, machines.
+
+Used after every launch, by every refresh before it buys, by `srift reap`. What a node recorded is loaded once, whoever
+asks. Where something could not be looked at, NotSwept says so once all else is done.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from warehouse import append
+
+from ..node.record import Item
+from ..providers.base import EndedLease, NotSwept, ProviderError
+from ..reporting.progress import reporter
+from ..workspace.locking import alone, at_work_elsewhere
+from ..workspace.prefect_runtime import Step, crash_dead_flow_runs
+from ..workspace.workspace import Workspace, new_refresh_id, open_workspace
+from .job import Served
+from .mailbox import machine_rows
+from .outcomes import AttemptEnd, item_row, launch_row
+from .record_loader import load_mailbox
+
+
+@dataclass(slots=True, kw_only=True)
+class Collected:
+    """What came home: new rows, all rows by status, dollars, and sentences worth saying."""
+
+    new: int = 0
+    by_status: Counter[str] = field(default_factory=Counter)
+    usd: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
+@Step
+def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
+    """Load every lease that is over, then forget it; one still held is left alone. Loading twice adds nothing.
+
+    Leases of a refresh that is at work in another process are left to it: it counts what they cost.
+    """
+    collected = Collected()
+    with alone(workspace.home, "collect"):
+        other = at_work_elsewhere(workspace.home)
+        for lease in workspace.provider.ended():
+            if other is not None and lease.lease_id.startswith(str(other.get("refresh_id", ""))):
+                continue
+            _load_lease(workspace, lease, refresh_id, now, collected)
+            _keep_rejected(lease, workspace.home / "rejected" / lease.lease_id)
+            workspace.provider.forget(lease.lease_id)
+    return collected
+
+
+@Step
+def collect_launch(workspace: Workspace, served: Served, refresh_id: str, now: datetime) -> Collected:
+    """What one launch measured; where it got no machines it left no mailbox, and its rows go straight in."""
+    if served.mailbox is None:
+        store_rows(workspace, served, refresh_id, now)
+    return collect.fn(workspace, refresh_id, now)
+
+
+def store_rows(workspace: Workspace, served: Served, refresh_id: str, now: datetime) -> None:
+    """The controller's rows of a launch without a mailbox."""
+    with workspace.warehouse.transact() as connection:
+        rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
+        append.append_records(connection, rows, refresh_id=refresh_id, loaded_at=now)
+
+
+def _load_lease(workspace: Workspace, lease: EndedLease, refresh_id: str, now: datetime, into: Collected) -> None:
+    envelopes = _read(lease.mailbox / "controller" / "envelopes.json")
+    found = {file: _read(file) for file in sorted(lease.mailbox.glob("controller/rows/*.json"))}
+    rows = [row for row in found.values() if row]
+    if lease.outcome == "reaped":
+        rows += _interrupted_row(lease, envelopes)  # where the controller told of that run itself, its row comes first
+    rows += _refusal_rows(lease, envelopes or {"": {"provider": workspace.provider.name, "market": lease.market}})
+    row = asdict(lease) | {"provider": workspace.provider.name}
+    del row["mailbox"], row["refusals"]
+    bought_by = lease.lease_id.rpartition("-")[0] or refresh_id  # whoever brings it home
+    loaded = load_mailbox(
+        workspace.warehouse,
+        lease.mailbox,
+        envelopes,
+        rows=rows,
+        lease=None if lease.outcome == "refused" else row,
+        machines=machine_rows(lease, workspace.provider.name),
+        refresh_id=bought_by,
+        now=now,
+    )
+    into.new += loaded.new
+    into.by_status.update(loaded.by_status)
+    into.usd += lease.usd or 0.0
+    into.notes += loaded.rejected
+    into.notes += [f"{file} could not be read, and its row is lost" for file, row in found.items() if not row]
+
+
+def _interrupted_row(lease: EndedLease, envelopes: dict[str, Any]) -> list[dict[str, Any]]:
+    """The row of the run that was under way when a lease had to be reaped: the first of its plan without a record."""
+    recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
+    planned = (Item(**item) for item in _read(lease.mailbox / "plan.json").get("items", ()))
+    under_way = next((item for item in planned if item.run_id not in recorded and item.run_id in envelopes), None)
+    if under_way is None:
+        return []
+    reason = "its controller was killed or its deadline passed, and the machines were reaped"
+    return [item_row(lease.lease_id, under_way, envelopes, AttemptEnd(how="lost", reason=reason, interrupted=True))]
+
+
+def _refusal_rows(lease: EndedLease, envelopes: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row for each way of having the machines that was refused before the one that was had, if any was."""
+    return [
+        launch_row(lease.lease_id, lease.cluster, envelopes, "refused", reason)
+        | {"run_id": f"{lease.lease_id}-refused-{number}"}
+        for number, reason in enumerate(lease.refusals, 1)
+    ]
+
+
+def _keep_rejected(lease: EndedLease, folder: Path) -> None:
+    """What could not be read was measured all the same: it outlives the lease, for a person to look at."""
+    rejected = lease.mailbox / "rejected"
+    if rejected.is_dir():
+        shutil.copytree(rejected, folder, dirs_exist_ok=True)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A JSON object of the controller's; empty where it is not there, or is torn as after a power cut."""
+    try:
+        body = json.loads(file.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+SWEPT_WITHIN = timedelta(hours=1)  # of anything that is bought
+
+
+@runtime_checkable
+class Sweeping(Protocol):
+    """A provider whose machines may run where this home does not know of them."""
+
+    def not_swept_since(self, moment: datetime) -> list[str]:
+        """Regions that were not looked through since `moment`."""
+
+
+def reap_now(provider: str) -> list[str]:
+    """A sentence for each thing ended or brought home; empty where nothing was left. Raises NotSwept."""
+    workspace = open_workspace(provider)
+    try:
+        sentences = end_and_collect.fn(workspace, datetime.now(UTC))
+    except NotSwept as error:
+        error.done += crash_dead_flow_runs(workspace.home)
+        raise
+    except Exception:
+        say_all(crash_dead_flow_runs(workspace.home))
+        raise
+    return [*sentences, *crash_dead_flow_runs(workspace.home)]  # machines first: Prefect may take minutes to answer
+
+
+def say_all(sentences: Iterable[str]) -> None:
+    """Tell what was done, where an error or Ctrl-C keeps it from being returned."""
+    for sentence in sentences:
+        reporter().say(sentence)
+
+
+@Step
+def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
+    """End leases past their deadline or without a controller, and load what ended ones hold. Returns what it did.
+
+    Raises NotSwept, once that is done, where something could not be looked at. Where the warehouse fails, what was
+    ended before is said before its error is raised.
+    """
+    unswept: dict[str, str] = {}
+    try:
+        ended = workspace.provider.reap(now)
+    except NotSwept as error:
+        ended, unswept = error.done, error.unswept
+    try:
+        workspace.warehouse.migrate()
+        collected = collect.fn(workspace, new_refresh_id(now), now)
+    except BaseException:
+        say_all([*ended, *([str(NotSwept(workspace.provider.name, unswept))] if unswept else [])])
+        raise
+    sentences = [*ended, *collected.notes]
+    if collected.new:
+        sentences.append(f"{collected.new} rows that had not been loaded are in the warehouse now")
+    if unswept:
+        raise NotSwept(workspace.provider.name, unswept, sentences)
+    return sentences
+
+
+def refuse_unless_swept(workspace: Workspace, now: datetime) -> None:
+    """Before anything is bought. Raises ProviderError where a region was not swept within the last hour."""
+    regions = workspace.provider.not_swept_since(now - SWEPT_WITHIN) if isinstance(workspace.provider, Sweeping) else []
+    if regions:
+        raise ProviderError(
+            f"nothing was bought: machines that should be dead may run in {', '.join(regions)}, which the reaper has "
+            f"not looked through within the last hour; run `srift reap --provider {workspace.provider.name}`, "
+            "then again"
+        )

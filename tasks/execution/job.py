@@ -1,0 +1,241 @@
+"""A launch of the shopping list as the job that nodes understand, each run with an envelope of provenance."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from models.campaign.campaign import Launch
+from models.campaign.candidates import Measurement
+from models.domain.cluster import Cluster, Offer
+from models.domain.workload import Setup
+
+from ..node.record import ANY, CPU, Devices, Item, WorkloadFile, write_json
+from ..workspace.settings import Settings, SettingsError
+from ..workspace.workspace import capabilities, code_commit
+
+POLL_S = 0.1
+
+Files = Sequence[tuple[WorkloadFile, Path]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One launch as the nodes will see it. `envelopes` tells for each run_id what the controller knows of its setup.
+
+    `expected` are the devices that each machine of the cluster is bought for.
+    """
+
+    lease_id: str
+    cluster: Cluster
+    expected: tuple[Devices, ...]
+    items: tuple[Item, ...]
+    envelopes: Mapping[str, Mapping[str, Any]]
+    files: Files
+    seed: int
+    deadline_s: float  # from acquisition; the machines end themselves then
+    patience_s: float = 0.0  # for measuring again what was disturbed
+
+
+@dataclass(slots=True, kw_only=True)
+class Served:
+    """What became of a launch. `rows` are the controller's: runs that have no record and why. `usd` None: unknown.
+
+    `lacked_devices`: one of its machines did not have those that it was bought for.
+    `over_cap`: it was refused for its dollars, and no machine was asked for.
+    """
+
+    lease_id: str
+    mailbox: Path | None = None
+    outcome: str = ""
+    lacked_devices: bool = False
+    recorded: set[str] = field(default_factory=set)
+    usd: float | None = 0.0
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    over_cap: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """Where the seconds come from, so that a test need not wait for them."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+Watch = Callable[[str, int, float | None], None]
+"""Called with the run under way, how many runs have a record, and the dollars of this launch so far."""
+
+
+class Stopwatch:
+    """Adds the seconds since the last lap to a named phase."""
+
+    def __init__(self, seconds: dict[str, float], clock: Clock) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self.began_s = self._last = clock.monotonic()
+
+    def lap(self, phase: str) -> None:
+        """The time since the last one went to `phase`."""
+        now = self._clock.monotonic()
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
+        self._last = now
+
+
+def write_rows(served: Served) -> None:
+    """Put the rows that are not there yet into the mailbox. One that a full disk refuses stays in `served`."""
+    if served.mailbox is None or not served.mailbox.is_dir():
+        return
+    for row in served.rows:
+        file = served.mailbox / "controller" / "rows" / f"{row['run_id']}.json"
+        if not file.exists():
+            with suppress(OSError):
+                write_json(file, row)
+
+
+Envelope = Mapping[str, Any]
+
+
+def placement(members: Sequence[Offer]) -> dict[str, Any]:
+    """Market, zone, region and dollars an hour of the machines that take part; several markets are joined by '+'."""
+    return {
+        "market": "+".join(sorted({member.market for member in members})),
+        "zone": members[0].zone,
+        "region": members[0].region,
+        "usd_per_hour": Cluster(members=tuple(members)).usd_per_hour,
+    }
+
+
+def with_acquired(
+    envelopes: Mapping[str, Envelope], items: Iterable[Item], got: Cluster, *, image_id: str = ""
+) -> dict[str, Envelope]:
+    """`envelopes` with those of `items` as they are on the cluster that was got: it may be elsewhere, and dearer.
+
+    `image_id`, where there is one, is the image that its machines started from.
+    """
+    image = {"image_id": image_id} if image_id else {}
+    found = {item.run_id: placement([got.members[node] for node in item.nodes]) | image for item in items}
+    return {run_id: {**envelope, **found.get(run_id, {})} for run_id, envelope in envelopes.items()}
+
+
+# suffixes of AWS's own endpoints, the second of each line those with IPv6 [botocore's partitions]
+_OF_AWS = (
+    *(".amazonaws.com", ".api.aws"),
+    *(".amazonaws.com.cn", ".api.amazonwebservices.com.cn"),
+    *(".amazonaws.eu", ".api.amazonwebservices.eu"),
+)
+START_UP_S = 150.0  # of the lease's deadline: hosts and torchrun may be slow, a hang must still end
+
+
+def job_of(launch: Launch, settings: Settings, *, lease_id: str, seed: int, deadline_s: float) -> Job:
+    """The job that serves `launch`; its runs are numbered within the lease. Raises SettingsError on a missing file."""
+    expected = expected_devices(launch.cluster, emulated=_emulated(settings))
+    items = [_item(wanted, f"{lease_id}-{n:03d}", seed) for n, wanted in enumerate(launch.items)]
+    names = sorted({wanted.workload for wanted in launch.items if wanted.workload})
+    files = [_file(settings, name) for name in names]
+    digests = {spec.name: spec.digest for spec, _ in files}
+    envelopes = {
+        item.run_id: _envelope(wanted, [launch.cluster.members[n] for n in wanted.nodes], digests)
+        | {"expected_devices": [asdict(expected[n]) for n in wanted.nodes]}
+        for item, wanted in zip(items, launch.items, strict=True)
+    }
+    return Job(
+        lease_id=lease_id,
+        cluster=launch.cluster,
+        expected=expected,
+        items=tuple(items),
+        envelopes=envelopes,
+        files=files,
+        seed=seed,
+        deadline_s=deadline_s + START_UP_S,
+    )
+
+
+def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]:
+    """What each machine of `cluster` is bought for, and shall measure on or fail.
+
+    A rented machine without accelerators computes with all its cores, a local host with one thread within its share. In
+    an emulation no device is expected: its machines are parts of this one, whatever they are sold as.
+    """
+
+    def devices(member: Offer) -> Devices:
+        one = member.instance_type
+        rented = not capabilities(one.provider).simulated
+        if emulated and rented:
+            return Devices(name=ANY, count=one.devices)
+        whole = one.device == CPU and rented
+        return Devices(name=one.device, count=one.devices, threads=0 if whole else 1)
+
+    return tuple(devices(member) for member in cluster.members)
+
+
+def _emulated(settings: Settings) -> bool:
+    """Whether [ec2] says that its machines are emulated. Raises SettingsError where they would be AWS's own."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_EC2") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    host = (urlsplit(endpoint).hostname or endpoint).lower().rstrip(".")
+    if settings.ec2.emulated and f".{host}".endswith((".", *_OF_AWS)):
+        raise SettingsError(
+            "[ec2] emulated is for an AWS that is emulated, and AWS_ENDPOINT_URL names none: take it out of srift.toml."
+            " Nothing was launched"
+        )
+    return settings.ec2.emulated
+
+
+def _item(wanted: Measurement, run_id: str, seed: int) -> Item:
+    return Item(
+        run_id=run_id,
+        kind=wanted.kind,
+        nodes=list(wanted.nodes),
+        workload=wanted.workload,
+        batches=list(wanted.batches),
+        accumulation_steps=wanted.accumulation_steps,
+        message_bytes=list(wanted.message_bytes),
+        seed=seed,
+        devices=list(wanted.devices),
+    )
+
+
+def _file(settings: Settings, name: str) -> tuple[WorkloadFile, Path]:
+    path, function = settings.entrypoint(name)
+    digest = settings.workload_digest(name)
+    spec = WorkloadFile(
+        name=name,
+        digest=digest,
+        file=f"workloads/{digest}.py",
+        function=function,
+        arguments=dict(settings.workloads[name].arguments),
+    )
+    return spec, path
+
+
+def _envelope(wanted: Measurement, members: Sequence[Offer], digests: dict[str, str]) -> dict[str, Any]:
+    """What the controller knows of a run's setup, in the columns of the measurement rows."""
+    cluster = Cluster(members=tuple(members))
+    setup = Setup(
+        workload=wanted.workload,
+        cluster=cluster,
+        layout=wanted.layout,
+        batch_per_device=wanted.batches if wanted.kind == "train" else (1,) * len(members),
+        accumulation_steps=wanted.accumulation_steps,
+    )
+    types = [member.instance_type for member in members]
+    return (
+        setup.row()
+        | placement(members)
+        | {
+            "workload": wanted.workload or None,
+            "batch_per_device": setup.row()["batch_per_device"] if wanted.kind == "train" else None,
+            "instance_types": [t.name for t in types],
+            "instance_digests": [t.digest for t in types],
+            "workload_digest": digests.get(wanted.workload),
+            "code_commit": code_commit(),
+            "reason_wanted": wanted.reason,
+        }
+    )

@@ -1,0 +1,277 @@
+"""The controller's half of the mailbox (`node/record.py` describes the files), and the log of a launch's machines."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from models.domain.cluster import Cluster, Offer
+
+from ..node.record import Plan, WorkloadFile, write_json
+from ..providers.base import EndedLease, json_of_node
+from ..workspace.settings import digest_of
+
+SILENT_AFTER_S = 30.0  # a node at a fifth of a core can be late by seconds, never by this much
+
+
+class WorkloadChanged(Exception):
+    """A workload's file is no longer the one that the launch was made for; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What one node last said: seconds since its heartbeat (by the store's clock), its phase and the run under way."""
+
+    silent_s: float
+    phase: str
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mailbox:
+    """A directory shared by the controller and `nodes` machines."""
+
+    path: Path
+    nodes: int
+
+    def put_workloads(self, files: Iterable[tuple[WorkloadFile, Path]]) -> None:
+        """Copy each workload's file to where its `WorkloadFile` says. Raises WorkloadChanged."""
+        for spec, source in files:
+            target = self.path / spec.file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+            if digest_of(target.read_bytes(), spec.function, spec.arguments) != spec.digest:
+                raise WorkloadChanged(f"{source} of workload {spec.name} was just changed: refresh again to measure it")
+
+    def put_plan(self, plan: Plan) -> None:
+        """Ask the nodes for another attempt."""
+        write_json(self.path / "plan.json", plan)
+
+    def go(self, attempt: int) -> None:
+        """Let the armed workers of `attempt` start."""
+        write_json(self._go(attempt), {"attempt": attempt})
+
+    def gone(self, attempt: int) -> bool:
+        """Whether `attempt` was let go: from then on a run is under way."""
+        return self._go(attempt).is_file()
+
+    def done(self) -> None:
+        """Let the agents leave."""
+        write_json(self.path / "done.json", {})
+
+    def ready(self) -> int:
+        """How many agents have reported themselves."""
+        return self._count("ready.json")
+
+    def ready_at(self) -> list[float]:
+        """When each agent reported itself, by the store's clock; up to the first that has not."""
+        files = [self._node(node) / "ready.json" for node in range(self.nodes)]
+        return [file.stat().st_mtime for file in itertools.takewhile(Path.is_file, files)]
+
+    def ready_of(self, node: int) -> float:
+        """When the machine in that place reported itself, by the store's clock. Raises OSError before it has."""
+        return (self._node(node) / "ready.json").stat().st_mtime
+
+    def reported(self, node: int, address: str) -> bool:
+        """Whether the machine at `address` has reported itself as `node`; one before it in its place does not count."""
+        body = _read(self._node(node) / "ready.json")
+        return body is not None and body.get("address", address) == address
+
+    def forget(self, node: int) -> None:
+        """Clear away what a machine said that another takes the place of; its records and logs stay."""
+        for name in ("heartbeat.json", "progress.json", "notice.json"):
+            (self._node(node) / name).unlink(missing_ok=True)
+
+    def armed(self, attempt: int) -> int:
+        """How many workers wait for go."""
+        return self._count(f"armed-{attempt}.json")
+
+    def finished(self, attempt: int) -> list[dict[str, Any]]:
+        """Of every node whose torchrun of `attempt` has ended, what `finished-<a>.json` holds, and `node`."""
+        found = []
+        for node in range(self.nodes):
+            body = _read(self._node(node) / f"finished-{attempt}.json")
+            if body is not None:
+                found.append({**body, "node": node})  # a node speaks for itself alone
+        return found
+
+    def report(self, node: int, now_unix: float) -> NodeReport | None:
+        """The node's last heartbeat; None before the first."""
+        file = self._node(node) / "heartbeat.json"
+        body = _read(file)
+        if body is None:
+            return None
+        return NodeReport(
+            silent_s=max(0.0, now_unix - file.stat().st_mtime),
+            phase=str(body.get("phase", "")),
+            run_id=str(body.get("run_id") or ""),
+        )
+
+    def under_way(self, attempt: int) -> str:
+        """The run that the nodes say they have come to; "" where none says so."""
+        said = (_read(self._node(node) / "progress.json") or {} for node in range(self.nodes))
+        at = [(_number(body, "index"), str(body.get("run_id", ""))) for body in said if body.get("attempt") == attempt]
+        return max(at, default=(0.0, ""))[1]
+
+    def refuses(self) -> OSError | None:
+        """What the store answers to a small file; None where it takes it."""
+        probe = self.path / "controller" / "space.json"
+        try:
+            write_json(probe, {"space": "x" * 4096})
+        except OSError as error:
+            return error
+        probe.unlink(missing_ok=True)
+        return None
+
+    def recorded(self) -> set[str]:
+        """Ids of the runs that have a record, whole or not: loading decides which are sound."""
+        return {file.stem for file in self.path.glob("node-*/records/*.json")}
+
+    def _go(self, attempt: int) -> Path:
+        return self.path / f"go-{attempt}.json"
+
+    def _node(self, node: int) -> Path:
+        return self.path / f"node-{node}"
+
+    def _count(self, name: str) -> int:
+        return sum((self._node(node) / name).is_file() for node in range(self.nodes))
+
+
+def silent_nodes(mailbox: Mailbox, now_unix: float) -> Sequence[int]:
+    """Nodes that have spoken before and not for `SILENT_AFTER_S`."""
+    reports = {node: mailbox.report(node, now_unix) for node in range(mailbox.nodes)}
+    return [node for node, report in reports.items() if report is not None and report.silent_s > SILENT_AFTER_S]
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    """A JSON object, or None where it is not there yet or is nothing that a node of ours writes.
+
+    Nodes write beside and rename, so it is never half there.
+    """
+    try:
+        body = json_of_node(file.read_text())
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError):
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def benchmark_seconds(path: Path) -> float:
+    """Seconds that the records under `path` spent in steps, profiles and probes: what the machines were bought for."""
+    total = 0.0
+    each = {file.stem: file for file in path.glob("node-*/records/*.json")}  # of a run that failed several may tell
+    for file in each.values():
+        body = _read(file) or {}
+        values = body.get("values")
+        if body.get("kind") == "train":
+            total += _number(values, "warmup_s") + _number(values, "steps_s")
+        else:
+            total += _number(body, "ended_unix") - _number(body, "started_unix")
+    return total
+
+
+def _number(body: Any, key: str) -> float:
+    """A finite number that a node wrote, else 0: `record_loader` validates the rest."""
+    value = body.get(key) if isinstance(body, dict) else None
+    try:
+        number = float(value) if isinstance(value, int | float) else 0.0
+    except OverflowError:  # JSON's integers may have hundreds of digits
+        return 0.0
+    return number if math.isfinite(number) else 0.0
+
+
+_FILE = Path("controller") / "machines.json"
+
+
+class MachineLog:
+    """The machines of one launch in rank order, each since it was asked for. A full disk is nobody's concern here."""
+
+    def __init__(self, mailbox: Mailbox, cluster: Cluster) -> None:
+        self._mailbox = mailbox
+        self._rows = [_row(node, 0, offer) for node, offer in enumerate(cluster.members)]
+
+    def write(self) -> None:
+        """Put what is known on disk, so that a controller that dies has told it."""
+        with suppress(OSError):
+            write_json(self._mailbox.path / _FILE, {"machines": self._rows})
+
+    def at_work(self, seconds: Mapping[str, float]) -> None:
+        """All are armed for the first time, `seconds` by phase after they were asked for.
+
+        Which of them reported itself how long before the last is told by the store's clock; torchrun starts on all.
+        """
+        reported = self._mailbox.ready_at()
+        last = max(reported, default=0.0)
+        for row, moment in zip(self._rows, reported, strict=False):
+            startup_s = sum(seconds.values()) - (last - moment)
+            row["startup_s"] = startup_s if startup_s > 0 else None
+        self.write()
+
+    def lost(self, node: int, after_s: float, *, interrupted: bool) -> None:
+        """The machine in the place `node` is gone, so many seconds after the launch began; or taken back."""
+        row = self._newest(node)
+        if row["after_s"] is None:
+            row |= {"interrupted": interrupted, "after_s": after_s}
+            self.write()
+
+    def ordered(self, node: int, offer: Offer, after_s: float) -> None:
+        """Another machine was asked for in that place, so many seconds after the launch began."""
+        before = self._newest(node)
+        if before["after_s"] is None:  # silent, and let go now
+            before["after_s"] = after_s
+        self._rows.append(_row(node, int(before["number"]) + 1, offer) | {"from_s": after_s})
+        self.write()
+
+    def replaced(self, node: int, startup_s: float) -> None:
+        """The machine that was asked for last in that place is at work."""
+        self._newest(node)["startup_s"] = startup_s if startup_s > 0 else None
+        self.write()
+
+    def _newest(self, node: int) -> dict[str, Any]:
+        return next(row for row in reversed(self._rows) if row["node"] == node)
+
+
+def machine_rows(lease: EndedLease, provider: str) -> list[dict[str, Any]]:
+    """Columns of raw_machines of a lease that is over, refresh_id still open; none where nothing readable is there."""
+    try:
+        rows = json.loads((lease.mailbox / _FILE).read_text())["machines"]
+        return [_ended(row, lease.started_at, lease.ended_at, lease.lease_id, provider) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _row(node: int, number: int, offer: Offer) -> dict[str, Any]:
+    return {
+        "node": node,
+        "number": number,
+        "instance_type": offer.instance_type.name,
+        "market": offer.market,
+        "zone": offer.zone,
+        "from_s": 0.0,
+        "startup_s": None,
+        "after_s": None,
+        "interrupted": False,
+    }
+
+
+def _ended(
+    row: Mapping[str, Any], started_at: datetime, ended_at: datetime, lease_id: str, provider: str
+) -> dict[str, Any]:
+    whole_s = (ended_at - started_at).total_seconds()
+    until_s = whole_s if row["after_s"] is None else min(float(row["after_s"]), whole_s)
+    started = row["startup_s"]
+    return {name: row[name] for name in ("node", "number", "instance_type", "market", "zone")} | {
+        "startup_s": float(started) if started is not None and started > 0 else None,
+        "interrupted": bool(row["interrupted"]),
+        "lease_id": lease_id,
+        "provider": provider,
+        "asked_at": started_at + timedelta(seconds=float(row["from_s"])),
+        "hours": max(until_s - float(row["from_s"]), 0.0) / 3600,
+    }

@@ -1,0 +1,246 @@
+"""Loads what came back from a launch: every sound record and the controller's own rows, in one transaction.
+
+A record that is truncated or not of the wire's form is moved to `rejected/` in the mailbox and counts as a failed run
+with that reason: it never stops the others, and nothing that was reported is lost. Loading twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from warehouse.append import append_leases, append_machines, append_records
+from warehouse.database import Warehouse
+
+from ..node.device_check import wrong_device
+from ..node.record import Devices
+from ..providers.base import json_of_node
+
+_MOST_SAID = 500  # characters of a node's sentence
+
+Unix = Annotated[float, Field(gt=0, lt=4e9)]  # seconds that a timestamp can hold
+Whole = Annotated[int, Field(gt=0, lt=2**63)]  # what a bigint can hold
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+
+class WireDevices(_Wire):
+    """`node.record.Devices`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(min_length=1, max_length=200)
+    count: Whole
+    threads: Whole
+
+
+class WireRecord(_Wire):
+    """`node.record.Record`, as untrusted bytes must be."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    run_id: str = Field(min_length=1)
+    lease_id: str
+    attempt: Whole
+    kind: Literal["train", "profile", "probe"]
+    status: Literal["measured", "failed"]
+    reason: str
+    item: dict[str, Any]
+    workload_digest: str
+    started_unix: Unix
+    ended_unix: Unix
+    fingerprint: str
+    torch_version: str
+    values: dict[str, Any]
+    devices: list[WireDevices] = []  # absent before nodes told: unknown
+    cause: Literal["", "machine"] = ""  # absent before nodes told: of what was measured
+    schema_: Literal[1] = Field(alias="schema")
+
+
+class _Values(_Wire):
+    taken_share: float | None = Field(default=None, ge=0, le=1)
+
+
+class _Train(_Values):
+    step_s: float = Field(gt=0)
+    step_spread: float | None = Field(default=None, ge=0)
+    sync_s: float | None = Field(default=None, ge=0)
+    parameters: Whole | None = None
+    gradient_bytes: Whole | None = None
+
+
+class _ProfileLine(_Wire):
+    batch: int = Field(ge=1, lt=2**31)
+    forward_s: float = Field(gt=0)
+    backward_s: float = Field(gt=0)
+    optimizer_s: float = Field(ge=0)
+    input_s: float | None = Field(default=None, ge=0)
+    peak_bytes: float | None = Field(default=None, gt=0)
+
+
+class _Bucket(_Wire):
+    bytes: Whole
+    ready_fraction: float = Field(ge=0)
+
+
+class _Profile(_Values):
+    parameters: Whole
+    gradient_bytes: Whole
+    rows: list[_ProfileLine] = Field(min_length=1)
+    buckets: list[_Bucket]
+
+
+class _ProbeLine(_Wire):
+    bytes: Whole
+    seconds: float = Field(gt=0)
+
+
+class _Probe(_Values):
+    rows: list[_ProbeLine] = Field(min_length=1)
+
+
+_VALUES: dict[str, type[_Wire]] = {"train": _Train, "profile": _Profile, "probe": _Probe}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a mailbox held: `new` rows, and all by status.
+
+    `rejected`: a sentence for each rejected record, and for each machine that left files behind.
+    """
+
+    new: int
+    by_status: Mapping[str, int]
+    rejected: tuple[str, ...]
+
+
+def load_mailbox(
+    warehouse: Warehouse,
+    mailbox: Path,
+    envelopes: Mapping[str, Mapping[str, Any]],
+    *,
+    rows: Sequence[Mapping[str, Any]],
+    lease: Mapping[str, Any] | None = None,
+    machines: Sequence[Mapping[str, Any]] = (),
+    refresh_id: str,
+    now: datetime,
+) -> Loaded:
+    """Load the records of `mailbox`, the controller's `rows` and, if given, the rows of its `lease` and `machines`.
+
+    `envelopes`: by run_id the setup as the controller knows it. Raises WarehouseBusy; then nothing was loaded and the
+    records lie where they were.
+    """
+    bodies: list[dict[str, Any]] = []
+    refused: dict[Path, str] = {}
+    for file in sorted(mailbox.glob("node-*/records/*.json")):
+        try:
+            bodies.append(_record(file, envelopes, lease))
+        except ValueError as error:
+            refused[file] = str(error)
+    bodies.sort(key=lambda body: body["status"] != "measured")
+    bodies += [_controller_row(row, envelopes, now) for row in rows]
+    bodies += [
+        _unsound(file, reason, envelopes[file.stem], lease, now)
+        for file, reason in refused.items()
+        if file.stem in envelopes
+    ]
+    distinct = {body["run_id"]: body for body in reversed(bodies)}  # the first of a run_id stays
+    with warehouse.transact() as connection:
+        new = append_records(connection, list(distinct.values()), refresh_id=refresh_id, loaded_at=now)
+        if lease is not None:
+            append_leases(connection, [dict(lease) | {"refresh_id": refresh_id}])
+        append_machines(connection, [dict(one) | {"refresh_id": refresh_id} for one in machines])
+    sentences = tuple(_quarantine(file, reason) for file, reason in refused.items())
+    sentences += tuple(_not_carried(file) for file in sorted(mailbox.glob("node-*/refused.json")))
+    return Loaded(
+        new=new,
+        by_status=dict(Counter(str(body["status"]) for body in distinct.values())),
+        rejected=sentences,
+    )
+
+
+def _record(file: Path, envelopes: Mapping[str, Mapping[str, Any]], lease: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The sound record in `file` with its envelope. Raises ValueError saying what is wrong."""
+    try:
+        # a loss may be NaN, which JSON lacks: unknown; a NaN time is then missing and refused below
+        body = json_of_node(file.read_text(), parse_constant=lambda _: None)
+    except (ValueError, IsADirectoryError) as error:
+        raise ValueError(f"it is truncated or not JSON ({error})") from None
+    try:
+        json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError as error:
+        raise ValueError(f"it cannot be stored ({error})") from None
+    try:
+        record = WireRecord.model_validate(body)
+        if record.status == "measured":
+            _VALUES[record.kind].model_validate(record.values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        raise ValueError(f"{where}: {first['msg']}") from None
+    if record.run_id != file.stem:
+        raise ValueError(f"it calls itself {record.run_id}")
+    if record.run_id not in envelopes:
+        raise ValueError("no run of that id was planned for this launch")
+    setup = dict(envelopes[record.run_id])
+    wrong = wrong_device(
+        [Devices(**one) for one in setup.get("expected_devices", ())],
+        [Devices(**one.model_dump()) for one in record.devices],
+    )
+    own = {"setup": setup} if lease is None else {"setup": setup, "lease_id": lease["lease_id"]}  # whatever it says
+    return dict(body) | own | ({"wrong_device": wrong} if wrong else {})
+
+
+def _controller_row(
+    row: Mapping[str, Any], envelopes: Mapping[str, Mapping[str, Any]], now: datetime
+) -> dict[str, Any]:
+    setup = row.get("setup") or envelopes[str(row["run_id"])]
+    return {"ended_unix": now.timestamp()} | dict(row) | {"setup": dict(setup)}
+
+
+def _unsound(
+    file: Path, reason: str, setup: Mapping[str, Any], lease: Mapping[str, Any] | None, now: datetime
+) -> dict[str, Any]:
+    kind = "probe" if not setup.get("workload") else "train" if setup.get("batch_per_device") else "profile"
+    return {
+        "run_id": file.stem,
+        "lease_id": str(lease["lease_id"]) if lease else file.parents[2].name,
+        "kind": kind,
+        "status": "failed",
+        "reason": f"its record could not be read: {reason}",
+        "ended_unix": now.timestamp(),
+        "setup": dict(setup),
+    }
+
+
+def _quarantine(file: Path, reason: str) -> str:
+    """Move `file` to rejected/ beside the nodes' folders, with a note; returns the sentence that says so."""
+    node = file.parents[1].name
+    target = file.parents[2] / "rejected" / f"{node}-{file.name}"
+    sentence = f"record {file.stem} of {node} was not loaded: {reason}; it lies in {target}"
+    with suppress(OSError):  # a full disk must not stop the load: the record is then refused again next time
+        target.parent.mkdir(exist_ok=True)
+        file.replace(target)
+        target.with_suffix(".txt").write_text(sentence + "\n")
+    return sentence
+
+
+def _not_carried(file: Path) -> str:
+    """What a machine says of files that it did not upload. Its word: anything may stand there."""
+    try:
+        body = json.loads(file.read_text())
+        reason = str(body["reason"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        reason = "it does not say which"
+    printable = "".join(one for one in reason[:_MOST_SAID] if one.isprintable())
+    return f"{file.parent.name} left files behind: {printable}"

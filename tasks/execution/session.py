@@ -1,0 +1,276 @@
+"""An acquired cluster at work on one job: attempt after attempt, without a culprit, with fewer or with other machines.
+
+What comes back lies in the mailbox; `collect` loads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from ..node.record import Item, Plan, write_json
+from ..providers.base import ProviderError, RunningCluster
+from .attempt import Attempt
+from .job import Clock, Job, Served, Stopwatch, Watch, with_acquired, write_rows
+from .liveness import MOST_REPLACEMENTS, Decision, MachineLoss, Machines, RemainingWork, decide
+from .mailbox import MachineLog, Mailbox, benchmark_seconds
+from .outcomes import AttemptEnd, item_row, launch_row, retry_id
+
+MOST_ATTEMPTS = 3  # that end by a fault of what is measured; losses of machines are counted apart
+
+
+class Session:
+    """One acquired cluster at work on one job."""
+
+    def __init__(
+        self,
+        running: RunningCluster,
+        job: Job,
+        served: Served,
+        *,
+        stop_at: float,
+        watch: Watch,
+        clock: Clock,
+        laps: Stopwatch,
+    ) -> None:
+        self.running, self.job, self.served = running, job, served
+        self.watch, self.clock, self.laps = watch, clock, laps
+        self.stop_at = _sooner_if_dearer(stop_at, clock.monotonic(), job, running)
+        self.mailbox = Mailbox(path=running.mailbox, nodes=len(job.cluster.members))
+        self.machines = Machines(running, self.mailbox, stop_at=self.stop_at, clock=clock)
+        self.log = MachineLog(self.mailbox, running.cluster)
+        self.asked_s: dict[int, float] = {}  # since the launch began, for machines that are on their way
+        self.items = {item.run_id: item for item in job.items}  # those tried once more are added
+        self.envelopes = with_acquired(job.envelopes, job.items, running.cluster, image_id=running.image_id)
+        self.remaining = list(job.items)
+        self.attempt: Attempt | None = None
+        self.attempts = self.faults = self.replaced = 0
+        self.no_replacement = ""
+        self.start_up_s = running.ready_within_s / 2  # until this launch's own is known
+
+    def prepare(self) -> None:
+        """Write down what a collector needs to know, should this process die; hand out the workloads."""
+        self._write_envelopes()
+        self.log.write()
+        self.mailbox.put_workloads(self.job.files)
+        self.laps.lap("start hosts")
+
+    def serve(self) -> None:
+        """Attempt after attempt, until nothing is left to gain."""
+        losses: list[str] = []
+        while True:
+            ended = self._wait_for_machines() or self._run_attempt()
+            self.served.outcome = "; ".join([str(ended), *losses])
+            self.remaining = self._without(self.mailbox.recorded())
+            if ended.how == "time" or (ended.how == "lost" and not ended.nodes):
+                return self.lose(ended)
+            if ended.how == "lost":
+                decision = self._handle_loss(ended)
+                if decision.how == "give up":
+                    return self.lose(replace(ended, reason=f"{ended.reason}; {decision.reason}"))
+                losses.append(f"{ended.reason}: {decision.reason}")
+            elif ended.how == "failed":
+                self.faults += 1
+                out_of_tries = self.faults == MOST_ATTEMPTS
+                if out_of_tries and not ended.culprit:
+                    return self.lose(ended)
+                if ended.culprit and ended.culprit not in self.mailbox.recorded():
+                    self._add_run_row(ended.culprit, ended)
+                self.machines.gone |= set(ended.nodes)  # without the devices that they were bought for
+                self.served.lacked_devices |= bool(ended.nodes)
+                left = self._without({ended.culprit})
+                self.remaining = [item for item in left if self.machines.gone.isdisjoint(item.nodes)]
+                if out_of_tries:
+                    return None
+            if not self.remaining:
+                self.served.outcome = "; ".join([str(ended) if ended.how != "lost" else "finished", *losses])
+                return None
+            self.running.unsettle()
+
+    def lose(self, ended: AttemptEnd) -> None:
+        """It is over: the run under way gets a row with the reason, or the launch where none was."""
+        self.served.outcome = str(ended)
+        if ended.how != "time":
+            self._add_end_row(ended)
+
+    def finish(self) -> None:
+        """Let the agents leave, and sum up what there is."""
+        with suppress(OSError):  # a full disk: they are ended with their machines
+            self.mailbox.done()
+        self.served.usd = self.running.usd_so_far()
+        self.served.recorded = self.mailbox.recorded()
+        self._split_measuring(benchmark_seconds(self.mailbox.path))
+
+    def _wait_for_machines(self) -> AttemptEnd | None:
+        """Wait for machines on their way, unless those that are here have something to do meanwhile."""
+        if self.machines.all_here() or (self.attempt is not None and self._runnable()):
+            return None
+        if self.attempt is not None:
+            self._idle()
+        ended = self.machines.wait(
+            self.running.ready_within_s, self.machines.all_here, "report itself", lambda: self.machines.awaited
+        )
+        self.laps.lap("start hosts")
+        if self.attempt is None:
+            self.start_up_s = self.served.seconds["start hosts"]
+        return ended
+
+    def _idle(self) -> None:
+        """Let the machines end what they run: a new one must not meet an attempt that lost the one before it."""
+        self.attempts += 1
+        self.mailbox.put_plan(
+            Plan(
+                lease_id=self.job.lease_id,
+                attempt=self.attempts,
+                addresses=list(self.running.addresses),
+                expected=list(self.job.expected),
+                workloads=[],
+                items=[],
+            )
+        )
+
+    def _run_attempt(self) -> AttemptEnd:
+        """The next attempt, over the machines that are here."""
+        self.attempts += 1
+        for node in self.asked_s.keys() & set(self.machines.here):
+            # it may have waited for the attempt before this one to end
+            waited_s = max(0.0, self.running.now_unix() - self.mailbox.ready_of(node))
+            self.log.replaced(node, self._since_began_s() - self.asked_s.pop(node) - waited_s)
+        self.attempt = Attempt(
+            self.machines,
+            self.job,
+            self.attempts,
+            self._runnable(),
+            watch=self.watch,
+            laps=self.laps,
+            on_armed=lambda: self.log.at_work(self.served.seconds) if self.attempts == 1 else None,
+            on_notice=lambda loss, items, under_way_s, host: decide(
+                loss, self._remaining_work(items, under_way_s, host)
+            ),
+            on_unneeded_loss=lambda lost: self._handle_loss(lost, meanwhile=True),
+        )
+        return self.attempt.run()
+
+    def _runnable(self) -> list[Item]:
+        """What the machines that are here can do."""
+        here = set(self.machines.here)
+        return [item for item in self.remaining if here.issuperset(item.nodes)]
+
+    def _remaining_work(
+        self, items: Sequence[Item], under_way_s: float = 0.0, host: int | None = None
+    ) -> RemainingWork:
+        spent = f"{MOST_REPLACEMENTS} machines were replaced already" if self.replaced >= MOST_REPLACEMENTS else ""
+        running = {item.run_id for item in items}
+        later = [item for item in self.remaining if item.run_id not in running | self.mailbox.recorded()]
+        return RemainingWork(
+            items=[*items, *later],
+            under_way_s=under_way_s,
+            host=host,
+            seconds=self.stop_at - self.clock.monotonic(),
+            start_up_s=self.start_up_s,
+            no_replacement=self.no_replacement or spent,
+        )
+
+    def _handle_loss(self, ended: AttemptEnd, *, meanwhile: bool = False) -> Decision:
+        """Decide what follows the loss of `ended.nodes` and see to it: rows, other machines, and what is left to do.
+
+        `meanwhile`: the attempt under way goes on without them.
+        """
+        loss = MachineLoss(nodes=frozenset(ended.nodes))
+        self.machines.awaited -= loss.nodes
+        self.machines.gone |= loss.nodes
+        for node in loss.nodes:
+            was_interrupted = self.machines.was_interrupted(node)
+            if was_interrupted or self.machines.dead(node):
+                self.log.lost(node, self._since_began_s(), interrupted=was_interrupted)
+        self.remaining = self._without(self.mailbox.recorded())
+        under_way = "" if meanwhile or self.attempt is None else self.attempt.under_way()
+        decision = decide(loss, self._remaining_work(self.remaining))
+        needed = sorted(loss.nodes & {node for item in self.remaining for node in item.nodes})
+        if decision.how == "replace" and not self._replace(needed):
+            decision = decide(loss, self._remaining_work(self.remaining))
+        if meanwhile:
+            self._launch_row(ended)
+        elif decision.how != "give up":
+            self._retry(self._add_end_row(replace(ended, culprit=ended.culprit or under_way)))
+        if decision.how != "give up" or meanwhile:
+            self.remaining = [item for item in self.remaining if self.machines.gone.isdisjoint(item.nodes)]
+        return decision
+
+    def _replace(self, nodes: Sequence[int]) -> bool:
+        """Ask for other machines in the place of `nodes`; whether all are on the way."""
+        for node in nodes:
+            asked_s = self._since_began_s()
+            try:
+                had = self.running.replace(node)
+                why = "" if had else "no other machine is to be had"
+            except ProviderError as error:
+                why = f"none could be asked for: {error}"
+            if why:
+                self.no_replacement = why
+                return False
+            self.mailbox.forget(node)
+            self.replaced += 1
+            self.machines.gone.discard(node)
+            self.machines.awaited.add(node)
+            self.asked_s[node] = asked_s
+            self.log.ordered(node, self.running.cluster.members[node], asked_s)
+        self.envelopes = with_acquired(self.envelopes, self.remaining, self.running.cluster)
+        self._write_envelopes()
+        return True
+
+    def _retry(self, run_id: str) -> None:
+        """Let the run that was interrupted be tried under another id: its row tells of the interruption."""
+        if all(item.run_id != run_id for item in self.remaining):
+            return
+        item = replace(self.items[run_id], run_id=retry_id(run_id))
+        self.items[item.run_id] = item
+        self.envelopes[item.run_id] = self.envelopes[run_id]
+        self.remaining = [item if one.run_id == run_id else one for one in self.remaining]
+        self._write_envelopes()
+
+    def _add_end_row(self, ended: AttemptEnd) -> str:
+        """The row of how it ended: of the run under way, whose id is returned, or of the launch where none was."""
+        run_id = ended.culprit or (self.attempt.under_way() if self.attempt is not None else "")
+        if run_id and run_id not in self.mailbox.recorded():
+            self._add_run_row(run_id, ended)
+            return run_id
+        self._launch_row(ended)
+        return ""
+
+    def _launch_row(self, ended: AttemptEnd) -> None:
+        row = launch_row(self.job.lease_id, self.job.cluster.name, self.envelopes, ended.status, ended.reason)
+        told = sum(one["kind"] == "launch" for one in self.served.rows)
+        self._store_row(row | {"run_id": f"{row['run_id']}-{told + 1}"} if told else row)
+
+    def _add_run_row(self, run_id: str, ended: AttemptEnd) -> None:
+        self._store_row(item_row(self.job.lease_id, self.items[run_id], self.envelopes, ended))
+
+    def _store_row(self, row: dict[str, Any]) -> None:
+        """On disk at once: a controller that is killed later has told it."""
+        self.served.rows.append(row)
+        write_rows(self.served)
+
+    def _since_began_s(self) -> float:
+        return self.clock.monotonic() - self.laps.began_s  # before the machines were asked for, as their lease
+
+    def _without(self, run_ids: set[str]) -> list[Item]:
+        return [item for item in self.remaining if item.run_id not in run_ids]
+
+    def _write_envelopes(self) -> None:
+        write_json(self.mailbox.path / "controller" / "envelopes.json", dict(self.envelopes))
+
+    def _split_measuring(self, steps_s: float) -> None:
+        """Tell the seconds of steps, profiles and probes from what lies between: building, warming up, agreeing."""
+        seconds = self.served.seconds
+        measuring_s = seconds.pop("measure", 0.0)
+        seconds["benchmark"] = min(steps_s, measuring_s)
+        seconds["between runs"] = max(0.0, measuring_s - steps_s)
+
+
+def _sooner_if_dearer(stop_at: float, now: float, job: Job, running: RunningCluster) -> float:
+    """When to stop on machines that cost more than those asked for: with the same dollars."""
+    asked, got = job.cluster.total_usd_per_hour, running.cluster.total_usd_per_hour
+    return now + (stop_at - now) * asked / got if asked and got and got > asked else stop_at

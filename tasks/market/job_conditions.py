@@ -1,0 +1,107 @@
+"""What jobs meet on this provider's machines: start-up, interruptions, waiting, by our own launches and stated priors.
+
+The one place that says so: the table, a campaign's contenders, the ledger and advice all ask here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from models.campaign.candidates import EC2_COSTS, Costs
+from models.job import duration as spot
+from models.job import launch_history as exposure
+from models.job.capacity import PRIOR_S, StartupModel, fit_availability, fit_startup
+from models.job.duration import prior_checkpoints
+from models.job.interruptions import fit_hazard
+from models.job.job_conditions import Circumstances, Learned, Stated
+from warehouse import reads
+
+from ..workspace.workspace import Workspace
+
+# Before there are launches of our own: GCP's machines with a GPU took 69 s on demand and 87 s preemptible from request
+# to running (`PRIOR_S`); loading the agent and torchrun there is a guess, twice what local hosts
+# take.
+_TO_WORK_S = 21.0
+EC2_STARTUP_S = {market: seconds + _TO_WORK_S for market, seconds in PRIOR_S.items()}
+LOCAL_STARTUP_S = dict.fromkeys(PRIOR_S, spot.STARTUP_S)
+
+
+def circumstances(workspace: Workspace) -> Circumstances:
+    """By the launches in the warehouse; without any the prior stands.
+
+    Local hosts are revoked exactly as often as srift.toml states and refused only where they do not fit: nothing of
+    that is learned, and until one was launched their start-up is taken to be known. They start alike in both markets.
+    """
+    machines, refusals = reads.launched(workspace.warehouse, workspace.provider.name)
+    launches = exposure.launches(machines)
+    if workspace.simulated:
+        if not len(launches):
+            return Stated()
+        return Learned(startup=_startup(workspace, launches), checkpoint=prior_checkpoints())
+    windows = exposure.windows(machines)
+    return Learned(
+        startup=_startup(workspace, launches),
+        checkpoint=prior_checkpoints(),
+        hazard=fit_hazard(
+            windows,
+            advised=_advised(workspace) if len(windows) else {},
+            together=exposure.together(machines),
+        ),
+        availability=fit_availability(exposure.requests(machines, refusals)),
+    )
+
+
+def _startup(workspace: Workspace, launches: pd.DataFrame) -> StartupModel:
+    """Local hosts start alike in both markets, so that each launch tells of both."""
+    if not workspace.simulated:
+        return fit_startup(launches, EC2_STARTUP_S)
+    one, *_ = LOCAL_STARTUP_S
+    found = fit_startup(launches.assign(market=one), LOCAL_STARTUP_S)
+    pools = {(name, market): known for (name, _), known in found.pools.items() for market in LOCAL_STARTUP_S}
+    return replace(found, pools=pools, markets=dict.fromkeys(LOCAL_STARTUP_S, found.markets[one]))
+
+
+def _advised(workspace: Workspace) -> dict[str, float]:
+    """Interruptions an hour by type, as the newest snapshot of offers tells them."""
+    offers = reads.offers(workspace.warehouse, workspace.provider.name)
+    told = offers[(offers["market"] == "spot") & offers["interruptions_per_hour"].notna()]
+    return {
+        str(name): float(one) for name, one in told.groupby("instance_type")["interruptions_per_hour"].mean().items()
+    }
+
+
+def spot_experience(workspace: Workspace) -> dict[str, str]:
+    """By instance type, what own launches tell of its interruptions, in words; of local hosts srift.toml tells all."""
+    if workspace.simulated:
+        return {}
+    machines, _ = reads.launched(workspace.warehouse, workspace.provider.name)
+    held = exposure.spot_held(machines)
+    if not len(held):
+        return {}
+    by_type = held.groupby("instance_type").agg(
+        hours=("hours", "sum"), interruptions=("interrupted", "sum"), last=("asked_at", "max")
+    )
+    return {
+        str(name): f"own launches: {row['interruptions']:.0f} interruption{'s' if row['interruptions'] != 1 else ''} in"
+        f" {row['hours']:.3g} machine-hours, the last on {pd.Timestamp(row['last']):%Y-%m-%d}"
+        for name, row in by_type.iterrows()
+    }
+
+
+def seconds_to_work(workspace: Workspace, market: str) -> float | None:
+    """Median seconds from asking for a machine to its being at work, by own launches that tell of `market`, or None."""
+    launches = exposure.launches(reads.launched(workspace.warehouse, workspace.provider.name)[0])
+    alike = workspace.simulated
+    if not len(launches if alike else launches[launches["market"] == market]):
+        return None
+    return float(np.exp(_startup(workspace, launches).markets[market][0]))
+
+
+def costs_of(workspace: Workspace) -> Costs:
+    """Seconds that a campaign expects to pay; anywhere but on this machine a launch is billed for a minute at least."""
+    stated = Costs() if workspace.simulated else EC2_COSTS
+    launch_s = seconds_to_work(workspace, workspace.settings.campaign.market)
+    return stated if launch_s is None else replace(stated, launch_s=launch_s)

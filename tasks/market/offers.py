@@ -1,0 +1,206 @@
+"""Snapshots of instance types, workloads and prices: what is on offer now, or was last; and the facts of workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pandas as pd
+
+from models.domain.cluster import InstanceType, Offer
+from models.domain.setup_table import rows_of
+from models.domain.workload import Workload
+from warehouse import append, reads
+from warehouse.database import WarehouseMissing
+from warehouse.reads import mart
+
+from ..providers.base import OwnBill, PackagedPrices, ProviderError
+from ..workspace.prefect_runtime import Step
+from ..workspace.workspace import Workspace, capabilities
+
+
+@Step
+def note_definitions(workspace: Workspace, now: datetime) -> None:
+    """Write down today's definitions of workloads and instance types: what measured others is history.
+
+    Where the provider does not answer, those noted before stay: another source of the same facts would make history of
+    every measurement. The package's fill in what was never noted.
+    """
+    try:
+        types = workspace.provider.instance_types()
+    except ProviderError:
+        noted = set(reads.mart(workspace.warehouse, "instance_types", provider=workspace.provider.name)["name"])
+        types = [one for one in _packaged_types(workspace) if one.name not in noted]
+    with workspace.warehouse.transact() as connection:
+        append.note_workloads(
+            connection,
+            [{"workload": w.name, "digest": w.digest, "samples": w.samples} for w in workspace.workloads],
+            provider=workspace.provider.name,
+            noted_at=now,
+        )
+        append.note_instance_types(connection, [asdict(t) | {"digest": t.digest} for t in types], noted_at=now)
+
+
+@Step
+def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime, *, buying: bool = True) -> str:
+    """Store the offers of this moment; says what was done. Without an answer the last snapshot stays in use.
+
+    One that came with the package takes its place where it is no older. Whether a campaign could buy at these prices
+    is said where something is to be bought.
+    """
+    try:
+        offers, source = workspace.provider.offers(now), ""
+    except ProviderError as error:
+        offers = _worth_storing(workspace)
+        if not offers:
+            last = current_offers(workspace)
+            kept = f"the last snapshot stays in use{_as_of(last)}" if last else "and none were ever known"
+            return f"prices: {error}; {kept}"
+        source = f"; {error}, so they are those that came with the package{_as_of(offers)}"
+    rows = [
+        {
+            "provider": offer.instance_type.provider,
+            "instance_type": offer.instance_type.name,
+            "market": offer.market,
+            "zone": offer.zone,
+            "region": offer.region,
+            # as everybody pays: own prices are applied where offers are read, so that a change of them counts at once
+            "usd_per_hour": offer.public_usd_per_hour if offer.own_price else offer.usd_per_hour,
+            "interruptions_per_hour": offer.interruptions_per_hour,
+            "interruption_source": offer.interruption_source or None,
+            "price_as_of": offer.price_as_of,
+        }
+        for offer in offers
+    ]
+    with workspace.warehouse.transact() as connection:
+        append.append_offers(connection, rows, snapshot_id=refresh_id, as_of=now)
+    unpriced = sum(offer.usd_per_hour is None for offer in offers)
+    types = len({offer.instance_type.name for offer in offers})
+    said = f"prices: {len(offers)} offers of {types} instance types" + (f", {unpriced} unpriced" if unpriced else "")
+    hint = nothing_to_buy(offers, workspace.settings.campaign.market) if buying and workspace.can_launch else ""
+    return "; ".join(filter(None, [said + source, hint]))
+
+
+def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
+    """Why a campaign can measure nothing, where no offer of its market has a price; else empty."""
+    if any(offer.market == market and offer.usd_per_hour is not None for offer in offers):
+        return ""
+    if not offers:
+        return (
+            "no instance type is on offer, so nothing can be measured: state one with cores, memory_gib, "
+            "bandwidth_gbps and a price under [local.instance_types.NAME] in srift.toml, or for EC2 more under [ec2] "
+            "instance_types"
+        )
+    key, other = ("spot_usd_per_hour", "on-demand") if market == "spot" else ("usd_per_hour", "spot")
+    stated = all(capabilities(offer.instance_type.provider).simulated for offer in offers)
+    return (
+        f"no instance type has a price on the {market} market, so nothing can be measured: "
+        + (f"give one a {key}, or " if stated else "")
+        + f'set market = "{other}" under [campaign]'
+    )
+
+
+def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
+    """The provider's offers; where it does not answer, those of the last snapshot or of the package. Stores nothing.
+
+    Raises ProviderError where none of them knows any.
+    """
+    try:
+        return workspace.provider.offers(now)
+    except ProviderError:
+        offers = _worth_storing(workspace) or (current_offers(workspace) if workspace.warehouse.path.exists() else [])
+        if not offers:
+            raise
+        return offers
+
+
+def current_offers(workspace: Workspace) -> list[Offer]:
+    """The newest snapshot as offers of known instance types; none before the first."""
+    kinds = reads.mart(workspace.warehouse, "instance_types", provider=workspace.provider.name)
+    types = {str(row["name"]): _instance_type(row) for row in rows_of(kinds)}
+    frame = reads.offers(workspace.warehouse, workspace.provider.name)
+    moments = {moment: _moment(moment) for moment in frame["price_as_of"].unique()}
+    rows = rows_of(frame)
+    found = [
+        _offer(row, types[row["instance_type"]], moments[row["price_as_of"]])
+        for row in rows
+        if row["instance_type"] in types
+    ]
+    return workspace.provider.billed(found) if isinstance(workspace.provider, OwnBill) else found
+
+
+def _packaged_types(workspace: Workspace) -> list[InstanceType]:
+    return workspace.provider.packaged_types() if isinstance(workspace.provider, PackagedPrices) else []
+
+
+def _worth_storing(workspace: Workspace) -> list[Offer]:
+    """Offers that came with the package, where they are no older than the last snapshot and differ from it."""
+    offers = workspace.provider.packaged_offers() if isinstance(workspace.provider, PackagedPrices) else []
+    if not offers or not workspace.warehouse.path.exists():
+        return offers
+    last = current_offers(workspace)
+    newest = max((offer.price_as_of for offer in last), default=None)
+    if newest is not None and max(offer.price_as_of for offer in offers) < newest:
+        return []
+    return [] if {_key(offer) for offer in last} == {_key(offer) for offer in offers} else offers
+
+
+def _key(offer: Offer) -> tuple[object, ...]:
+    return offer.instance_type.name, offer.market, offer.region, offer.zone, offer.usd_per_hour
+
+
+def _as_of(offers: Sequence[Offer]) -> str:
+    return f" (prices of {max(offer.price_as_of for offer in offers):%Y-%m-%d})" if offers else ""
+
+
+def _instance_type(row: Mapping[str, Any]) -> InstanceType:
+    return InstanceType(**{name: _known(row[name]) for name in InstanceType.__dataclass_fields__})
+
+
+def _known(value: Any) -> Any:
+    """None for what a frame holds where nothing is known."""
+    return None if value is None or value != value else value
+
+
+def _moment(value: object) -> datetime:
+    as_of = pd.Timestamp(str(value)).to_pydatetime()
+    return as_of if as_of.tzinfo else as_of.replace(tzinfo=UTC)
+
+
+def _offer(row: Mapping[str, Any], kind: InstanceType, price_as_of: datetime) -> Offer:
+    price = row["usd_per_hour"]
+    return Offer(
+        instance_type=kind,
+        market=str(row["market"]),
+        zone=str(row["zone"]),
+        region=str(row["region"]),
+        usd_per_hour=None if price is None or price != price else float(price),
+        interruptions_per_hour=float(row["interruptions_per_hour"] or 0.0),
+        price_as_of=price_as_of,
+        interruption_source=str(_known(row.get("interruption_source")) or ""),
+    )
+
+
+_FACTS: dict[str, type[int] | type[float]] = {"parameters": int, "gradient_bytes": int, "flops_per_sample": float}
+
+
+def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workload]:
+    """The workloads with what the mart `workloads` knows of them; facts of another digest are another workload's."""
+    facts = {(row["workload"], row["digest"]): row for row in rows_of(known) if "digest" in row}
+    return [_told(one, facts.get((one.name, one.digest), {})) for one in workloads]
+
+
+def _told(workload: Workload, row: dict[str, Any]) -> Workload:
+    values: dict[str, Any] = {name: of(row[name]) for name, of in _FACTS.items() if pd.notna(row.get(name))}
+    return replace(workload, **values)
+
+
+def with_known_facts(workspace: Workspace, workload: Workload) -> Workload:
+    """`workload` with what the warehouse knows of it; as it is before the first refresh."""
+    try:
+        known = mart(workspace.warehouse, "workloads", provider=workspace.provider.name, workload=workload.name)
+    except WarehouseMissing:
+        return workload
+    return with_facts([workload], known)[0]

@@ -1,0 +1,1 @@
+"""Drift, slow runs, the regret ledger and the status."""

@@ -1,0 +1,193 @@
+"""Whether a machine has the devices that it was bought for: waits for them, else fails its runs. Standard library.
+
+`python -m node.device_check --mailbox DIR --plan FILE --node I --wait-s S -- COMMAND` becomes COMMAND as soon as torch
+can use the devices that the plan expects of node I. Drivers may need a while after boot: p4d and p5 have none before
+NVIDIA's fabric manager runs (CUDA's error 802). A process whose CUDA failed once never tries again [torch], so each
+look is a process of its own. The first one reads torch from a new machine's slow disk, for minutes where it must be:
+S seconds count from its end, and everything takes at most the plan's join_s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NoReturn
+
+from .machine import fingerprint
+from .processes import EXIT_MAILBOX, EXIT_NO_DEVICE, exit_line
+from .record import ANY, MACHINE, Devices, Plan, Record, plan_from_json, write_json
+
+_PAUSE_S = 2.0
+_LOOK_S = 30.0  # what a look after the first may take: 8 GPUs are opened one after the other
+_LOG_TAIL = 300  # characters of what torch said
+# a device that torch names and has no code for is none: an addition shows it
+_LOOK = """
+import json, torch
+found = []
+for device in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+    (torch.zeros(1, device=f"cuda:{device}") + 1).item()
+    found.append(torch.cuda.get_device_name(device))
+print(json.dumps(found))
+"""
+_PART = re.compile(r" 1/\d+$")  # of a provider's name: a part of a device, as "L4 1/8"
+_PROFILE = re.compile(r"\d+[abcq]$|mig$")  # of torch's: the part that a virtual device is, as "NVIDIA L4-3Q"
+Look = Callable[[float], tuple[list[str], str]]
+
+
+def is_named(expected: str, told: str) -> bool:
+    """Whether `told`, torch's name of a device, is of the kind that a provider calls `expected`.
+
+    Torch adds maker, memory and form ("NVIDIA A100-SXM4-40GB" is an A100), and may change the order of the words: all
+    words of `expected` must be there, whole (an A10 is no A10G, an L40S no L4). A part of a device ("L4 1/8") may be
+    told by its virtual profile or by the whole device's name; a whole one is never a virtual part.
+    """
+    if expected == ANY or told == expected:
+        return True
+    part = _PART.search(expected)
+    wanted = _words(expected[: part.start()] if part else expected)
+    words = _words(told)
+    if part is None and any(_PROFILE.match(word) for word in words):
+        return False
+    return wanted <= words
+
+
+def missing_devices(expected: Devices, there: Sequence[str]) -> str:
+    """Why `there`, names of the devices that torch can use, are not what was expected; empty where they are."""
+    right = sum(is_named(expected.name, told) for told in there)
+    if right >= expected.count:
+        return ""
+    counted = ", ".join(f"{list(there).count(name)} x {name}" for name in dict.fromkeys(there))
+    return f"this machine was bought for {expected.count} x {expected.name}, and torch can use {counted or 'no GPU'}"
+
+
+def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
+    """Why a run was not on the devices that its machines were bought for; empty where it was, or where nobody knows."""
+    for wanted, got in zip(expected, used, strict=False):
+        if not all(is_named(wanted.name, told) for told in got.name.split("+")):
+            return f"it ran on {got.name} where {wanted.name} was expected"
+    return ""
+
+
+def wait_for_devices(
+    expected: Devices,
+    look: Look,
+    *,
+    wait_s: float,
+    most_s: float,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> str:
+    """Empty once they are there; why not, after looking again and again for `wait_s` from the first look's end on.
+
+    Looks once at least, and for `most_s` at most: `look` is told how many seconds it may take.
+    """
+    ends = clock() + most_s
+    until = None
+    while True:
+        there, said = look(ends - clock())
+        problem = missing_devices(expected, there)
+        if not problem:
+            return ""
+        now = clock()
+        until = min(now + wait_s, ends - _LOOK_S) if until is None else until
+        if now >= until:
+            return f"{problem} ({said})" if said else problem
+        sleep(_PAUSE_S)
+
+
+def torch_sees(within_s: float, python: str = sys.executable) -> tuple[list[str], str]:
+    """Names of the devices that torch can use, and what it said where it failed or warned. In a process of its own."""
+    try:
+        done = subprocess.run((python, "-c", _LOOK), capture_output=True, text=True, timeout=within_s)
+    except subprocess.TimeoutExpired:
+        return [], f"torch did not answer within {within_s:.0f} s"
+    except (OSError, subprocess.SubprocessError) as error:
+        return [], str(error)[-_LOG_TAIL:]
+    said = " ".join(done.stderr.split())[-_LOG_TAIL:]
+    try:
+        found = json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return [], said or f"exit status {done.returncode}"
+    return [str(name) for name in found], said
+
+
+def give_up(mailbox: Path, plan: Plan, node: int, reason: str) -> tuple[int, str]:
+    """Fail the runs that need `node`, which lacks its devices; the exit status to leave with and the last word."""
+    try:
+        write_failed_records(mailbox, plan, node, reason)
+    except OSError as error:
+        return EXIT_MAILBOX, f"node {node} could not write its records: {error.strerror}; {reason}"
+    return EXIT_NO_DEVICE, reason
+
+
+def write_failed_records(mailbox: Path, plan: Plan, node: int, reason: str) -> None:
+    """Write a failed record for each of the plan's runs that needs `node`. Raises OSError."""
+    now = time.time()
+    digests = {one.name: one.digest for one in plan.workloads}
+    for item in plan.items:
+        if node in item.nodes:
+            record = Record(
+                run_id=item.run_id,
+                lease_id=plan.lease_id,
+                attempt=plan.attempt,
+                kind=item.kind,
+                status="failed",
+                reason=f"node {node}: {reason}",
+                cause=MACHINE,
+                item=asdict(item),
+                workload_digest=digests.get(item.workload, ""),
+                started_unix=now,
+                ended_unix=now,
+                fingerprint=fingerprint(),
+                torch_version=_torch_version(),
+            )
+            write_json(mailbox / f"node-{node}" / "records" / f"{item.run_id}.json", record)
+
+
+def main() -> NoReturn:
+    """Become the command, or leave with the reason as the last word."""
+    parser = argparse.ArgumentParser(prog="node.device_check")
+    parser.add_argument("--mailbox", type=Path, required=True)
+    parser.add_argument("--plan", type=Path, required=True)
+    parser.add_argument("--node", type=int, required=True)
+    parser.add_argument("--wait-s", type=float, required=True)
+    parser.add_argument("command", nargs="+")
+    arguments = parser.parse_args()
+    plan = plan_from_json(arguments.plan.read_text())
+    reason = wait_for_devices(
+        plan.expected[arguments.node],
+        torch_sees,
+        wait_s=arguments.wait_s,
+        most_s=plan.join_s,
+        clock=time.monotonic,
+        sleep=time.sleep,
+    )
+    if not reason:
+        os.execv(arguments.command[0], arguments.command)
+    code, reason = give_up(arguments.mailbox, plan, arguments.node, reason)
+    print(exit_line(code, reason), file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", name.lower()))
+
+
+def _torch_version() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
+
+
+if __name__ == "__main__":
+    main()

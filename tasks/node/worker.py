@@ -1,0 +1,223 @@
+"""The worker: one rank of a launch. Joins its peers, says that it is armed, waits for go, and serves the plan's items.
+
+A workload that fails before any collective costs its own record only; a rank that fails inside one ends the launch, and
+the controller tries again without that item.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import time
+import traceback
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+
+from .device import NoSuchDevice, reset_peak, usable
+from .device_check import give_up
+from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
+from .launch import Launch, explain, join, leave, report, wait_for, wait_for_all
+from .machine import fingerprint
+from .probe import probe
+from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent
+from .profiler import profile
+from .record import Item, RankLayout, Record, plan_from_json
+from .steps import train
+from .strategies import strategy
+
+PRECISIONS = ("fp32",)
+_PEER_LOST = re.compile(r"gloo|nccl|connection|timed? ?out|socket|broken pipe", re.IGNORECASE)
+
+
+def main() -> None:
+    """Serve one attempt. Exits 0 when every item has a record, else with the reason as the log's last line."""
+    parser = argparse.ArgumentParser(prog="node.worker")
+    parser.add_argument("--mailbox", type=Path, required=True)
+    parser.add_argument("--plan", type=Path, required=True)
+    arguments = parser.parse_args()
+    die_with_parent()
+    plan = plan_from_json(arguments.plan.read_text())
+    try:
+        launch = join(arguments.mailbox, plan)
+    except NoSuchDevice as error:  # lost since `device_check` looked: every run that needs this node tells of it
+        node, _ = RankLayout.of(plan).place(int(os.environ["RANK"]))
+        leave(*give_up(arguments.mailbox, plan, node, str(error)))
+    if launch.reports:
+        report(launch, launch.own / f"armed-{plan.attempt}.json", {"armed_unix": time.time()})
+    while not (launch.mailbox / f"go-{plan.attempt}.json").exists():
+        time.sleep(0.05)
+    beside: list[int] = []  # items of one node that nobody has waited for yet
+    for index, item in enumerate(plan.items):
+        together = len(item.nodes) > 1
+        if together:
+            wait_for_all(launch, beside)
+        if launch.serves(item):
+            if launch.reports:
+                told = {"attempt": plan.attempt, "run_id": item.run_id, "index": index}
+                report(launch, launch.own / "progress.json", told)
+            serve(launch, index, item)
+        if together or (launch.node in item.nodes and not launch.leads(item)):
+            wait_for(launch, index)
+        else:
+            beside.append(index)
+    wait_for_all(launch, beside)
+    dist.destroy_process_group()
+
+
+def serve(launch: Launch, index: int, item: Item) -> None:
+    """Measure `item` together with its other nodes; the first of them, or one that fails, writes the record."""
+    reset_peak(launch.device)
+    started_unix = time.time()
+    built, problem = prepare(launch, item)
+    try:
+        problem = agree(launch, index, item, problem)
+    except Exception as error:  # somebody died while building, or took longer than a collective may
+        abort(launch, index, item, error, started_unix)
+    build_s = time.time() - started_unix
+    values: dict[str, Any] = {}
+    if not problem:
+        try:
+            values, problem = measure(launch, item, built)
+            if "build_s" in values:
+                values["build_s"] += build_s
+        except Exception as error:
+            traceback.print_exc()
+            if launch.group(item) is not None:
+                abort(launch, index, item, error, started_unix)
+            problem = explain(error)
+    if launch.leads(item):
+        write_record(launch, item, started_unix, values, problem)
+        launch.store.set(f"item-{index}-done", "done")
+    if problem and not usable(launch.device):
+        leave(EXIT_ITEM_FAILED, f"{item.run_id} left {launch.layout.label(launch.rank)} unusable: {problem}")
+
+
+def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
+    """All that can go wrong without the other ranks; the reason if it did."""
+    try:
+        if item.kind not in ("train", "profile", "probe"):
+            raise ValueError(f"unknown kind of item {item.kind!r}; known: train, profile, probe")
+        if item.kind == "probe":
+            return None, ""
+        if item.kind == "profile" and item.used != [1]:
+            raise ValueError("a profile is of one device of one node")
+        if item.precision not in PRECISIONS:
+            raise ValueError(f"unknown precision {item.precision!r}; known: {', '.join(PRECISIONS)}")
+        strategy(item.strategy)
+        if item.kind == "train" and len(item.batches) != len(item.nodes):
+            raise ValueError(f"{len(item.batches)} batches for {len(item.nodes)} nodes")
+        workload = next((one for one in launch.plan.workloads if one.name == item.workload), None)
+        if workload is None:
+            raise WorkloadError(f"the plan names no workload {item.workload!r}")
+        built = build(launch.mailbox, workload, seed=item.seed, rank=launch.rank, device=launch.device)
+        try_once(built, item.batches[item.nodes.index(launch.node)] if item.kind == "train" else min(item.batches))
+        return built, ""
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        return None, explain(error)
+
+
+def agree(launch: Launch, index: int, item: Item, problem: str) -> str:
+    """The reasons of all ranks of the item, empty if every one of them is ready.
+
+    Raises RuntimeError if one of them is gone: a barrier notices that at once, a wait at the store would not.
+    """
+    launch.store.set(f"item-{index}-rank-{launch.rank}-built", problem)
+    group = launch.group(item)
+    if group is not None:
+        dist.barrier(group=group)
+    told = {rank: launch.store.get(f"item-{index}-rank-{rank}-built").decode() for rank in launch.layout.ranks(item)}
+    reasons = {reason: rank for rank, reason in reversed(told.items()) if reason}
+    by_rank = sorted(reasons.items(), key=lambda one: one[1])
+    return "; ".join(f"{launch.layout.label(rank)}: {reason}" for reason, rank in by_rank)
+
+
+def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[dict[str, Any], str]:
+    """The item's values, and the reason where there are none."""
+    group, patience = launch.group(item), launch.patience
+    patience.reset()
+    if built is None:
+        values, problem = probe(item, group, launch.device, patience)
+    elif item.kind == "profile":
+        values, problem = profile(item, built, launch.alone, patience)
+    else:
+        values, problem = train(item, built, group, patience, place=item.nodes.index(launch.node))
+    return values | {"taken_share": patience.taken_share}, problem
+
+
+def abort(launch: Launch, index: int, item: Item, error: Exception, started_unix: float) -> NoReturn:
+    """End the launch. A fault of the item's own is recorded; a lost peer is not, for the controller knows why.
+
+    Nor is a fault that nobody can be told of: with the launch's store gone, it may well be the store's.
+    """
+    code, told = EXIT_LOST_PEER, f"{launch.layout.label(launch.rank)}: {explain(error)}"
+    try:
+        if not lost_peer(error):
+            code = EXIT_ITEM_FAILED
+            launch.store.set(f"item-{index}-rank-{launch.rank}-error", explain(error))
+            if not launch.leads(item) and not record_path(launch, item).exists():
+                # torchrun may end the item's first rank, where it is a neighbour, before that has heard of it
+                write_record(launch, item, started_unix, {}, told)
+        if launch.leads(item):
+            reasons = collect_errors(launch, index, item)
+            if reasons:
+                code, told = EXIT_ITEM_FAILED, reasons
+                write_record(launch, item, started_unix, {}, reasons)
+            launch.store.set(f"item-{index}-done", "abort")
+    except dist.DistError:
+        code = EXIT_LOST_PEER  # the store went with node 0
+    leave(code, f"{item.run_id} ended on {told}")
+
+
+def collect_errors(launch: Launch, index: int, item: Item) -> str:
+    """What the ranks said went wrong, waiting a moment for those whose word is still under way."""
+    keys = {rank: f"item-{index}-rank-{rank}-error" for rank in launch.layout.ranks(item)}
+    until = time.monotonic() + 2.0
+    while True:
+        said = [rank for rank, key in keys.items() if launch.store.check([key])]
+        if said or time.monotonic() > until:
+            return "; ".join(f"{launch.layout.label(rank)}: {launch.store.get(keys[rank]).decode()}" for rank in said)
+        time.sleep(0.1)
+
+
+def write_record(launch: Launch, item: Item, started_unix: float, values: dict[str, Any], problem: str) -> None:
+    """Put the item's record into the mailbox."""
+    digests = {one.name: one.digest for one in launch.plan.workloads}
+    record = Record(
+        run_id=item.run_id,
+        lease_id=launch.plan.lease_id,
+        attempt=launch.plan.attempt,
+        kind=item.kind,
+        status="failed" if problem else "measured",
+        reason=problem,
+        item=asdict(item),
+        workload_digest=digests.get(item.workload, ""),
+        started_unix=started_unix,
+        ended_unix=time.time(),
+        fingerprint=fingerprint(),
+        torch_version=version("torch"),
+        values={} if problem else values,
+        devices=launch.used(item),
+    )
+    report(launch, record_path(launch, item), asdict(record))
+
+
+def record_path(launch: Launch, item: Item) -> Path:
+    """Where this node puts the item's record."""
+    return launch.own / "records" / f"{item.run_id}.json"
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether `error` is the loss of a connection rather than a fault of the workload."""
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and bool(_PEER_LOST.search(str(error)))
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Machines of EC2: offers, leases, launches, mailboxes in S3."""

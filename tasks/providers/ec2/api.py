@@ -1,0 +1,396 @@
+"""The one file that speaks to AWS: prices, machines and the mailbox's files. Each call names its action as IAM does.
+
+Every call goes through `Ec2Api.ask` and is answered in plain dicts; all raise AwsRefused with the fix. boto3 is
+imported at the first question, so that a command that asks none starts quickly. Every wait is bounded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from tasks.providers.ec2.errors import AwsRefused, explained, refused
+from tasks.providers.ec2.prices import zone_scores
+
+Clients = Callable[[str, str], Any]  # (service, region) -> a boto3 client
+Answer = dict[str, Any]
+
+PRICE_LIST_REGION = "us-east-1"  # the Price List API answers for every region from here
+ADVISOR = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
+CONNECT_S, READ_S, ATTEMPTS, METADATA_S = 5, 30, 4, 1
+_ATONCE = 100  # types named in one question
+_SERVICES = {"servicequotas": "service-quotas"}  # where boto3 spells a service otherwise than IAM does
+_METHODS = {  # and an action
+    "s3:ListBucket": "list_objects_v2",
+    "s3:GetBucketPublicAccessBlock": "get_public_access_block",
+    "s3:GetLifecycleConfiguration": "get_bucket_lifecycle_configuration",
+}
+# Linux on shared hardware, nothing pre-installed, paid by the hour as it is used: what RunInstances buys.
+_ON_DEMAND = {
+    "operatingSystem": "Linux",
+    "tenancy": "Shared",
+    "preInstalledSw": "NA",
+    "capacitystatus": "Used",
+    "marketoption": "OnDemand",
+}
+
+
+def has_credentials() -> bool:
+    """Whether any credentials can be found; on a machine of EC2 the metadata service is asked, for a second at most.
+
+    Raises ProviderError where AWS_PROFILE names none.
+    """
+    return _session().get_credentials() is not None
+
+
+def boto_clients() -> Clients:
+    """Clients of the ordinary credentials; AWS_PROFILE and AWS_ENDPOINT_URL count."""
+    session = _session()
+
+    def client(service: str, region: str) -> Any:
+        from botocore.config import Config
+
+        retries = {"mode": "standard", "total_max_attempts": ATTEMPTS}
+        config = Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries=retries)
+        return session.client(service, region_name=region, config=config)
+
+    return client
+
+
+def _session() -> Any:
+    import boto3
+    from botocore.session import Session
+
+    with asking("the credentials", "any region"):
+        plain = Session()
+        plain.set_config_variable("metadata_service_timeout", METADATA_S)
+        plain.set_config_variable("metadata_service_num_attempts", 1)
+        return boto3.Session(botocore_session=plain)
+
+
+@contextmanager
+def asking(action: str, region: str) -> Iterator[None]:
+    """Whatever botocore raises comes out as a ProviderError that names the fix."""
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
+
+    try:
+        yield
+    except (BotoCoreError, ClientError, ResponseParserError) as error:
+        raise explained(error, action=action, region=region) from None
+
+
+class Ec2Api:
+    """Questions to EC2 and its price list through `clients`. All raise ProviderError with the fix."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients, self._made, self._lock = clients, dict[tuple[str, str], Any](), threading.Lock()
+
+    def type_names(self, region: str) -> list[str]:
+        """Instance types that the region offers."""
+        pages = self.ask_pages("ec2:DescribeInstanceTypeOfferings", region, MaxResults=1000, LocationType="region")
+        return [str(one["InstanceType"]) for page in pages for one in page["InstanceTypeOfferings"]]
+
+    def instance_types(self, region: str, names: Sequence[str]) -> list[Answer]:
+        """Descriptions of `names`, which the region must offer, as DescribeInstanceTypes gives them."""
+        found: list[Answer] = []
+        for first in range(0, len(names), _ATONCE):
+            some = list(names[first : first + _ATONCE])
+            for page in self.ask_pages("ec2:DescribeInstanceTypes", region, InstanceTypes=some):
+                found += page["InstanceTypes"]
+        return found
+
+    def price_list(self, region: str) -> Iterator[Answer]:
+        """Products of the Price List API for on-demand Linux in `region`."""
+        wanted = _ON_DEMAND | {"regionCode": region}
+        filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
+        for page in self.ask_pages("pricing:GetProducts", PRICE_LIST_REGION, ServiceCode="AmazonEC2",
+                                   Filters=filters, FormatVersion="aws_v1", MaxResults=100):  # fmt: skip
+            yield from (json.loads(product) for product in page["PriceList"])
+
+    def spot_prices(self, region: str, at: datetime) -> Iterator[Answer]:
+        """Rows of DescribeSpotPriceHistory in force at `at`, of every type and zone of the region."""
+        for page in self.ask_pages("ec2:DescribeSpotPriceHistory", region, StartTime=at,
+                                   ProductDescriptions=["Linux/UNIX"], MaxResults=1000):  # fmt: skip
+            yield from page["SpotPriceHistory"]
+
+    def ask(self, action: str, region: str, **words: Any) -> Answer:
+        """One call of `action`, spelt as in an IAM policy ("ec2:RunInstances")."""
+        service, _, name = action.partition(":")
+        client = self._client(_SERVICES.get(service, service), region)
+        method = _METHODS.get(action) or re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+        with asking(action, region):
+            answer: Answer = getattr(client, method)(**words)
+            return answer
+
+    def ask_pages(self, action: str, region: str, **words: Any) -> Iterator[Answer]:
+        """As `ask`, answer after answer until no token for a next one comes (absent or empty)."""
+        token = ""
+        while True:
+            page = self.ask(action, region, **words, **({"NextToken": token} if token else {}))
+            yield page
+            token = str(page.get("NextToken") or "")
+            if not token:
+                return
+
+    def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
+        """Spot placement score by zone of a request for `count` machines of any of `names`."""
+        rows: list[Answer] = []
+        wanted = {"InstanceTypes": list(names), "TargetCapacity": count, "SingleAvailabilityZone": True}
+        for page in self.ask_pages("ec2:GetSpotPlacementScores", region, **wanted, RegionNames=[region]):
+            rows += page["SpotPlacementScores"]
+        return zone_scores(rows, self.ask("ec2:DescribeAvailabilityZones", region)["AvailabilityZones"])
+
+    def bucket_region(self, region: str, bucket: str) -> str:
+        """Where the bucket is. Refused with NoSuchBucket where there is none of that name."""
+        stated = self.ask("s3:GetBucketLocation", region, Bucket=bucket).get("LocationConstraint")
+        return {None: "us-east-1", "": "us-east-1", "EU": "eu-west-1"}.get(stated, str(stated))
+
+    def _client(self, service: str, region: str) -> Any:
+        with self._lock:  # a session makes clients one at a time, and each takes half a second
+            if (service, region) not in self._made:
+                with asking(f"{service} (the client)", region):
+                    self._made[service, region] = self._clients(service, region)
+            return self._made[service, region]
+
+
+def spot_advisor() -> Answer:
+    """Spot Advisor's public file; empty where it cannot be had (or AWS is emulated): its figures are a prior only."""
+    if any(name.startswith("AWS_ENDPOINT_URL") for name in os.environ):
+        return {}
+    try:
+        with urllib.request.urlopen(ADVISOR, timeout=10) as answer:
+            body = json.load(answer)
+    except (OSError, ValueError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+ALIVE = ("pending", "running", "stopping", "stopped")  # what may cost money, or come back to do so
+
+
+class MachinesApi(Ec2Api):
+    """Questions about prices, and orders of machines."""
+
+    def run_instances(self, region: str, request: Answer) -> list[Answer]:
+        """The instances, of this request or of an earlier one with the same token."""
+        return list(self.ask("ec2:RunInstances", region, **request)["Instances"])
+
+    def create_launch_template(self, region: str, request: Answer) -> None:
+        """Again is no error."""
+        with _allowing("there"):
+            self.ask("ec2:CreateLaunchTemplate", region, **request)
+
+    def create_fleet(self, region: str, request: Answer) -> Answer:
+        """The answer: `FleetId`, `Instances` and `Errors`."""
+        return self.ask("ec2:CreateFleet", region, **request)
+
+    def create_placement_group(self, region: str, request: Answer) -> None:
+        """Again is no error."""
+        with _allowing("there"):
+            self.ask("ec2:CreatePlacementGroup", region, **request)
+
+    def security_group(self, region: str, create: Answer, rules: dict[str, list[Answer]]) -> str:
+        """The id of the group, made or found by its name, with `rules` (see `requests.rules`) and no others."""
+        try:
+            group = str(self.ask("ec2:CreateSecurityGroup", region, **create)["GroupId"])
+        except AwsRefused as error:
+            if error.kind != "there":
+                raise
+            filters = [_filter("group-name", create["GroupName"]), _filter("vpc-id", create["VpcId"])]
+            found = self.ask("ec2:DescribeSecurityGroups", region, Filters=filters)["SecurityGroups"]
+            if not found:  # there, and not shown yet
+                raise refused("InvalidGroup.NotFound", action="ec2:DescribeSecurityGroups", region=region) from None
+            group = str(found[0]["GroupId"])
+        for rule in rules["ingress"]:
+            with _allowing("there"):
+                self.ask("ec2:AuthorizeSecurityGroupIngress", region, GroupId=group, IpPermissions=[_to(rule, group)])
+        for rule in rules["egress"]:
+            with _allowing("there"):
+                self.ask("ec2:AuthorizeSecurityGroupEgress", region, GroupId=group, IpPermissions=[_to(rule, group)])
+        try:  # every new group lets everything out
+            self.ask("ec2:RevokeSecurityGroupEgress", region, GroupId=group, IpPermissions=rules["revoked"])
+        except AwsRefused as error:
+            if error.code != "InvalidPermission.NotFound":  # a group that is not found yet would go on doing so
+                raise
+        return group
+
+    def instances(
+        self, region: str, *, ids: Sequence[str] = (), tags: dict[str, str] | None = None, states: Sequence[str] = ()
+    ) -> list[Answer]:
+        """By id, or by tags and states. Ids that EC2 no longer knows are left out, as machines long gone are."""
+        filters = [_filter(f"tag:{name}", value) for name, value in (tags or {}).items()]
+        filters += [_filter("instance-state-name", *states)] if states else []
+        filters += [_filter("instance-id", *ids)] if ids else []
+        pages = self.ask_pages("ec2:DescribeInstances", region, Filters=filters)
+        return [one for page in pages for group in page["Reservations"] for one in group["Instances"]]
+
+    def terminate(self, region: str, ids: Iterable[str]) -> set[str]:
+        """All of them; returns those that EC2 does not know: long gone, or so new that it does not show them yet.
+
+        One that it does not know makes it refuse the others too: then they are asked for one by one.
+        """
+        wanted = sorted(set(ids))
+        if not wanted:
+            return set()
+        try:
+            self.ask("ec2:TerminateInstances", region, InstanceIds=wanted)
+        except AwsRefused as error:
+            if error.kind != "gone":
+                raise
+            if len(wanted) == 1:
+                return {*wanted}
+            return set().union(*(self.terminate(region, [one]) for one in wanted))
+        return set()
+
+    def zones_offering(self, region: str, name: str) -> set[str]:
+        """Zones of the region that have instance type `name`."""
+        pages = self.ask_pages("ec2:DescribeInstanceTypeOfferings", region, LocationType="availability-zone",
+                               Filters=[_filter("instance-type", name)])  # fmt: skip
+        return {str(one["Location"]) for page in pages for one in page["InstanceTypeOfferings"]}
+
+    def image(self, region: str, parameter: str) -> Answer:
+        """The machine image that the public parameter names now, as DescribeImages gives it."""
+        found = self.ask("ssm:GetParameter", region, Name=parameter)["Parameter"]["Value"]
+        images = self.ask("ec2:DescribeImages", region, ImageIds=[str(found)])["Images"]
+        if not images or images[0].get("State", "available") != "available":
+            raise refused("InvalidAMIID.NotFound", action="ec2:DescribeImages", region=region)
+        return dict(images[0])
+
+    def role_id(self, region: str, instance_profile: str) -> str:
+        """The id of the role in `instance_profile`: the first half of what its machines call themselves."""
+        profile = self.ask("iam:GetInstanceProfile", region, InstanceProfileName=instance_profile)["InstanceProfile"]
+        return str(profile["Roles"][0]["RoleId"])
+
+    def quota(self, region: str, code: str) -> tuple[str, float]:
+        """Name and value of a quota of EC2."""
+        words = {"ServiceCode": "ec2", "QuotaCode": code}
+        found = self.ask("servicequotas:GetServiceQuota", region, **words)["Quota"]
+        return str(found["QuotaName"]), float(found["Value"])
+
+    def spot_prices_of(self, region: str, names: Sequence[str], at: datetime) -> list[Answer]:
+        """As `spot_prices`, for some types."""
+        pages = self.ask_pages("ec2:DescribeSpotPriceHistory", region, StartTime=at, InstanceTypes=list(names),
+                               ProductDescriptions=["Linux/UNIX"])  # fmt: skip
+        return [row for page in pages for row in page["SpotPriceHistory"]]
+
+    def leftovers(self, region: str, deployment: str) -> dict[str, list[Answer]]:
+        """Groups and templates with our tag, by kind: they cost nothing, and fill up quotas."""
+        filters = [_filter("tag:srift:deployment", deployment)]
+        templates = self.ask_pages("ec2:DescribeLaunchTemplates", region, Filters=filters)
+        groups = self.ask_pages("ec2:DescribeSecurityGroups", region, Filters=filters)
+        return {
+            "template": [one for page in templates for one in page["LaunchTemplates"]],
+            "placement": self.ask("ec2:DescribePlacementGroups", region, Filters=filters)["PlacementGroups"],
+            "security": [one for page in groups for one in page["SecurityGroups"]],
+        }
+
+    def delete_launch_template(self, region: str, name: str) -> None:
+        """One that is gone is no error."""
+        with _allowing("gone"):
+            self.ask("ec2:DeleteLaunchTemplate", region, LaunchTemplateName=name)
+
+    def delete_placement_group(self, region: str, name: str) -> None:
+        """One that is gone is no error, nor is one in use: its machines take minutes to leave it."""
+        with _allowing("gone", "busy"):
+            self.ask("ec2:DeletePlacementGroup", region, GroupName=name)
+
+    def delete_security_group(self, region: str, group: str) -> None:
+        """As `delete_placement_group`."""
+        with _allowing("gone", "busy"):
+            self.ask("ec2:DeleteSecurityGroup", region, GroupId=group)
+
+
+@contextmanager
+def _allowing(*kinds: str) -> Iterator[None]:
+    """Pass over refusals of some kinds."""
+    try:
+        yield
+    except AwsRefused as error:
+        if error.kind not in kinds:
+            raise
+
+
+def _filter(name: str, *values: str) -> Answer:
+    return {"Name": name, "Values": list(values)}
+
+
+def _to(rule: Answer, group: str) -> Answer:
+    """A rule about the cluster itself names the group, which has an id only now."""
+    return rule if "IpRanges" in rule else rule | {"UserIdGroupPairs": [{"GroupId": group}]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """One object as a listing tells of it. `version` changes whenever it is written anew."""
+
+    key: str
+    version: str
+    size: int
+
+
+class Store:
+    """One bucket. `region` is where it is asked for at first, and after a listing where it really lies."""
+
+    def __init__(self, api: Ec2Api, region: str, bucket: str) -> None:
+        self._api, self.region, self.bucket = api, region, bucket
+
+    def listed(self, prefix: str) -> tuple[list[Stored], float]:
+        """Every object below `prefix`, and the store's clock when the listing began, in unix seconds."""
+        found: list[Stored] = []
+        token, began = "", float("nan")
+        while True:
+            more = {"ContinuationToken": token} if token else {}
+            answer = self._api.ask("s3:ListBucket", self.region, Bucket=self.bucket, Prefix=prefix, **more)
+            began = began if began == began else _date(answer)
+            self.region = str(_headers(answer).get("x-amz-bucket-region") or self.region)
+            found += [_stored(one) for one in answer.get("Contents", ())]
+            token = str(answer.get("NextContinuationToken") or "")
+            if not token:
+                return found, began
+
+    def get(self, key: str, most_bytes: int) -> tuple[bytes, float]:
+        """The whole object, and when it was written (unix, the store's clock). One that is too large comes empty."""
+        action = "s3:GetObject"
+        answer = self._api.ask(action, self.region, Bucket=self.bucket, Key=key)
+        size = int(answer["ContentLength"])
+        with asking(action, self.region):
+            content: bytes = answer["Body"].read() if size <= most_bytes else b""
+        if len(content) != size and size <= most_bytes:
+            raise refused("IncompleteReadError", action=action, region=self.region)
+        return content, _unix(answer["LastModified"])
+
+    def put(self, key: str, content: bytes) -> None:
+        """Written whole or not at all."""
+        self._api.ask("s3:PutObject", self.region, Bucket=self.bucket, Key=key, Body=content)
+
+
+def _stored(one: Answer) -> Stored:
+    version = f"{one.get('ETag', '')} {_unix(one['LastModified']):.3f}"
+    return Stored(key=str(one["Key"]), version=version, size=int(one["Size"]))
+
+
+def _date(answer: Answer) -> float:
+    """The Date header; NaN where there is none."""
+    text = _headers(answer).get("date")
+    try:
+        return parsedate_to_datetime(str(text)).timestamp()
+    except (TypeError, ValueError):
+        return float("nan")
+
+
+def _headers(answer: Answer) -> Answer:
+    return dict(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}))
+
+
+def _unix(moment: datetime) -> float:
+    return moment.timestamp()

@@ -1,0 +1,184 @@
+"""One acquired cluster of EC2: what AWS and the machines' own notices say of each, what it costs, and replacements."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from models.domain.cluster import Cluster
+from tasks.providers.base import NodeState, ProviderError, json_of_node
+from tasks.providers.ec2.api import ALIVE, Answer, MachinesApi
+from tasks.providers.ec2.capacity_ladder import Rung
+from tasks.providers.ec2.launch import Launcher
+from tasks.providers.ec2.leases import Ec2Lease, Machine, Refusal
+from tasks.providers.ec2.mailbox_s3 import Mirror, Place
+from tasks.providers.ec2.termination import Clock
+
+LOOK_EVERY_S = 5.0
+READY_WITHIN_S = 600.0
+NOTICE_S = 120.0  # from an interruption notice to the machine's end, as AWS says
+_INTERRUPTED = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
+_REASONS = {
+    "Server.SpotInstanceTermination": "taken back by the spot market",
+    "Server.SpotInstanceShutdown": "taken back by the spot market",
+    "Client.InstanceInitiatedShutdown": "it shut itself down, as at its deadline or when its agent cannot start",
+    "Client.UserInitiatedShutdown": "somebody terminated it: the reaper, or a person",
+    "Server.ScheduledStop": "AWS retired the hardware below it",
+    "Server.InternalError": "the hardware below it failed",
+}
+
+
+class Ec2Cluster:
+    """A RunningCluster. Safe to ask from several threads. `refusals` are the rungs that were not to be had before."""
+
+    ready_within_s = READY_WITHIN_S
+
+    def __init__(
+        self, api: MachinesApi, clock: Clock, launcher: Launcher, rung: Rung, mailbox: Path, mirror: Mirror
+    ) -> None:
+        self._api, self._clock, self._launcher, self._rung = api, clock, launcher, rung
+        self.lease_id, self.mailbox = launcher.lease.lease_id, mailbox
+        self.cluster: Cluster = rung.cluster
+        self.addresses = [one.address for one in launcher.lease.current]
+        self.mirror = mirror
+        self._lock = threading.RLock()
+        self._seen: dict[str, Answer] = {}
+        self._looked_at: datetime | None = None
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """Also those of replacements."""
+        return self._launcher.lease.refusals
+
+    @property
+    def image_id(self) -> str:
+        """Of every machine."""
+        return self._launcher.lease.image_id
+
+    def settle(self) -> None:
+        """A machine of EC2 is what it is."""
+
+    def unsettle(self) -> None:
+        """Nothing was put in force."""
+
+    def nodes(self) -> Sequence[NodeState]:
+        """State of each machine, in rank order; what AWS says is some seconds old at most, unless AWS is silent."""
+        with self._lock:
+            if self._looked_at is None or (self._clock.now() - self._looked_at).total_seconds() >= LOOK_EVERY_S:
+                self._look()
+            return [self._state(one) for one in self._launcher.lease.current]
+
+    def now_unix(self) -> float:
+        """The store's clock when all that the nodes had said was last heard."""
+        return self.mirror.now_unix
+
+    def usd_so_far(self) -> float | None:
+        """Dollars of every machine of the lease, from its launch on, also of rungs that came to nothing."""
+        with self._lock:
+            return self._launcher.lease.usd_until(self._clock.now())
+
+    def replace(self, node: int) -> bool:
+        """Another machine of the same type, market and zone; in its folder records and logs stay."""
+        with self._lock:
+            self.mirror.sync()
+            try:
+                if not self._launcher.another(self._rung, node):
+                    return False
+            except ProviderError:
+                return False
+            self.addresses[node] = next(one.address for one in self._launcher.lease.current if one.rank == node)
+            self._looked_at = None
+            self.mirror.place(places_of(self._launcher.lease))
+            for file in (self.mailbox / f"node-{node}").glob("*.json"):
+                file.unlink(missing_ok=True)
+            self.mirror.sync()
+            return True
+
+    def all_down(self) -> bool:
+        """Whether no machine runs any more, asked anew; False where AWS does not answer."""
+        with self._lock:
+            if not self._look():
+                return False
+            return not any(_alive(self._seen.get(one.instance_id)) for one in self._launcher.lease.current)
+
+    def _look(self) -> bool:
+        ids = [one.instance_id for one in self._launcher.lease.current]
+        self._looked_at = self._clock.now()
+        try:
+            found = self._api.instances(self._launcher.lease.region, ids=ids)
+        except ProviderError:
+            return False  # that AWS does not answer is no loss of a machine
+        seen = {str(one["InstanceId"]): one for one in found}
+        # one that EC2 knew and knows no more is long gone; one it has never shown may only just have been made
+        self._seen |= {name: {} for name in ids if name not in seen and name in self._seen}
+        self._seen |= seen
+        self._note_ends()
+        return True
+
+    def _note_ends(self) -> None:
+        """A machine costs nothing once it is gone: its end is when that was seen."""
+        lease = self._launcher.lease
+        gone = [one for one in lease.current if not one.ended_at and not _alive(self._seen.get(one.instance_id))]
+        if not gone:
+            return
+        with suppress(OSError):  # a full disk: it is counted a little longer
+            self._launcher.keep(lease.with_machines(*(replace(one, ended_at=self._clock.now()) for one in gone)))
+
+    def _state(self, machine: Machine) -> NodeState:
+        told, notice = self._seen.get(machine.instance_id), self._notice(machine)
+        if _alive(told):
+            return NodeState(alive=True, leaving_s=self._leaving_s(notice), notice=str(notice.get("kind", "")))
+        code = str((told or {}).get("StateReason", {}).get("Code", ""))
+        interrupted = code in _INTERRUPTED or notice.get("kind") == "interruption"
+        why = _REASONS.get(code if code in _INTERRUPTED or not interrupted else _INTERRUPTED[0])
+        what = f"{machine.instance_id} ({machine.instance_type}, {machine.market} in {machine.zone})"
+        gone = f"it is gone ({code or 'EC2 does not say why'})"
+        reason = f"{what}: {why or gone}"
+        return NodeState(alive=False, interrupted=interrupted, reason=reason)
+
+    def _notice(self, machine: Machine) -> dict[str, Any]:
+        """What the machine has read in its metadata; empty where nothing. A node's word: anything may stand there."""
+        file = self.mailbox / f"node-{machine.rank}" / "notice.json"
+        try:
+            body = json_of_node(file.read_text())
+            moment = file.stat().st_mtime
+        except (OSError, ValueError):
+            return {}
+        known = isinstance(body, dict) and body.get("kind") in ("interruption", "rebalance")
+        return body | {"heard_unix": moment} if known else {}
+
+    def _leaving_s(self, notice: dict[str, Any]) -> float | None:
+        """Seconds until an interruption, by the store's clock; None where no end was announced."""
+        if notice.get("kind") != "interruption":
+            return None
+        at = _unix(str(notice.get("at", "")))
+        most = float(notice["heard_unix"]) + NOTICE_S
+        return max(0.0, min(most if at is None else at, most) - self.now_unix())
+
+
+def places_of(lease: Ec2Lease) -> dict[str, Place]:
+    """Every machine of the lease that had a rank, by what it calls itself in the store."""
+    nodes = len(lease.current)
+    return {
+        userid: Place(rank=one.rank, nodes=nodes, current=one.current)
+        for userid, one in lease.userids.items()
+        if one.rank >= 0
+    }
+
+
+def _alive(told: Answer | None) -> bool:
+    """What EC2 has not shown yet was launched a moment ago."""
+    return told is None or told.get("State", {}).get("Name") in ALIVE
+
+
+def _unix(text: str) -> float | None:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

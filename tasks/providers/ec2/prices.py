@@ -1,0 +1,212 @@
+"""Prices as AWS tells them, spot placement scores, and what a machine costs with its volume, address and requests.
+
+Pure. A price of 0 or none is unknown, never free. Prices of volumes, addresses and requests are AWS's public list
+prices as known in November 2025, not asked for: the table expects a region's own, the caps count the dearest region's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import Any
+
+from models.domain.cluster import ANY_ZONE, InstanceType, Offer, bucket_hazard
+from tasks.providers.base import ProviderError
+from tasks.providers.ec2.settings import Ec2
+
+Answer = Mapping[str, Any]
+ByType = Mapping[str, float]
+
+
+def advised_buckets(advisor: Answer, region: str) -> dict[str, int]:
+    """Bucket by instance type in Spot Advisor's file, Linux; empty where it does not say."""
+    rows = advisor.get("spot_advisor", {}).get(region, {}).get("Linux", {})
+    return {str(name): int(row["r"]) for name, row in rows.items() if "r" in row}
+
+
+def _advised_by(buckets: Mapping[str, int], name: str, read_at: datetime) -> str:
+    if name in buckets:
+        return f"Spot Advisor, read {read_at:%Y-%m-%d}"
+    why = "does not list it" if buckets else "could not be read"
+    return f"a prior: as Spot Advisor's worst range, since it {why} ({read_at:%Y-%m-%d})"
+
+
+def known_price(value: object) -> float | None:
+    """Dollars, or None for nothing, zero, less than zero and text that is no number."""
+    try:
+        usd = float(str(value))
+    except ValueError:
+        return None
+    return usd if math.isfinite(usd) and usd > 0 else None
+
+
+def on_demand_prices(products: Iterable[Answer]) -> dict[str, float]:
+    """Dollars an hour by instance type from products of the Price List API. Unknown ones are absent.
+
+    Only terms by the hour count. Several prices of one type are not expected; the highest is kept: a budget holds.
+    """
+    prices: dict[str, float] = {}
+    for product in products:
+        name = product.get("product", {}).get("attributes", {}).get("instanceType")
+        for term in product.get("terms", {}).get("OnDemand", {}).values():
+            for dimension in term.get("priceDimensions", {}).values():
+                usd = known_price(dimension.get("pricePerUnit", {}).get("USD"))
+                if name and usd is not None and dimension.get("unit") == "Hrs":
+                    prices[str(name)] = max(usd, prices.get(str(name), 0.0))
+    return prices
+
+
+def newest_spot_prices(rows: Iterable[Answer]) -> dict[tuple[str, str], float | None]:
+    """Dollars an hour by (instance type, zone): the newest row of each. None where that one tells no price."""
+    newest: dict[tuple[str, str], tuple[datetime, float | None]] = {}
+    for row in rows:
+        key = (str(row["InstanceType"]), str(row["AvailabilityZone"]))
+        when: datetime = row["Timestamp"]
+        if key not in newest or when > newest[key][0]:
+            newest[key] = (when, known_price(row.get("SpotPrice")))
+    return {key: usd for key, (_, usd) in newest.items()}
+
+
+def on_demand_offers(
+    types: Iterable[InstanceType], prices: ByType, *, region: str, price_as_of: datetime
+) -> list[Offer]:
+    """One offer a type of `types`, with its price or none."""
+    return [
+        Offer(
+            instance_type=one,
+            market="on-demand",
+            zone=ANY_ZONE,
+            region=region,
+            usd_per_hour=prices.get(one.name),
+            interruptions_per_hour=0.0,
+            price_as_of=price_as_of,
+        )
+        for one in types
+    ]
+
+
+def spot_offers(
+    types: Sequence[InstanceType],
+    prices: Mapping[tuple[str, str], float | None],
+    buckets: Mapping[str, int],
+    *,
+    region: str,
+    price_as_of: datetime,
+) -> list[Offer]:
+    """One offer a type and zone that has a spot market; a zone without a row has none."""
+    known = {one.name: one for one in types}
+    return [
+        Offer(
+            instance_type=known[name],
+            market="spot",
+            zone=zone,
+            region=region,
+            usd_per_hour=usd,
+            interruptions_per_hour=bucket_hazard(buckets.get(name)),
+            price_as_of=price_as_of,
+            interruption_source=_advised_by(buckets, name, price_as_of),
+        )
+        for (name, zone), usd in sorted(prices.items())
+        if name in known
+    ]
+
+
+def zone_scores(answers: Iterable[Answer], zones: Iterable[Answer]) -> dict[str, int]:
+    """Score by zone name, from GetSpotPlacementScores' rows and DescribeAvailabilityZones' (which name their ids)."""
+    names = {str(one["ZoneId"]): str(one["ZoneName"]) for one in zones if "ZoneId" in one}
+    return {
+        names[str(row["AvailabilityZoneId"])]: int(row["Score"])
+        for row in answers
+        if str(row.get("AvailabilityZoneId")) in names and "Score" in row
+    }
+
+
+def scores_or_why(ask: Callable[[], dict[str, int]]) -> tuple[dict[str, int], str]:
+    """What `ask` is told, or no scores and a sentence that says why not: many may launch who may not ask for these."""
+    try:
+        return ask(), ""
+    except ProviderError as error:
+        return {}, f"zones of equal price come by name, since spot placement scores were not told: {error}"
+
+
+HOURS_A_MONTH = 730.0  # as AWS counts the month of a volume
+# gp3, dollars a GiB and month (https://aws.amazon.com/ebs/pricing/); any other region is taken to be the dearest, Sao
+# Paulo. IOPS and throughput are the free ones.
+GP3_USD_PER_GIB_MONTH = {
+    "us-east-1": 0.08,
+    "us-east-2": 0.08,
+    "us-west-2": 0.08,
+    "eu-west-1": 0.088,
+    "eu-central-1": 0.0952,
+    "ap-northeast-1": 0.096,
+    "ap-southeast-2": 0.096,
+}
+WORST_GP3_USD_PER_GIB_MONTH = 0.152
+ADDRESS_USD_PER_HOUR = 0.005  # a public IPv4 address in use, alike everywhere (https://aws.amazon.com/vpc/pricing/)
+# S3 Standard, dollars a request (https://aws.amazon.com/s3/pricing/): us-east-1, and the dearest region.
+PUT_USD, GET_USD = 0.005 / 1000, 0.0004 / 1000  # a LIST is priced as a PUT
+WORST_PUT_USD, WORST_GET_USD = 0.007 / 1000, 0.00056 / 1000
+# Requests an hour of one machine at work and its controller, by how often each asks while nothing changes
+# (mailbox_s3.py, node/on_ec2/sync.py): PUTs are its heartbeats, its log, a few records and the
+# controller's LISTs, which several machines of a lease share; GETs are the controller's of what was put, and the
+# machine's of the manifest.
+PUTS_PER_HOUR = 720.0 + 360.0 + 60.0 + 720.0
+GETS_PER_HOUR = 720.0 + 360.0 + 60.0 + 720.0
+# The most: something changes all the time, so that everybody asks every second, and the machine uploads as much as it
+# may: heartbeats, and of all else, records too, UPLOADS_PER_HOUR and UPLOADS_AT_ONCE of node/on_ec2/sync.py; the caps
+# count twenty minutes of a machine at least (`caps.late_s`), so that the latter come three times in an hour.
+MOST_UPLOADS_PER_HOUR = 720.0 + 1800.0 + 3 * 150.0
+MOST_PUTS_PER_HOUR = MOST_UPLOADS_PER_HOUR + 3600.0
+MOST_GETS_PER_HOUR = MOST_UPLOADS_PER_HOUR + 3600.0
+
+REQUESTS_USD_PER_HOUR = PUTS_PER_HOUR * PUT_USD + GETS_PER_HOUR * GET_USD
+MOST_REQUESTS_USD_PER_HOUR = MOST_PUTS_PER_HOUR * WORST_PUT_USD + MOST_GETS_PER_HOUR * WORST_GET_USD
+
+
+def storage_usd_per_hour(region: str, gib: float) -> float:
+    """Of one machine's volume, as expected."""
+    return gib * GP3_USD_PER_GIB_MONTH.get(region, WORST_GP3_USD_PER_GIB_MONTH) / HOURS_A_MONTH
+
+
+def other_usd_per_hour(*, public: bool) -> float:
+    """Of one machine's requests, and of its address where it is in a public subnet, as expected."""
+    return REQUESTS_USD_PER_HOUR + (ADDRESS_USD_PER_HOUR if public else 0.0)
+
+
+def most_usd_per_hour_beside(gib: float) -> float:
+    """Of one machine's volume, address and requests in the dearest region: what a cap counts."""
+    return gib * WORST_GP3_USD_PER_GIB_MONTH / HOURS_A_MONTH + ADDRESS_USD_PER_HOUR + MOST_REQUESTS_USD_PER_HOUR
+
+
+def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
+    """`offers` at the prices that this account pays, with what is beside the machine. Again changes nothing."""
+    return [_billed(offer, terms) for offer in offers]
+
+
+def _billed(offer: Offer, terms: Ec2) -> Offer:
+    public = offer.public_usd_per_hour if offer.own_price else offer.usd_per_hour
+    usd, why = _own_price(offer, public, terms)
+    return replace(
+        offer,
+        usd_per_hour=usd,
+        public_usd_per_hour=public if why else None,
+        own_price=why,
+        storage_usd_per_hour=storage_usd_per_hour(offer.region, terms.volume_gib),
+        other_usd_per_hour=other_usd_per_hour(public=terms.subnets == "public"),
+    )
+
+
+def _own_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | None, str]:
+    """Dollars an hour, and why they are not the public ones; a fixed price comes before a discount."""
+    name, key = offer.instance_type.name, offer.market.replace("-", "_")
+    fixed = getattr(terms.prices.get(name), f"{key}_usd_per_hour", None)
+    if fixed is not None:
+        return float(fixed), f"own price of {name} {offer.market} ([ec2.prices])"
+    pattern = next((one for one in terms.discounts if fnmatchcase(name, one)), None)
+    part = float(getattr(terms.discounts[pattern], key)) if pattern is not None else 0.0
+    if public is None or not part:
+        return public, ""
+    return public * (1 - part), f"own discount of {part:.3g} on {name} {offer.market} ([ec2.discounts])"

@@ -1,0 +1,1 @@
+"""Machines of this computer: network namespaces with CPU shares."""

@@ -1,0 +1,182 @@
+"""What this machine can offer: which local types it can enforce, which clusters it can hold, and who holds it now.
+
+Never starts anything but the two probes, each once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cached_property
+from typing import Protocol
+
+from models.domain.cluster import Cluster, InstanceType, Offer
+from tasks.providers.base import NoCapacity
+from tasks.providers.local import cpu_shares as local_cpu
+from tasks.providers.local import network as local_hosts
+from tasks.providers.local.processes import hosts
+
+SPARE_CORES = 0.25  # left to the controller and the system, so that a measurement is never a fight for the processor
+_ZONE, _REGION = "local-a", "local"
+_MOST_HOSTS = 250  # addresses of one bridge
+
+
+class LocalInstance(Protocol):
+    """What `srift.toml` states of one local instance type."""
+
+    @property
+    def cores(self) -> float:
+        """CPU share of the machine's cores."""
+
+    @property
+    def memory_gib(self) -> float:
+        """Memory, GiB."""
+
+    @property
+    def bandwidth_gbps(self) -> float:
+        """Rate of its link each way, gigabit/s."""
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Price on demand (illustrative); None: unknown."""
+
+    @property
+    def spot_usd_per_hour(self) -> float | None:
+        """Price on the spot market (illustrative); None: unknown."""
+
+    @property
+    def spot_interruptions_per_hour(self) -> float:
+        """Mean revocations an hour of a spot host."""
+
+
+class LocalCatalogue:
+    """The local instance types of `srift.toml`, as far as this machine and this user allow."""
+
+    def __init__(self, instance_types: Mapping[str, LocalInstance]) -> None:
+        self._specs = dict(instance_types)
+
+    @cached_property
+    def isolation(self) -> local_hosts.Isolation:
+        """What separates hosts here; tried once."""
+        return local_hosts.detect()
+
+    @cached_property
+    def shares(self) -> local_cpu.CpuShares:
+        """How CPU shares are enforced here; tried once."""
+        return local_cpu.detect()
+
+    def instance_types(self) -> list[InstanceType]:
+        """Types whose share can be enforced and that this machine is large enough for."""
+        return [self._instance_type(name) for name in self._specs if not self._why_not(name)]
+
+    def offers(self, now: datetime) -> list[Offer]:
+        """Every type on demand and on the spot market, at the prices of `srift.toml`."""
+        return [
+            Offer(
+                instance_type=self._instance_type(name),
+                market=market,
+                zone=_ZONE,
+                region=_REGION,
+                usd_per_hour=spec.usd_per_hour if market == "on-demand" else spec.spot_usd_per_hour,
+                interruptions_per_hour=0.0 if market == "on-demand" else spec.spot_interruptions_per_hour,
+                price_as_of=now,
+                interruption_source="as srift.toml states" if market == "spot" else "",
+            )
+            for name, spec in self._specs.items()
+            if not self._why_not(name)
+            for market in ("on-demand", "spot")
+        ]
+
+    def limits(self) -> list[str]:
+        """What cannot be done here, why, and how to put it right."""
+        sentences: list[str] = []
+        if not self.isolation.namespaces:
+            sentences.append(
+                f"Only setups of one host are measured, on loopback: hosts cannot be given a network of their own here "
+                f"({self.isolation.why_not}). Run as root, or allow user namespaces (sysctl "
+                f"kernel.unprivileged_userns_clone=1 or kernel.apparmor_restrict_unprivileged_userns=0)."
+            )
+        absent: dict[str, list[str]] = {}
+        for name in self._specs:
+            if why := self._why_not(name):
+                absent.setdefault(why, []).append(name)
+        return sentences + [f"Not on offer: {', '.join(names)}. {why}" for why, names in absent.items()]
+
+    def fits(self, cluster: Cluster) -> str:
+        """Empty if idle hosts of this machine could be `cluster`, else why they never can."""
+        for offer in cluster.members:
+            name = offer.instance_type.name
+            if name not in self._specs:
+                return f"{name} is no local instance type; there are {', '.join(self._specs)}."
+            if why := self._why_not(name):
+                return f"{name} is not on offer: {why}"
+        count, cores = len(cluster.members), cores_of(cluster)
+        if not count:
+            return "A cluster needs at least one host."
+        if count > 1 and not self.isolation.namespaces:
+            return "Several hosts need a network of their own each, which cannot be had here; see `srift status`."
+        if count > _MOST_HOSTS:
+            return f"{count} hosts are more than the {_MOST_HOSTS} addresses of one link."
+        if cores > most_cores() + 1e-9:
+            return (
+                f"{cluster.name} takes {cores:g} cores, and {most_cores():g} of {_usable_cores():g} may be shared out."
+            )
+        return ""
+
+    def refuse_if_taken(self, wanted: float) -> None:
+        """Raise NoCapacity where the hosts alive on this machine, of any home or user, leave less than `wanted`."""
+        alive = hosts()
+        taken = sum(mark.cores for mark in alive)
+        if taken + wanted > most_cores() + 1e-9:
+            held = Counter(mark.lease_id for mark in alive)
+            by = ", ".join(f"{lease_id} ({count})" for lease_id, count in sorted(held.items()))
+            raise NoCapacity(
+                f"{wanted or taken:g} cores wanted, {most_cores():g} may be shared out; alive are the hosts of {by}. "
+                "What has no controller any more is ended by `srift reap`."
+            )
+        if wanted and alive and not self.isolation.namespaces:
+            raise NoCapacity("hosts without a network of their own run one at a time, and one is running")
+
+    def _instance_type(self, name: str) -> InstanceType:
+        spec = self._specs[name]
+        return InstanceType(
+            name=name,
+            provider="local",
+            devices=1,
+            device="cpu",
+            cores=spec.cores,
+            memory_gib=spec.memory_gib,
+            device_memory_gib=spec.memory_gib,
+            bandwidth_gbps=spec.bandwidth_gbps,
+        )
+
+    def _why_not(self, name: str) -> str:
+        cores = self._specs[name].cores
+        if not self.shares.enforces(cores):
+            return (
+                f"A share of part of a core cannot be enforced here ({self.shares.why_not}). Run as root, or where "
+                "the cpu controller is delegated to you (systemd-run --user --scope -p Delegate=yes)."
+            )
+        if cores > most_cores() + 1e-9:
+            return (
+                f"This machine shares out {most_cores():g} of the {_usable_cores():g} cores we may use. "
+                "Use a machine with more."
+            )
+        return ""
+
+
+def cores_of(cluster: Cluster) -> float:
+    """Cores that a cluster's hosts take together."""
+    return sum(offer.instance_type.cores for offer in cluster.members)
+
+
+def _usable_cores() -> float:
+    """Not the machine's: an affinity (taskset, a container's cpuset) or a quota on ourselves may leave us fewer."""
+    return min(len(os.sched_getaffinity(0)), local_cpu.quota_cores())
+
+
+def most_cores() -> float:
+    """Cores that hosts may share out on this machine."""
+    return _usable_cores() - SPARE_CORES

@@ -1,0 +1,233 @@
+"""One acquired local cluster: starting its hosts, watching and revoking them, and leaving nothing behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from subprocess import Popen
+
+from models.domain.cluster import Cluster
+from tasks.providers.base import NodeState, ProviderError
+from tasks.providers.local import cpu_shares as local_pinning
+from tasks.providers.local import network as local_hosts
+from tasks.providers.local.cpu_shares import CpuShares, members
+from tasks.providers.local.leases import LeaseStore, LocalLease
+from tasks.providers.local.network import Host, HostPlan, Isolation
+from tasks.providers.local.processes import HostMark, end, identify
+
+_LOG_TAIL = 300  # characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What every lease of one provider shares. `python` runs the agents, `node_package` is copied for them."""
+
+    store: LeaseStore
+    isolation: Isolation
+    shares: CpuShares
+    node_package: Path
+    python: str
+    environment: dict[str, str]
+
+
+class LocalCluster:
+    """A RunningCluster of local hosts. Safe to ask from several threads."""
+
+    ready_within_s = 60.0
+    image_id = ""
+
+    def __init__(self, around: Surroundings, cluster: Cluster, lease: LocalLease, seed: int) -> None:
+        self._around = around
+        self._lease = lease
+        self._directory = around.store.directory(lease.lease_id)
+        self.lease_id = lease.lease_id
+        self.cluster = cluster
+        self.mailbox = self._directory / "mailbox"
+        count = len(cluster.members)
+        self.addresses = [f"10.77.0.{i + 1}" for i in range(count)] if around.isolation.namespaces else ["127.0.0.1"]
+        self._switch: Popen[bytes] | None = None
+        self._hosts: list[Host] = []
+        self._revoked: dict[int, str] = {}
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._began = time.monotonic()
+        self._revocations = draw_revocations(cluster, seed)
+
+    def start(self) -> None:
+        """Start every host, join them and let their agents go. Raises ProviderError or OSError; then `release`."""
+        around, directory = self._around, self._directory
+        scratch = directory / "scratch"
+        scratch.mkdir()
+        self.mailbox.mkdir()
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(around.node_package, directory / "code" / "node", ignore=ignored)
+        environment = {**around.environment, "PYTHONPATH": str(directory / "code"), "TMPDIR": str(scratch)}
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # a share of the processor is what is sold here
+        if around.isolation.namespaces:
+            self._switch = local_hosts.start_switch(around.isolation, environment, scratch / "switch.log")
+        plans = [self._plan(index) for index in range(len(self.cluster.members))]
+        for plan in plans:
+            self._hosts.append(local_hosts.start_host(around.isolation, self._switch, plan, environment))
+        for host in self._hosts:
+            local_hosts.find_inner(host)
+        self._record()
+        for index, host in enumerate(self._hosts):
+            around.shares.add(self._name(index), host.pids, self.cluster.members[index].instance_type.cores)
+        if self._switch is not None:
+            local_hosts.join(around.isolation, self._switch, list(zip(self._hosts, plans, strict=True)))
+
+    def go(self) -> None:
+        """The capacity is ours: let the agents start. From here on money runs and spot hosts may be taken away."""
+        self._began = time.monotonic()
+        for host in self._hosts:
+            host.go()
+        if self._revocations:
+            threading.Thread(target=self._revoke_in_time, name=f"spot-{self.lease_id}", daemon=True).start()
+
+    def settle(self) -> None:
+        """Put the CPU shares in force, each on cores of its own as far as they go."""
+        shares = [offer.instance_type.cores for offer in self.cluster.members]
+        placed = local_pinning.place(shares, local_pinning.promised_to_others(self.lease_id))
+        for index, cores in enumerate(shares):
+            self._share(index, cores)
+            self._pin(index, placed[index])
+
+    def unsettle(self) -> None:
+        """Lift the CPU shares."""
+        for index in range(len(self.cluster.members)):
+            self._share(index, None)
+            self._pin(index, os.sched_getaffinity(0))
+
+    def nodes(self) -> Sequence[NodeState]:
+        """State of each host, in rank order."""
+        return [self._state(index) for index in range(len(self.cluster.members))]
+
+    def now_unix(self) -> float:
+        """This machine's clock: the mailbox lies on it."""
+        return time.time()
+
+    def replace(self, node: int) -> bool:
+        """No: what was taken away is not for sale again, as long as the others are held."""
+        return False
+
+    def usd_so_far(self) -> float | None:
+        """Dollars since the agents were let go."""
+        price = self.cluster.usd_per_hour
+        return None if price is None else price * (time.monotonic() - self._began) / 3600
+
+    def revoke(self, index: int, why: str = "revoked on request") -> None:
+        """Take a host away as a spot market does: at once, with everything that runs on it. Once is enough."""
+        with self._lock:
+            host = self._hosts[index]
+            if index in self._revoked or host.process.poll() is not None:
+                return
+            self._revoked[index] = f"host {index} ({self._type(index)}): {why}"
+        end([process for pid in host.pids if (process := identify(pid)) is not None])
+        group = self._around.shares.group(self._name(index))
+        if group is not None:
+            end(members(group))
+
+    def release(self) -> None:
+        """End all that was started and wait until it is gone. May be called at any stage, and again."""
+        self._over.set()
+        try:
+            self._around.store.end(self.lease_id, self._around.shares)
+        finally:
+            # Those just started may not be recorded yet: they are our children, so their numbers are still theirs.
+            started = [host.process for host in self._hosts] + ([self._switch] if self._switch else [])
+            for process in started:
+                if process.poll() is None:
+                    process.kill()
+            for process in started:
+                if process.stdin is not None:
+                    with suppress(BrokenPipeError):
+                        process.stdin.close()
+                process.wait()
+
+    def _plan(self, index: int) -> HostPlan:
+        instance, address = self.cluster.members[index].instance_type, self.addresses[index]
+        mark = HostMark(home=self._around.store.token, lease_id=self.lease_id, index=index, cores=instance.cores)
+        agent = (self._around.python, "-m", "node", "--mailbox", str(self.mailbox), "--node", str(index))
+        deadline = f"{self._lease.deadline_at.timestamp():.3f}"
+        return HostPlan(
+            mark=str(mark),
+            address=address,
+            bandwidth_gbps=instance.bandwidth_gbps,
+            command=(*agent, "--address", address, "--deadline", deadline),
+            log=self._log(index),
+        )
+
+    def _record(self) -> None:
+        pids = [pid for host in self._hosts for pid in host.pids] + ([self._switch.pid] if self._switch else [])
+        processes = tuple(process for pid in pids if (process := identify(pid)) is not None)
+        groups = [self._around.shares.group(self._name(index)) for index in range(len(self._hosts))]
+        names = tuple(str(group) for group in groups if group is not None)
+        self._lease = replace(self._lease, processes=processes, groups=names)
+        self._around.store.write(self._lease)
+
+    def _share(self, index: int, cores: float | None) -> None:
+        name, shares = self._name(index), self._around.shares
+        try:
+            shares.unsettle(name) if cores is None else shares.settle(name, cores)
+        except OSError as error:
+            raise ProviderError(f"the CPU share of host {index} cannot be set: {error}") from error
+
+    def _pin(self, index: int, cores: set[int]) -> None:
+        """Only where a quota gives the share: an affinity that gives it must stay as it is."""
+        group = self._around.shares.group(self._name(index))
+        if group is not None:
+            local_pinning.pin(members(group), cores)
+
+    def _state(self, index: int) -> NodeState:
+        with self._lock:
+            if index in self._revoked:
+                return NodeState(alive=False, interrupted=True, reason=self._revoked[index])
+        what = f"host {index} ({self._type(index)})"
+        status = self._hosts[index].process.poll()
+        if status is not None:
+            return NodeState(
+                alive=False, reason=f"{what}: its agent ended with exit status {status}{self._tail(index)}"
+            )
+        if self._switch is not None and self._switch.poll() is not None:
+            return NodeState(alive=False, reason=f"{what}: the switch between the hosts ended, and their links with it")
+        return NodeState(alive=True)
+
+    def _tail(self, index: int) -> str:
+        try:
+            text = self._log(index).read_text(errors="replace").strip()
+        except OSError:
+            return ""
+        return f": {text[-_LOG_TAIL:]}" if text else ""
+
+    def _revoke_in_time(self) -> None:
+        for after_s, index in sorted((after_s, index) for index, after_s in self._revocations.items()):
+            if self._over.wait(max(0.0, self._began + after_s - time.monotonic())):
+                return
+            self.revoke(index, f"revoked by the spot market after {after_s:.0f} s")
+
+    def _log(self, index: int) -> Path:
+        return self._directory / f"host-{index}.log"
+
+    def _name(self, index: int) -> str:
+        return f"{self._around.store.prefix}{self.lease_id}-{index}"
+
+    def _type(self, index: int) -> str:
+        return self.cluster.members[index].instance_type.name
+
+
+def draw_revocations(cluster: Cluster, seed: int) -> dict[int, float]:
+    """Seconds after which each spot host is taken away: exponential, at its offer's interruptions an hour."""
+    source = random.Random(seed)
+    draws = {index: source.expovariate(1.0) for index in range(len(cluster.members))}
+    return {
+        index: draws[index] * 3600 / offer.interruptions_per_hour
+        for index, offer in enumerate(cluster.members)
+        if offer.market == "spot" and offer.interruptions_per_hour > 0
+    }

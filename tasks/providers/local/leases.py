@@ -1,0 +1,105 @@
+"""Leases of local hosts: what belongs to each, told by numbers, names and marks, and how all of it is ended.
+
+leases/<lease_id>/ holds, beside what `lease_folder` says, code/node/: the agent's copy, so that an edit of the checkout
+never reaches a running host.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+
+from tasks.providers.base import Lease, LeaseUnreadable, ProviderError
+from tasks.providers.leases import NAME, HeldLease, LeaseFolder
+from tasks.providers.local.cpu_shares import CpuShares, remove
+from tasks.providers.local.processes import Process, boot_id, end, of_environment
+
+_ROUNDS = 5  # of looking for what was started while others were being ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalLease(HeldLease):
+    """The content of lease.json."""
+
+    processes: tuple[Process, ...] = ()
+    groups: tuple[str, ...] = ()
+
+    def public(self) -> Lease:
+        """As every provider states it."""
+        return self.held("local")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What ending a lease found still there."""
+
+    processes: int
+    groups: int
+
+
+class LeaseStore(LeaseFolder[LocalLease]):
+    """The leases of one home. `token` tells its hosts and groups from another home's."""
+
+    kind = LocalLease
+    keys = LeaseFolder.keys | {"processes", "groups"}
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home.resolve() / "leases")
+        self.token = sha256(os.fsencode(self.root)).hexdigest()[:8]
+
+    @property
+    def prefix(self) -> str:
+        """How the names of this home's CPU groups begin."""
+        return f"srift-{self.token}-"
+
+    def end(self, lease_id: str, shares: CpuShares) -> Ended:
+        """Kill whatever belongs to a lease and remove its CPU groups; nothing is left when this returns.
+
+        Raises ProviderError naming what would not end.
+        """
+        try:
+            lease = self.read(lease_id)
+        except LeaseUnreadable:  # whoever ends it knows that it is to be ended: it is found by its names and marks
+            lease = None
+        recorded = lease.processes if lease is not None and lease.boot_id == boot_id() else ()
+        groups = {Path(group) for group in (lease.groups if lease else ())}
+        groups |= set(shares.groups(f"{self.prefix}{lease_id}-"))
+        killed = set(end(recorded))
+        code = self.directory(lease_id) / "code"
+        for _ in range(_ROUNDS):
+            left = {process for process, _ in of_environment("PYTHONPATH", code)}
+            if not left:
+                break
+            killed |= set(end(left))
+        try:
+            removed = sum(remove(group) for group in groups if group.name.startswith(self.prefix))
+        except OSError as error:
+            raise ProviderError(f"lease {lease_id}: {error.filename} is still busy; run `srift reap` again") from error
+        return Ended(processes=len(killed), groups=removed)
+
+    def close(self, lease_id: str, now: datetime, outcome: str) -> LocalLease | None:
+        """Mark a lease ended, once, and drop its code; its mailbox stays. A full disk leaves it to the reaper."""
+        lease = self.read(lease_id)
+        if lease is None or lease.ended_at is not None:
+            return lease
+        lease = replace(
+            lease, ended_at=now, usd=lease.public().usd_until(now), outcome=outcome, processes=(), groups=()
+        )
+        directory = self.directory(lease_id)
+        shutil.rmtree(directory / "code", ignore_errors=True)
+        shutil.rmtree(directory / "scratch", ignore_errors=True)
+        with suppress(OSError):
+            self.write(lease)
+        return lease
+
+    def stray_ids(self, shares: CpuShares) -> set[str]:
+        """Lease ids of this home's processes and CPU groups, whether or not a directory tells of them."""
+        names = {path.name.removeprefix(self.prefix).rpartition("-")[0] for path in shares.groups(self.prefix)}
+        for _, path in of_environment("PYTHONPATH", self.root):
+            names.add(path.relative_to(self.root).parts[0])
+        return {name for name in names if NAME.match(name)}

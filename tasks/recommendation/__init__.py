@@ -1,0 +1,1 @@
+"""Asking the champion, pilots, and the published table."""

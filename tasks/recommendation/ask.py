@@ -1,0 +1,136 @@
+"""Answer a reader: one question put to the champion over the newest prices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from models.domain.cluster import Cluster, Offer
+from models.domain.setup_table import rows_of
+from models.domain.suggestions import nearest_names
+from models.domain.workload import Goal, Workload
+from warehouse.database import WarehouseMissing
+from warehouse.reads import mart, measured_setups, snapshot
+
+from ..market.job_conditions import circumstances
+from ..market.offers import current_offers
+from ..providers.base import ProviderError
+from ..training.registry import Champion, load_champion, older_champion, older_sentence
+from ..workspace.blas_threads import one_thread
+from ..workspace.settings import IMPORTED, SettingsError
+from ..workspace.workspace import Workspace, offers_of_market, open_workspace, refresh_command
+from .known_workloads import known_elsewhere
+from .pilots import pilots_for
+from .recommend import on_met_devices, plan_one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A workload and one constraint, in hours or dollars. `samples` and `batch` come before those of srift.toml."""
+
+    workload: str
+    hours: float | None
+    usd: float | None
+    samples: int | None = None
+    batch: int | None = None
+
+
+def answer(provider: str, question: Question, *, market: str, top: int, pilots: int = 0) -> list[dict[str, Any]]:
+    """Rows for one workload and one constraint, best first.
+
+    The first one also holds, as `frontier`, every setup that no other beats in both expected hours and dollars,
+    whatever the constraint; how many `candidates` there were; the `pilots` that would tell most, or why none can be
+    named (None where none was asked for); and what was `not_compared`, since its device was never measured on.
+    Raises SettingsError on an unknown workload, or one of which too little is known, WarehouseMissing where no
+    model is in force yet, and ProviderError where nothing is on offer on `market`.
+    """
+    workspace = open_workspace(provider)
+    workspace = replace(workspace, warehouse=snapshot(workspace.warehouse, provider, question.workload))
+    asked = _asked(workspace, question)
+    champion = load_champion(workspace.home, provider)
+    if champion is None:
+        older = older_champion(workspace.home, provider)
+        if older is not None:
+            raise WarehouseMissing(older_sentence(provider, older))
+        raise WarehouseMissing(
+            f"no model of {provider} machines is in force yet: run `{refresh_command(provider, '0')}` first"
+        )
+    everything = current_offers(workspace)
+    offers = offers_of_market(everything, market)
+    if everything and not offers:
+        raise ProviderError(f"no price on the {market} market of {provider} is known: ask with --market any")
+    runs = measured_setups(workspace.warehouse, provider, question.workload)
+    conditions = circumstances(workspace)
+    with one_thread():
+        found = plan_one(workspace, champion, asked, offers, runs, top=top, conditions=conditions)
+    first, *others = (row for row in found.rows if row["goal"] == asked.goals[0].goal)
+    told = None
+    if pilots:
+        told = pilots_for(
+            workspace, champion, asked, offers, buyable=everything, count=pilots, found=found, conditions=conditions
+        )
+    more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": told}
+    return [first | more | {"not_compared": _not_compared(workspace, champion, offers)}, *others]
+
+
+def _not_compared(workspace: Workspace, champion: Champion, offers: Sequence[Offer]) -> list[dict[str, Any]]:
+    """Of each device that nothing was ever measured on, the cheapest machine: a run on it would include the device."""
+    strangers = on_met_devices(workspace, champion.model, offers)[1]
+    cheapest: dict[str, Offer] = {}
+    for offer in sorted(offers, key=lambda one: (one.usd_per_hour is None, one.total_usd_per_hour or 0.0)):
+        cheapest.setdefault(offer.instance_type.device, offer)
+    return [
+        {
+            "device": device,
+            "cluster": Cluster(members=(cheapest[device],)).name,
+            "market": cheapest[device].market,
+            "usd_per_hour": cheapest[device].usd_per_hour,
+        }
+        for device in strangers
+    ]
+
+
+def _asked(workspace: Workspace, question: Question) -> Workload:
+    """The question's workload, of srift.toml or of an import, with the question's goal alone."""
+    goal = "cheapest_within_deadline" if question.hours is not None else "fastest_within_budget"
+    if question.workload in workspace.settings.workloads:
+        known = workspace.settings.workload(question.workload)
+    else:
+        known = _imported(workspace, question)
+    if question.batch:
+        known = replace(known, global_batch_least=question.batch, global_batch_most=question.batch)
+    goals = (Goal(goal=goal, hours=question.hours, usd=question.usd),)
+    return replace(known, samples=question.samples or known.samples, goals=goals)
+
+
+def _imported(workspace: Workspace, question: Question) -> Workload:
+    """A workload that srift.toml does not name, from what imports told. Raises SettingsError naming what is missing."""
+    name = question.workload
+    try:
+        facts = rows_of(mart(workspace.warehouse, "workloads", provider=workspace.provider.name, digest=IMPORTED))
+    except WarehouseMissing:
+        facts = []
+    mine = next((row for row in facts if row["workload"] == name), None)
+    if mine is None:
+        elsewhere = known_elsewhere(workspace.warehouse, name, workspace.provider.name)
+        if elsewhere:
+            raise SettingsError(elsewhere)
+        known = {*workspace.settings.workloads, *(str(row["workload"]) for row in facts)}
+        raise SettingsError(f"unknown workload {name!r}; {nearest_names(name, known)}")
+    samples = question.samples or (None if pd.isna(mine["samples"]) else int(mine["samples"]))
+    if samples is None or question.batch is None:
+        raise SettingsError(
+            f"{name!r} is known by imported measurements only: say how many samples it must see, in what global batch"
+            f" (--samples N --batch B), or state `samples` and `global_batch` under [workloads.{name}] in srift.toml"
+        )
+    return Workload(
+        name=name,
+        digest=IMPORTED,
+        samples=samples,
+        global_batch_least=question.batch,
+        global_batch_most=question.batch,
+        goals=(),
+    )

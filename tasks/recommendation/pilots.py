@@ -1,0 +1,261 @@
+"""For a choice that is open: which runs tell most, what they cost, how far they would settle it. Buys nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from models.campaign.campaign import shopping_list
+from models.campaign.candidates import Costs, Measurement
+from models.campaign.pilots import choose_pilots
+from models.campaign.value_of_information import Contenders
+from models.domain import setup_table
+from models.domain.cluster import Offer, cluster_name
+from models.domain.workload import Setup, Workload, joined
+from models.job.job_conditions import Circumstances
+from models.planner import planner
+from models.planner.candidates import worth_asking
+from models.planner.planner import Plan
+from models.step_time.model import StepTimeModel
+from warehouse import reads
+
+from ..market.job_conditions import circumstances, costs_of
+from ..market.offers import with_facts, with_known_facts
+from ..training.registry import Champion
+from ..workspace.blas_threads import one_thread
+from ..workspace.workspace import Workspace
+from .recommend import SEED, contending, model_of, on_met_devices, planned
+
+# A pilot runs on few machines: four of them show all that more would of how a workload communicates.
+_MOST_HOSTS, _MOST_CANDIDATES = 4, 300
+# Expected regret below which measuring more is not worth the trouble.
+SETTLED = 0.01
+# Part of the regret that pilots must be expected to save, to be worth naming.
+_HELPS = 0.02
+NO_PRICE = "nothing on offer has a price; a price would change that"
+NOT_SOLD = "no machine with a price is one whose step time can be predicted; the price of one would change that"
+UNKNOWN = (
+    "nothing that the model in force knows tells how long this workload takes; its flops_per_sample (`srift import FILE"
+    " --workloads FILE`), measurements of it (`srift import FILE`, then a `srift refresh`) or an entrypoint under"
+    " [workloads.{name}] in srift.toml would"
+)
+NO_PEAK = (
+    "its flops_per_sample is known, but the peak rate of no measured device on offer is; an entrypoint under"
+    " [workloads.{name}] in srift.toml, or measurements of it (`srift import FILE`), would change that"
+)
+NOT_LEARNED = "the model in force can say nothing of it on the machines on offer; after a `srift refresh` one may"
+NOTHING_NEW = "all that up to {hosts} machines could tell of it was measured, or cannot be had"
+
+Found = dict[str, Any]
+
+
+def pilots_for(
+    workspace: Workspace,
+    champion: Champion,
+    workload: Workload,
+    offers: Sequence[Offer],
+    *,
+    buyable: Sequence[Offer],
+    count: int,
+    found: Plan | None = None,
+    conditions: Circumstances | None = None,
+) -> Found:
+    """`settled`, the `regret` expected of choosing now (in logs, a miss of the constraint counting 1), and `runs`: what
+    to measure, in order, each with its cluster, layout, batch, seconds, dollars, `regret_after` it, and, where no
+    cluster meets the constraint surely enough, `assured_after`: the chance that one is then known to.
+
+    `settled` is None where the choice is open and no few runs would settle it, and where no runs can be named at all:
+    then `reason`, elsewhere empty, says why and what would help.
+
+    The choice is among `offers`; runs are bought from `buyable` in the campaign's market, or where it has no price in
+    the other. `found` is the planner's answer over `offers` and `conditions` what `circumstances` says, where somebody
+    has them. A workload that the champion has not met goes by the first guess at it; where none can be made regrets are
+    None: its profiles come first, as a campaign buys them.
+    """
+    workload = with_known_facts(workspace, workload)
+    model, guessed = model_of(champion, workload)
+    sold = _for_sale(workspace, buyable)
+    if not sold:
+        return _no_runs(NO_PRICE)
+    known = [] if model is None else on_met_devices(workspace, model, offers, guessed=guessed)[0]
+    with one_thread():
+        if model is None or not known:
+            runs_here = workload.name in {one.name for one in workspace.measurable}
+            return (
+                _profiles(workspace, workload, sold, count)
+                if runs_here
+                else _no_runs(_unknown(workload, model, guessed))
+            )
+        buying = worth_asking(on_met_devices(workspace, model, sold, guessed=guessed)[0])
+        if not buying:
+            return _no_runs(NOT_SOLD)
+        conditions = conditions or circumstances(workspace)
+        plan = found or planned(workspace, model, workload, known, conditions=conditions)
+        contenders = contending(workspace, model, workload, plan, conditions)
+        candidates = _candidates(workspace, model, workload, buying, contenders, alone=guessed)
+        return _runs(workspace, workload, model, plan, contenders, candidates, count)
+
+
+def _no_runs(why: str) -> Found:
+    return {"settled": None, "regret": None, "runs": [], "reason": f"no pilots can be named: {why}"}
+
+
+def _unknown(workload: Workload, model: StepTimeModel | None, guessed: bool) -> str:
+    """Why nothing can be said of a workload that does not run here."""
+    if guessed and workload.flops_per_sample is None:
+        return UNKNOWN.format(name=workload.name)
+    return NOT_LEARNED if model is None or not guessed else NO_PEAK.format(name=workload.name)
+
+
+def _for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
+    """Offers with a price in the campaign's market; where it has none at all, in the other."""
+    priced = [one for one in offers if one.usd_per_hour is not None]
+    return [one for one in priced if one.market == workspace.settings.campaign.market] or priced
+
+
+def _runs(
+    workspace: Workspace,
+    workload: Workload,
+    model: StepTimeModel,
+    plan: Plan,
+    contenders: Contenders,
+    candidates: Sequence[Setup],
+    count: int,
+) -> Found:
+    infeasible = plan.rows[0]["status"] == "infeasible"
+    if not candidates and not infeasible:
+        return _no_runs(NOTHING_NEW.format(hosts=_most_hosts(workspace)))
+    frame = pd.DataFrame([setup.row() for setup in candidates])
+    found = choose_pilots(contenders, frame, model.joint, goal=workload.goals[0].goal, count=count, seed=SEED)
+    # a run may show that what is doubted meets the constraint after all
+    in_doubt = infeasible and max(found.assured, default=0.0) >= _HELPS
+    if infeasible and not in_doubt and found.regret < SETTLED:
+        return _no_runs(str(plan.rows[0]["reason"]))
+    if not found.chosen:
+        return {"settled": True, "regret": found.regret, "runs": [], "reason": ""}
+    if not in_doubt and found.regret >= SETTLED and min(found.after) >= (1 - _HELPS) * found.regret:
+        return {"settled": None, "regret": found.regret, "runs": [], "reason": ""}
+    picked = [candidates[at] for at in found.chosen]
+    step_s = model.predict(frame.iloc[list(found.chosen)])["step_s"].to_numpy(float)
+    costs = costs_of(workspace)
+    runs = [
+        _run(costs, setup, float(seconds)) | {"regret_after": after, "assured_after": assured}
+        for setup, seconds, after, assured in zip(
+            picked, step_s, found.after, found.assured or [None] * len(picked), strict=True
+        )
+    ]
+    settled = found.regret < SETTLED and not in_doubt
+    return {"settled": settled, "regret": found.regret, "runs": runs, "reason": ""}
+
+
+def _most_hosts(workspace: Workspace) -> int:
+    return min(_MOST_HOSTS, workspace.settings.campaign.max_hosts)
+
+
+def _candidates(
+    workspace: Workspace,
+    model: StepTimeModel,
+    workload: Workload,
+    sold: Sequence[Offer],
+    contenders: Contenders,
+    *,
+    alone: bool,
+) -> list[Setup]:
+    """Setups on few machines that were never measured: the contenders, then the cheapest an hour; `alone`: one device's
+    before all.
+    """
+    setups = planner.candidates(
+        workload,
+        sold,
+        max_hosts=_most_hosts(workspace),
+        fits=workspace.launches,
+        line=lambda name: model.compute_line(workload.name, name),
+        peak_bytes=lambda name, batch: model.peak_bytes(workload.name, name, batch),
+    )
+    # a fast cluster is dear by the hour, and the run that tells most of it may be one on itself
+    chosen = {setup_table.setup_key(one) for one in contenders.setups}
+    dollars = [setup.cluster.total_usd_per_hour or 0.0 for setup in setups]
+    order = np.lexsort((dollars, [setup_table.setup_key(setup) not in chosen for setup in setups]))
+    setups = [setups[at] for at in order]
+    if alone:
+        setups = _on_one_device(setups) + setups
+    runs = reads.measured_setups(workspace.warehouse, workspace.provider.name, workload.name)
+    new = [setup for setup, times in zip(setups, setup_table.runs_of(setups, runs), strict=True) if not times]
+    return new[:_MOST_CANDIDATES]
+
+
+def _on_one_device(setups: Sequence[Setup]) -> list[Setup]:
+    """Each micro-step of a single machine on one of its devices, where it is cheapest: all of it is compute, which is
+    what a first guess doubts most.
+    """
+    found: dict[setup_table.Key, Setup] = {}
+    for setup in setups:
+        if len(setup.layout) == 1:
+            one = replace(setup, layout=(1,), accumulation_steps=1)
+            found.setdefault(setup_table.setup_key(one), one)
+    return list(found.values())
+
+
+def _run(costs: Costs, setup: Setup, step_s: float) -> Found:
+    billed_s = costs.billed_s(costs.run_s(step_s))
+    return {
+        "kind": "train",
+        "cluster": setup.cluster.name,
+        "layout": joined(setup.layout),
+        "market": setup.cluster.members[0].market,
+        "batch_per_device": joined(setup.batch_per_device),
+        "accumulation_steps": setup.accumulation_steps,
+        "seconds": billed_s,
+        "usd": billed_s * (setup.cluster.total_usd_per_hour or 0.0) / 3600,
+    }
+
+
+def _profiles(workspace: Workspace, workload: Workload, sold: Sequence[Offer], count: int) -> Found:
+    """What a campaign for this workload alone would buy: its profiles, and then its first runs."""
+    frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
+    costs = costs_of(workspace)
+    launches = shopping_list(
+        with_facts([workload], frames["workloads"]),
+        sold,
+        frames["runs"],
+        frames["profiles"],
+        frames["probes"],
+        max_usd=float("inf"),
+        max_seconds=workspace.max_minutes * 60,
+        max_hosts=workspace.settings.campaign.max_hosts,
+        fits=workspace.launches,
+        seed=workspace.settings.campaign.seed,
+        market=sold[0].market,
+        costs=costs,
+    )
+    items = [(launch.cluster, item) for launch in launches for item in launch.items if item.kind != "probe"]
+    items = sorted(items, key=lambda pair: pair[1].kind != "profile")[:count]
+    if not items:
+        return _no_runs(NOTHING_NEW.format(hosts=workspace.settings.campaign.max_hosts))
+    runs = []
+    for cluster, item in items:
+        members = [cluster.members[node] for node in item.nodes]
+        billed_s = costs.billed_s(item.est_s)
+        runs.append(
+            {
+                "kind": item.kind,
+                "cluster": cluster_name(one.instance_type.name for one in members),
+                "layout": joined(item.layout),
+                "market": members[0].market,
+                "batch_per_device": _batches(item),
+                "accumulation_steps": item.accumulation_steps,
+                "seconds": billed_s,
+                "usd": billed_s * sum(one.total_usd_per_hour or 0.0 for one in members) / 3600,
+                "regret_after": None,
+                "assured_after": None,
+            }
+        )
+    return {"settled": False, "regret": None, "runs": runs, "reason": ""}
+
+
+def _batches(item: Measurement) -> str:
+    return joined(item.batches) if item.kind == "train" else ", ".join(map(str, item.batches))

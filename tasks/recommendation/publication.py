@@ -1,0 +1,97 @@
+"""Store a publication if its checks agree, renew the copies that readers open, and read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from models.domain.setup_table import rows_of
+from warehouse import publication
+from warehouse.export import export, read_published
+from warehouse.reads import mart, measured_workloads
+
+from ..training.registry import Champion
+from ..workspace.locking import alone
+from ..workspace.prefect_runtime import Step
+from ..workspace.settings import IMPORTED
+from ..workspace.workspace import Workspace
+
+Row = dict[str, Any]
+
+
+@Step
+def store_publication(
+    workspace: Workspace, rows: Sequence[Row], champion: Champion | None, refresh_id: str, now: datetime
+) -> int:
+    """Rows stored. Raises PublicationRefused where a check finds a row that must not be; nothing is stored then."""
+    return publication.publish(
+        workspace.warehouse,
+        rows,
+        publication_id=refresh_id,
+        published_at=now,
+        provider=workspace.provider.name,
+        refresh_id=refresh_id,
+        model_version="" if champion is None else str(champion.version),
+    )
+
+
+@Step
+def export_copies(workspace: Workspace) -> list[Row]:
+    """Replace the published files; returns what changed against the last publication."""
+    with alone(workspace.home, "export"):  # or an older state, read before, could be renamed into place after
+        export(workspace.warehouse, workspace.published)
+        changes = read_published(workspace.published, "recommendation_changes")
+    return [{str(key): value for key, value in row.items()} for row in changes.to_dict("records")]
+
+
+_NULLABLE_WHOLE = ("global_batch", "accumulation_steps", "measured_runs", "placement_score")
+_MOMENTS = ("published_at", "price_as_of", "newest_measurement_at")
+
+
+def published_rows(folder: Path) -> list[dict[str, Any]]:
+    """The current publication: None where a value is missing, times with their zone.
+
+    Raises WarehouseMissing before the first one.
+    """
+    frame = read_published(folder)
+    whole = [name for name in _NULLABLE_WHOLE if name in frame]  # a copy may be of an older version
+    frame = frame.astype(dict.fromkeys(whole, "Int64"))  # floats to pandas, where a row lacks them
+    for name in _MOMENTS:
+        frame[name] = frame[name].dt.tz_localize("UTC")  # as the warehouse means them
+    return rows_of(frame.astype(object).where(frame.notna(), None))
+
+
+def after_refresh(workspace: Workspace, rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Of the published `rows` those worth showing after a refresh of this provider, and sentences on the others.
+
+    On this machine these are all of its rows. Elsewhere measuring costs money: a workload that nothing is known of
+    there is named and no more, and imported workloads are named with the command that asks about them.
+    """
+    name = workspace.provider.name
+    mine = [row for row in rows if row["provider"] == name]
+    if not workspace.spends_money:
+        return mine, []
+    measured = measured_workloads(workspace.warehouse, name)
+    known = {*measured, *(row["workload"] for row in mine if row["cluster"] is not None)}
+    unknown = sorted({row["workload"] for row in mine} - known)
+    sentences = []
+    if unknown:
+        sentences.append(f"never measured on {name} machines, and left out here: {', '.join(unknown)}")
+    facts = rows_of(mart(workspace.warehouse, "workloads", provider=name, digest=IMPORTED))
+    imported = {str(one["workload"]): one for one in facts if one["workload"] not in workspace.settings.workloads}
+    if imported:
+        told = [f"{one} ({measured[one]} rows)" if one in measured else f"{one} (facts alone)" for one in imported]
+        sentences.append(f"imported: {', '.join(told)}")
+        asked = max(imported, key=lambda one: measured.get(one, 0))
+        samples = "" if pd.notna(imported[asked]["samples"]) else " --samples N"
+        sentences.append(
+            f"ask about one with the global batch B{' and the N samples' if samples else ''} of its training:"
+            f" srift recommend {asked} --provider {name} --deadline 12h{samples} --batch B"
+        )
+    elif not known:
+        sentences.append(f"nothing is known of {name} machines yet: `srift import FILE` loads measurements of them")
+    return [row for row in mine if row["workload"] in known], sentences

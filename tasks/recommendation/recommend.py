@@ -1,0 +1,291 @@
+"""Ask the champion: enumerate, predict, rank, and stamp the rows of the published table. The ranking is `models`'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pandas as pd
+
+from models.campaign.value_of_information import Contenders, contenders_of
+from models.domain.cluster import Offer
+from models.domain.workload import Workload
+from models.job.job_conditions import Circumstances
+from models.monitoring.promotion import as_caution, caution
+from models.planner import planner
+from models.planner.candidates import worth_asking
+from models.step_time.model import StepTimeModel, introduced
+from warehouse.database import WarehouseMissing
+from warehouse.reads import mart
+
+from ..market.job_conditions import circumstances, spot_experience
+from ..market.offers import with_known_facts
+from ..providers.base import PlacementScores, ProviderError
+from ..training.registry import Champion
+from ..workspace.blas_threads import one_thread
+from ..workspace.prefect_runtime import Step
+from ..workspace.settings import IMPORTED
+from ..workspace.workspace import Workspace, refresh_command
+
+SEED = 7
+NOT_MET = (
+    "no step time can be predicted: nothing is known of this workload on {provider} machines, where it was never"
+    " measured as it is defined now, or the model has not learned from it yet; {remedy}"
+)
+NO_TYPE_MET = (
+    "no step time can be predicted: no {provider} machine on offer was ever measured as it is defined now, or the model"
+    " has not learned from it yet; {remedy}"
+)
+NOT_IMPORTED = (
+    "no step time can be predicted: this workload has no entrypoint, and either no measurement of it on {provider}"
+    " machines was imported (`srift import FILE`) or the model does not know it yet (`{learn}`); where a device's peak"
+    " rate is known, its flops_per_sample (`srift import FILE --workloads FILE`) would give a first guess"
+)
+
+UNPRICED_SHARE = 0.25  # of the instance types: where more have no price, a reader is told
+GUESSED = "a first guess from its FLOPs, since nothing of it was ever measured on these machines"
+
+MOST_SCORES = 20  # different questions for spot placement scores in one publication
+
+Row = dict[str, Any]
+
+
+@Step
+def recommend_all(
+    workspace: Workspace, champion: Champion | None, offers: Sequence[Offer], runs: pd.DataFrame
+) -> list[Row]:
+    """Rows for every workload of srift.toml and each of its goals."""
+    with one_thread():
+        conditions = circumstances(workspace)
+        rows = [
+            row
+            for workload in workspace.workloads
+            for row in recommend_one(workspace, champion, workload, offers, runs, conditions=conditions)
+        ]
+    return with_placement_scores(workspace, rows)
+
+
+def with_placement_scores(workspace: Workspace, rows: Sequence[Row]) -> list[Row]:
+    """`rows` with what the provider says of the chance to get their spot machines; as they are where it does not say.
+
+    Only of clusters whose spot machines are of one type: a score is of a request that any of its types may serve.
+    """
+    if not isinstance(workspace.provider, PlacementScores):
+        return list(rows)
+    told: dict[tuple[str, str, int], Mapping[str, int]] = {}
+    scored = []
+    for row in rows:
+        wanted = [one for one in row["cluster_offers"] or () if one["market"] == "spot"]
+        score = None
+        if len({one["instance_type"] for one in wanted}) == 1 and len({one["zone"] for one in wanted}) == 1:
+            asked = (str(row["region"]), str(wanted[0]["instance_type"]), sum(int(one["count"]) for one in wanted))
+            if asked not in told:
+                if len(told) >= MOST_SCORES:
+                    scored.append(row)
+                    continue
+                try:
+                    told[asked] = workspace.provider.placement_scores(asked[0], [asked[1]], asked[2])
+                except ProviderError:  # it may not be asked for, or was too often: nothing depends on it
+                    return [*scored, *rows[len(scored) :]]
+            score = told[asked].get(str(wanted[0]["zone"]))
+        scored.append(row | {"placement_score": score})
+    return scored
+
+
+def recommend_one(
+    workspace: Workspace,
+    champion: Champion | None,
+    workload: Workload,
+    offers: Sequence[Offer],
+    runs: pd.DataFrame,
+    *,
+    top: int = 5,
+    conditions: Circumstances | None = None,
+) -> list[Row]:
+    """Published rows of one workload over `offers`, publication id and time still open; `plan_one` without its rest."""
+    return plan_one(workspace, champion, workload, offers, runs, top=top, conditions=conditions).rows
+
+
+def plan_one(
+    workspace: Workspace,
+    champion: Champion | None,
+    workload: Workload,
+    offers: Sequence[Offer],
+    runs: pd.DataFrame,
+    *,
+    top: int = 5,
+    conditions: Circumstances | None = None,
+) -> planner.Plan:
+    """The planner's answer for one workload over `offers`, its rows stamped as they are published.
+
+    `conditions` is what `circumstances` says, where somebody has it.
+
+    An instance type that the champion has not met as it is defined now is not guessed at, nor is a kind of device that
+    no run was ever measured on: it has no setups, and the rows say so. Of a workload that the champion has not met
+    there is a first guess where its FLOPs and the devices' peak rates are known, and the rows say that too.
+    """
+    workload = with_known_facts(workspace, workload)
+    mine = runs[runs["workload"] == workload.name] if len(runs) else runs
+    model, guessed = model_of(champion, workload)
+    known, strangers = ([], []) if model is None else on_met_devices(workspace, model, offers, guessed=guessed)
+    if model is None or not known:
+        found = planner.nothing(workload)
+    else:
+        found = planned(workspace, model, workload, known, runs=mine, top=top, conditions=conditions)
+    stamp = {
+        "provider": workspace.provider.name,
+        "newest_measurement_at": _newest(mine),
+        "model_version": None if champion is None else str(champion.version),
+        "placement_score": None,
+    }
+    experience = spot_experience(workspace)
+    answered = model is not None and not (guessed and not known)
+    unmet = _unmet(workspace, workload, met=answered, offered=bool(known) or not offers)
+    cautions = "".join(map(as_caution, cautions_of(champion, offers)))
+    rows = [
+        row
+        | stamp
+        | _of_members(row, offers, experience)
+        | {"reason": unmet or _reason(row, strangers, guessed, offers) + (cautions if row["rank"] == 1 else "")}
+        for row in found.rows
+    ]
+    return replace(found, rows=rows)
+
+
+def cautions_of(champion: Champion | None, offers: Sequence[Offer]) -> list[str]:
+    """What is to be known of every answer of `champion` over `offers`: a large error, and many unknown prices."""
+    known = {one.instance_type.name for one in offers if one.usd_per_hour is not None}
+    types = {one.instance_type.name for one in offers}
+    found = []
+    if champion is not None and champion.scoreboard is not None and (said := caution(champion.scoreboard)):
+        found.append(f"model version {champion.version}: {said}, so take hours and dollars as a first guess")
+    if len(types - known) > UNPRICED_SHARE * len(types):
+        found.append(f"{len(types - known)} of {len(types)} instance types on offer have no known price")
+    return found
+
+
+def model_of(champion: Champion | None, workload: Workload) -> tuple[StepTimeModel | None, bool]:
+    """The model that answers for the workload, and whether that is a guess; none where it cannot even be guessed at."""
+    if champion is None or champion.model.met_workload(workload):
+        return (None if champion is None else champion.model), False
+    return introduced(champion.model, workload), True
+
+
+def planned(
+    workspace: Workspace,
+    model: StepTimeModel,
+    workload: Workload,
+    offers: Sequence[Offer],
+    *,
+    runs: pd.DataFrame | None = None,
+    top: int = 5,
+    conditions: Circumstances | None = None,
+) -> planner.Plan:
+    """What the planner makes of `offers`, all of types that `model` has met, with what this installation knows."""
+    return planner.plan(
+        workload,
+        worth_asking(offers),
+        model,
+        max_hosts=workspace.max_hosts,
+        fits=workspace.fits,
+        runs=runs,
+        top=top,
+        seed=SEED,
+        conditions=conditions or circumstances(workspace),
+    )
+
+
+def contending(
+    workspace: Workspace,
+    model: StepTimeModel,
+    workload: Workload,
+    found: planner.Plan,
+    conditions: Circumstances | None = None,
+) -> Contenders:
+    """Of what the planner `found`, who may yet be chosen once more is measured: nobody where nothing can be ranked."""
+    rows = pd.DataFrame([setup.row() for setup in found.ranked])
+    predicted = model.predict(rows) if found.ranked else rows
+    return contenders_of(workload, found.ranked, predicted, conditions=conditions or circumstances(workspace))
+
+
+def _unmet(workspace: Workspace, workload: Workload, *, met: bool, offered: bool) -> str:
+    """Why nothing can be predicted, and the command that changes it; empty where the planner could answer."""
+    if met and offered:
+        return ""
+    name = workspace.provider.name
+    learn, measure = refresh_command(name, "0"), refresh_command(name, "25")
+    remedy = f"`{measure}` measures {'them' if met else 'it there'}"
+    if not workspace.can_launch:  # nothing can be bought yet
+        remedy = f"measurements made elsewhere tell of it: `srift import FILE`, then `{learn}`"
+    why = NO_TYPE_MET if met else NOT_IMPORTED if workload.digest == IMPORTED else NOT_MET
+    return why.format(provider=name, learn=learn, remedy=remedy)
+
+
+def _newest(runs: pd.DataFrame) -> datetime | None:
+    """When the last of `runs` was measured; the warehouse's times are UTC without saying so."""
+    if not len(runs) or runs["measured_at"].isna().all():
+        return None
+    newest: datetime = pd.Timestamp(runs["measured_at"].max()).tz_localize(UTC).to_pydatetime()
+    return newest
+
+
+def _reason(row: Row, strangers: Sequence[str], guessed: bool, offers: Sequence[Offer]) -> str:
+    """The row's own, with the prices in it that are not everybody's.
+
+    The first of a goal also says that it is a guess, and which devices were not compared.
+    """
+    own = dict.fromkeys(one.own_price for one in _members(row, offers) if one.own_price)
+    reason = "; ".join([str(row["reason"]), *own])
+    if row["rank"] > 1:
+        return reason
+    said = f"{GUESSED}: {reason}" if guessed else reason
+    if not strangers:
+        return said
+    return f"{said}; not compared, since nothing was ever measured on them: {', '.join(strangers)}"
+
+
+def on_met_devices(
+    workspace: Workspace, model: StepTimeModel, offers: Sequence[Offer], *, guessed: bool = False
+) -> tuple[list[Offer], list[str]]:
+    """Offers of types that the model has met, on devices that something was measured on; and the other devices' names.
+
+    A GPU's data sheet says too little about how fast a network runs on it. Where the workload is `guessed` at, offers
+    of types on which no guess can be made are left out too.
+    """
+    measured = {name for _, name in model.physics.compute.curves}
+    devices = {offer.instance_type.name: offer.instance_type.device for offer in offers}
+    try:
+        kinds = mart(workspace.warehouse, "instance_types", provider=workspace.provider.name)
+        devices |= dict(zip(kinds["name"], kinds["device"], strict=True))
+    except WarehouseMissing:
+        pass  # nothing was ever noted
+    met = {device for name, device in devices.items() if name in measured}
+    known = [one for one in offers if one.instance_type.device in met and model.met_type(one.instance_type)]
+    if guessed:
+        known = [one for one in known if model.physics.compute.can_guess(one.instance_type.name)]
+    return known, sorted({one.instance_type.device for one in offers} - met)
+
+
+def _of_members(row: Row, offers: Sequence[Offer], experience: Mapping[str, str]) -> Row:
+    """When the oldest price of the row's own members was read (of all offers, where it names no cluster), and what is
+    known of their interruptions from where: own launches come before what is advised.
+    """
+    members = _members(row, offers)
+    sources = {
+        one.instance_type.name: experience.get(one.instance_type.name) or one.interruption_source
+        for one in members
+        if one.market == "spot"
+    }
+    said = [text if len(sources) == 1 else f"{name}: {text}" for name, text in sources.items() if text]
+    return {
+        "price_as_of": min((one.price_as_of for one in members or offers), default=None),
+        "interruption_source": "; ".join(said) or None,
+    }
+
+
+def _members(row: Row, offers: Sequence[Offer]) -> list[Offer]:
+    """The offers that the row's cluster is made of; none where it names none."""
+    named = {(one["instance_type"], one["market"], one["zone"]) for one in row["cluster_offers"] or ()}
+    return [one for one in offers if named and (one.instance_type.name, one.market, one.zone) in named]

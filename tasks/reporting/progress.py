@@ -1,0 +1,140 @@
+"""What a person sees: live progress while a flow runs, tables afterwards, Prefect artifacts for its page.
+
+Progress is a line that is redrawn on a terminal and plain lines elsewhere; nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+Row = Mapping[str, Any]
+
+
+class Reporter:
+    """Plain lines to standard error (a flow run's log, a pipe)."""
+
+    def say(self, text: str) -> None:
+        """One finished step, in a sentence."""
+        sys.stderr.write(f"{text}\n")  # not print: Prefect would take it for its log
+        sys.stderr.flush()
+
+    def start(self, runs: int) -> None:
+        """A campaign of `runs` begins."""
+
+    def watch(self, what: str, done: int, usd: float | None) -> None:
+        """`what` is under way, `done` runs have a record, `usd` dollars are spent (None: unknown price)."""
+
+    def stop(self) -> None:
+        """The campaign is over."""
+
+
+class LiveReporter(Reporter):
+    """A bar on a terminal: what is running, how many runs are left, dollars so far."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Progress | None = None
+
+    def say(self, text: str) -> None:
+        """Print above the bar."""
+        self._console.print(text, highlight=False, markup=False)
+
+    def start(self, runs: int) -> None:
+        """Show the bar, anew where there is one."""
+        self.stop()
+        columns = (BarColumn(24), MofNCompleteColumn(), TextColumn("runs  {task.fields[usd]}"), TimeElapsedColumn())
+        self._bar = Progress(*columns, TextColumn("{task.description}"), console=self._console, transient=True)
+        self._bar.add_task("starting", total=runs, usd="$0.0000")
+        self._bar.start()
+
+    def watch(self, what: str, done: int, usd: float | None) -> None:
+        """Redraw the bar."""
+        if self._bar is not None:
+            spent = "price unknown" if usd is None else f"${usd:.4f}"
+            self._bar.update(self._bar.task_ids[0], completed=done, description=what, usd=spent)
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+_reporter: ContextVar[Reporter] = ContextVar("reporter")
+_PLAIN = Reporter()
+
+
+def reporter() -> Reporter:
+    """Whoever shows progress here; plain lines unless `reporting_to` says otherwise."""
+    return _reporter.get(_PLAIN)
+
+
+@contextmanager
+def reporting_to(other: Reporter) -> Iterator[None]:
+    """Show progress through `other` within the block."""
+    token = _reporter.set(other)
+    try:
+        yield
+    finally:
+        other.stop()
+        _reporter.reset(token)
+
+
+@contextmanager
+def working(what: str, console: Console | None = None) -> Iterator[None]:
+    """Show on a terminal that `what` is under way, until the block ends; nothing elsewhere."""
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
+
+
+def seconds_listed(seconds: Mapping[str, float]) -> str:
+    """Phases and their seconds, longest first, for a line of progress."""
+    longest = sorted(seconds.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{phase} {spent:.1f} s" for phase, spent in longest)
+
+
+def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row]) -> None:
+    """The table and what changed, on the page of the flow run. Needs a Prefect run around it."""
+    from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+    shown = ("workload", "goal", "rank", "status", "cluster", "market", "hours", "usd", "p_meets_constraint", "reason")
+    create_table_artifact(key="recommendations", table=[{name: _plain(row[name]) for name in shown} for row in rows])
+    chosen_first = sorted(changes, key=lambda one: one["change"] not in ("choice", "goal"))
+    text = "\n".join(f"- {_change(change)}" for change in chosen_first) or "Nothing changed since the last publication."
+    create_markdown_artifact(key="what-changed", markdown=f"## What changed\n{text}\n")
+
+
+def _change(change: Row) -> str:
+    """`wide-mlp, cheapest 1.5: choice: 2xa spot, 1.2 h, $0.03 -> 1xb spot, 1.1 h, $0.04 (prices)`."""
+    limits = (_plain(change[name]) for name in ("constraint_hours", "constraint_usd"))
+    limit = next((one for one in limits if one is not None), None)
+    goal = change["goal"] if limit is None else f"{change['goal']} {limit:g}"
+    before, after = (_choice(change, prefix) for prefix in ("previous_", ""))
+    return f"{change['workload']}, {goal}: {change['change']}: {before} -> {after} ({change['cause']})"
+
+
+def _choice(change: Row, prefix: str) -> str:
+    cluster = _plain(change[f"{prefix}cluster"])
+    if not cluster:
+        return str(_plain(change[f"{prefix}status"]) or "not in the table")
+    usd = _plain(change[f"{prefix}usd"])
+    return f"{cluster} {change[f'{prefix}market']}, {change[f'{prefix}hours']:.3g} h, " + (
+        "price unknown" if usd is None else f"${usd:.4f}"
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return None if value != value else round(value, 4)
+    return value if value is None or isinstance(value, int | str | bool) else str(value)

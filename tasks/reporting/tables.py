@@ -1,0 +1,373 @@
+"""Tables and sentences for a person: rich on a terminal, plain text elsewhere, the same words in both."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from models.monitoring.promotion import cautions_in, without_cautions
+
+from .progress import LiveReporter, Reporter
+
+if TYPE_CHECKING:
+    from models.campaign.campaign import Launch
+
+Row = Mapping[str, Any]
+OLD_PRICES = timedelta(days=7)
+_WIDTH = 160  # of plain text: a pipe has no width of its own
+
+
+def live_reporter() -> Reporter:
+    """A bar where standard error is a terminal, plain lines where it is not."""
+    console = Console(stderr=True)
+    return LiveReporter(console) if console.is_terminal else Reporter()
+
+
+def print_recommendations(
+    rows: Sequence[Row], now: datetime | None = None, illustrative: Collection[str] = ("local",)
+) -> None:
+    """Workload by workload, a line for each goal's first choice and its rivals; below, why each stands there.
+
+    What is to be known of all of them is said once, above, and so is the age of prices that are old `now`. Prices of
+    the providers `illustrative` are nobody's.
+    """
+    console = _console()
+    for provider in dict.fromkeys(row["provider"] for row in rows if row["provider"] in illustrative):
+        console.print(f"provider {provider}: prices are illustrative", style="italic")
+    dated = [row["price_as_of"] for row in rows if row["provider"] not in illustrative and row["price_as_of"]]
+    if dated:
+        age = (now or datetime.now(UTC)) - min(dated)
+        said = f"prices as of {min(dated):%Y-%m-%d %H:%M} UTC" + (f", {age.days} days old" if age > OLD_PRICES else "")
+        if any(row.get("usd_storage") for row in rows):
+            said += "; usd has volumes, public addresses and requests in it (--json: apart)"
+        console.print(said, style="italic")
+    for caution in cautions_in(str(row["reason"]) for row in rows):
+        console.print(f"note: {caution}")
+    for provider, workload in dict.fromkeys((row["provider"], row["workload"]) for row in rows):
+        mine = [row for row in rows if (row["provider"], row["workload"]) == (provider, workload)]
+        # of a table without a spot machine, or of an older version, every risk would be 0 or unknown
+        hidden = set() if any(row.get("interruption_risk") for row in mine) else {"risk"}
+        table = Table(box=None, pad_edge=False)
+        for name, justify in _COLUMNS.items():
+            if name not in hidden:
+                table.add_column(name, justify=justify, no_wrap=name not in ("cluster", "batch"), overflow="fold")
+        for row in mine:
+            cells = dict(zip(_COLUMNS, _cells(row), strict=False))  # of what cannot be had, the first alone
+            table.add_row(*(cell for name, cell in cells.items() if name not in hidden))
+        console.print(f"\n{workload} ({provider})", style="bold")
+        if len(mine) == 1 or any(row["cluster"] for row in mine) or len({row["reason"] for row in mine}) > 1:
+            console.print(table)  # where nothing can be said of any goal, a line says why
+        reasons = [f"  {row['cluster'] or row['status']}: {without_cautions(str(row['reason']))}" for row in mine]
+        for said in dict.fromkeys(reasons):
+            console.print(said, style="dim")  # what keeps every goal from an answer is told once
+        sources = dict.fromkeys(row["interruption_source"] for row in mine if row.get("interruption_source"))
+        if sources and provider not in illustrative:
+            console.print(f"  risk: of an interruption before the job is done, by {'; '.join(sources)}", style="dim")
+        for row in mine:
+            if row.get("frontier"):
+                _print_frontier(console, row)
+            if row.get("pilots"):
+                _print_pilots(console, row)
+            if row.get("not_compared"):
+                _print_not_compared(console, row["not_compared"])
+    if any(row["cluster"] or row.get("frontier") for row in rows):
+        console.print(f"\n{_LEGEND}", style="italic")
+
+
+def _print_frontier(console: Console, row: Row) -> None:
+    """What no other setup beats in both hours and dollars, the fastest first."""
+    chances = [one.get("p_meets_constraint") for one in row["frontier"]]
+    told = any(chance is not None for chance in chances)
+    table = Table(box=None, pad_edge=False)
+    for name in ("cluster", "market", "hours", "usd", *(["p ok"] if told else [])):
+        table.add_column(name, justify="left" if name in ("cluster", "market") else "right")
+    for one, chance in zip(row["frontier"], chances, strict=True):
+        cells = [one["cluster"], _market(one), f"{one['hours']:.3g}", _number(one["usd"], "{:.4g}")]
+        table.add_row(*cells, *([_number(chance, "{:.0%}")] if told else []))
+    title = f"expected hours and dollars that are beaten by none in both, of {row['candidates']} candidates"
+    if row["status"] == "infeasible" and told:
+        title += f"; p ok is less than the {row['p_required']:.0%} required"
+    console.print(f"\n{title}", style="bold")
+    console.print(table)
+
+
+def _print_pilots(console: Console, row: Row) -> None:
+    """The runs that would tell most, in order, or that the choice is settled, or why there are none."""
+    pilots = row["pilots"]
+    runs, regret = pilots["runs"], pilots["regret"]
+    if pilots["reason"]:
+        console.print(f"\n{pilots['reason']}")
+        return
+    assured = bool(runs) and runs[0].get("assured_after") is not None
+    if pilots["settled"] is None:
+        console.print(
+            f"\nopen: choosing now is expected to cost {_lost(regret)} more than the best there is; no few runs would"
+            f" settle it{_missing(row)}"
+        )
+        return
+    if pilots["settled"]:
+        console.print(
+            f"\nsettled: choosing now is expected to cost {_lost(regret)} more than the best there is{_missing(row)}"
+        )
+        return
+    usd = sum(one["usd"] for one in runs)
+    cost = f"these {len(runs)} runs tell most and cost ${_plain(usd, 2)}"
+    if regret is None:
+        said = f"never measured as it is now; {cost}"
+    elif assured:
+        said = f"open: no cluster is sure enough to meet it yet; {cost}"
+    else:
+        said = f"open: choosing now is expected to cost {_lost(regret)} more than the best there is; {cost}"
+        said += _missing(row)
+    last = "chance one is sure then" if assured else "expected regret after"
+    console.print(f"\n{said}", style="bold")
+    table = Table(box=None, pad_edge=False)
+    for name in ("measure", "cluster", "devices each", "market", "batch", "seconds", "usd", last):
+        table.add_column(name, justify="right" if name in ("seconds", "usd", last) else "left")
+    for one in runs:
+        steps = f" x{one['accumulation_steps']}" if one["accumulation_steps"] > 1 else ""
+        left = "" if one["regret_after"] is None else _lost(one["regret_after"])
+        left = f"{one['assured_after']:.0%}" if assured else left
+        kind = "step time" if one["kind"] == "train" else one["kind"]
+        named = (kind, one["cluster"], one["layout"], one["market"], one["batch_per_device"] + steps)
+        table.add_row(*named, f"{one['seconds']:.0f}", _plain(one["usd"], 2), left)
+    console.print(table)
+
+
+def _print_not_compared(console: Console, devices: Sequence[Row]) -> None:
+    """Devices that nothing was ever measured on, and on which machine one run would include each of them."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("device", "cluster", "market", "usd an hour"):
+        table.add_column(name, justify="right" if name == "usd an hour" else "left")
+    for one in devices:
+        table.add_row(one["device"], one["cluster"], one["market"], _number(one["usd_per_hour"], "{:.4g}"))
+    console.print(
+        "\nnot compared, since nothing was ever measured on them; a run on one would include it", style="bold"
+    )
+    console.print(table)
+
+
+def _missing(row: Row) -> str:
+    """What a missed constraint counts for in an expected cost, where that matters."""
+    kinds = {"deadline": row["constraint_hours"], "budget": row["constraint_usd"]}
+    kind = next((name for name, limit in kinds.items() if limit is not None), None)
+    if kind is None or row["pilots"]["regret"] < _SLIGHT:
+        return ""
+    return f" (a missed {kind} counts as e times the cost)"
+
+
+def _lost(regret: float) -> str:
+    """Log regret as a part of what the best costs; missing the constraint counts as e times that."""
+    return f"{math.expm1(regret):.1%}"
+
+
+def _plain(value: float, digits: int) -> str:
+    """So many digits that count, and no exponent."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if decimals else text
+
+
+_SLIGHT = 0.05  # log regret that a chance to miss the constraint has little part in
+_LEGEND = (
+    "p ok: chance to keep to the deadline or budget; p best: chance to be the best of the 50 nearest to being chosen;"
+    " a doubling: a factor of two in batch, devices or machines"
+)
+_COLUMNS: dict[str, Literal["left", "right"]] = {
+    **dict.fromkeys(("goal", "#", "cluster", "market", "batch"), "left"),
+    **dict.fromkeys(("step s (90 %)", "hours", "usd", "risk", "p ok", "p best"), "right"),
+    "limited by": "left",
+}
+
+
+def print_launches(launches: Sequence[Launch]) -> None:
+    """What a dry run would buy, and the most it would cost."""
+    console = _console()
+    table = Table(box=None, pad_edge=False)
+    for name in ("cluster", "runs", "about s", "about usd", "why"):
+        table.add_column(name, overflow="fold")
+    for row in launches_as_rows(launches):
+        table.add_row(row["cluster"], str(row["runs"]), f"{row['est_s']:.0f}", f"{row['est_usd']:.4f}", row["reason"])
+    console.print(table)
+    total_s, total_usd = sum(one.est_s for one in launches), sum(one.est_usd for one in launches)
+    console.print(f"{len(launches)} launches, about {total_s:.0f} s and ${total_usd:.4f}; nothing was started")
+
+
+def launches_as_rows(launches: Sequence[Launch]) -> list[dict[str, Any]]:
+    """A launch a row, as `--json` prints it."""
+    return [
+        {
+            "cluster": launch.cluster.name,
+            "market": launch.cluster.members[0].market,
+            "runs": len(launch.items),
+            "est_s": launch.est_s,
+            "est_usd": launch.est_usd,
+            "reason": launch.reason,
+            "items": [
+                {"kind": item.kind, "workload": item.workload, "nodes": item.nodes, "batches": item.batches,
+                 "reason": item.reason}
+                for item in launch.items
+            ],
+        }
+        for launch in launches
+    ]  # fmt: skip
+
+
+def print_status(found: Mapping[str, Any]) -> None:
+    """A few sentences."""
+    console = _console()
+    work = found["at_work"]
+    if work:
+        console.print(f"refresh {work['refresh_id']} is at work (process {work['pid']}, since {work['started_at']})")
+    else:
+        console.print("no refresh is at work")
+    for lease in found["leases"]:
+        if lease["problem"]:  # nothing else is known of it, and `stale` tells it below
+            continue
+        usd = "at an unknown price" if lease["usd_so_far"] is None else f"${lease['usd_so_far']:.4f} so far"
+        console.print(
+            f"lease {lease['lease_id']}: {lease['cluster']}, {usd}, until {lease['deadline_at']:%H:%M:%S} UTC"
+        )
+    if not found["leases"]:
+        console.print("no machine is held")
+    if found["published"]:
+        table = found["published"]
+        version = table["model_version"]
+        model = "without a model" if version is None else f"model version {version}"
+        console.print(f"published: {table['rows']} rows, {table['published_at_h_ago']:.1f} h ago, {model}")
+    for sentence in filter(None, [found["ledger_sentence"], *found["drift"], *found["alarms"]]):
+        console.print(sentence)
+    for sentence in [*found["stale"], *found["limits"]]:
+        console.print(f"note: {sentence}")
+
+
+def print_workloads(known: Sequence[Row]) -> None:
+    """A line a workload and provider, of `KnownWorkload.as_json`; below, those of which nothing is known."""
+    console = _console()
+    table = Table(box=None, pad_edge=False)
+    rows, facts = ("measured", "imported"), ("parameters", "gradient", "FLOPs a sample")
+    for name in ("workload", "provider", "devices", *rows, *facts, "newest row"):
+        table.add_column(name, justify="right" if name in rows else "left", overflow="fold")
+    for one in known:
+        if not one["provider"]:
+            continue
+        gradient = None if one["gradient_bytes"] is None else one["gradient_bytes"] / 1e6
+        table.add_row(
+            *(one["workload"], one["provider"], ", ".join(one["devices"]) or "none"),
+            *(str(one["measured_rows"]), str(one["imported_rows"])),
+            *(_number(one["parameters"]), _number(gradient, "{:.4g} MB"), _number(one["flops_per_sample"])),
+            "" if one["newest_measured_at"] is None else f"{one['newest_measured_at']:%Y-%m-%d}",
+        )
+    if any(one["provider"] for one in known):
+        console.print(table)
+    kept = [
+        f"{one['workload']} ({one['provider']})"
+        for one in known
+        if one["measured_rows"] + one["imported_rows"] > one["predicted_from"]
+    ]
+    if kept:
+        console.print(f"note: not all rows are predicted from, since they are not plain ddp in fp32: {', '.join(kept)}")
+    nothing = [one["workload"] for one in known if not one["provider"]]
+    if nothing:
+        console.print(
+            f"nothing is known yet of {', '.join(nothing)}: `srift refresh` measures here, `srift import` loads what "
+            "was measured elsewhere"
+        )
+    elif not known:
+        console.print("no workload is known: state one in srift.toml, or `srift import` its measurements")
+
+
+def print_imports(imports: Sequence[Row]) -> None:
+    """A line an import, forgotten ones too."""
+    console = _console()
+    if not imports:
+        console.print("nothing was ever imported")
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("import", "files", "imported (UTC)", "rows", "facts", "provider", "workloads", ""):
+        table.add_column(name, justify="right" if name in ("rows", "facts") else "left", overflow="fold")
+    for one in imports:
+        table.add_row(
+            str(one["import_id"]),
+            ", ".join(filter(None, (one["file"], one["facts_file"]))) or "unknown",
+            f"{one['imported_at']:%Y-%m-%d %H:%M}",
+            *(str(one["rows"]), str(one["facts"])),
+            *(", ".join(one["providers"]), ", ".join(one["workloads"])),
+            "forgotten" if one["forgotten"] else "",
+        )
+    console.print(table)
+
+
+def _cells(row: Row) -> list[str]:
+    goal = row["goal"]
+    if row["constraint_hours"] is not None:
+        goal += f" {row['constraint_hours']:g} h"
+    if row["constraint_usd"] is not None:
+        goal += f" ${row['constraint_usd']:g}"
+    named = goal if row["rank"] == 1 else ""
+    if row["cluster"] is None:
+        return [named, str(row["rank"]), str(row["status"])]
+    batch = str(row["batch_per_device"]) + (f" x{row['accumulation_steps']}" if row["accumulation_steps"] > 1 else "")
+    return [
+        named,
+        str(row["rank"]),
+        str(row["cluster"]),
+        _market(row),
+        batch,
+        _seconds(row["step_s"], row["step_low_s"], row["step_high_s"]),
+        _number(row["hours"]),
+        _number(row["usd"]),
+        "" if not row.get("interruption_risk") else f"{row['interruption_risk']:.0%}",
+        "" if row["p_meets_constraint"] is None else f"{row['p_meets_constraint']:.0%}",
+        _number(row["p_best"], "{:.0%}"),
+        str(row["bottleneck"]),
+    ]
+
+
+def _market(row: Row) -> str:
+    """Also of a row that was published before it had this column."""
+    known = row.get("market")
+    return str(known) if known else "+".join(sorted({str(offer["market"]) for offer in row["cluster_offers"]}))
+
+
+def _number(value: float | None, form: str = "{:.3g}") -> str:
+    if value is None:
+        return "unknown"
+    shown = form.format(value)
+    return _plain(value, 2) if "e-" in shown else shown
+
+
+def _seconds(middle: float, low: float, high: float) -> str:
+    """A step time with its interval, all to as many places as leave two digits of the least that count."""
+    places = min(max(3, 1 - math.floor(math.log10(low))), 9) if low > 0 else 3
+    return f"{middle:.{places}f} ({low:.{places}f}-{high:.{places}f})"
+
+
+def _console() -> Console:
+    if sys.stdout.isatty():
+        return Console(markup=False)  # a reason may hold square brackets
+    return Console(width=_WIDTH, no_color=True, highlight=False, markup=False)
+
+
+def print_frame(frame: pd.DataFrame, title: str) -> None:
+    """A small frame as it is, fractions to four digits."""
+    _console().print(f"{title}\n{frame.round(4).to_string(index=False)}", highlight=False)
+
+
+def print_scores(frame: pd.DataFrame, title: str, sentences: Sequence[str]) -> None:
+    """A scoreboard, if it has a row, and what is to be said of it."""
+    if len(frame):
+        print_frame(frame, title)
+    else:
+        _console().print(title)
+    for sentence in sentences:
+        _console().print(f"note: {sentence}")

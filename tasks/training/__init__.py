@@ -1,0 +1,1 @@
+"""Retraining, the MLflow registry and the registered model."""

@@ -1,0 +1,350 @@
+"""The only file that speaks MLflow: stores challengers with their scoreboards, moves `champion`, loads it.
+
+The store is `SRIFT_HOME/mlflow.db` unless MLFLOW_TRACKING_URI says otherwise. Artifacts lie under `SRIFT_HOME`.
+MLflow takes seconds to import and to open a store, so that it is imported where it is spoken to.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+import sqlite3
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+import models
+from models.step_time.model import StepTimeModel
+from models.step_time.serialization import OtherFormat, dump, load
+
+from ..workspace.home import OPERATORS_STORE, damaged_registry, in_force, is_damage, registry_damage
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.models import ModelSignature
+    from mlflow.pyfunc import PyFuncModel
+
+ALIAS = "champion"
+REQUIREMENTS = ("numpy", "scipy", "pandas")
+_OPTIONAL_TEXT = ("strategy", "precision", "provider")
+# Of any type, like the batch: a layout is a number or `4+4+2`, and a whole number that is missing somewhere is a float
+# to pandas, and MLflow takes no long for a double.
+_OPTIONAL = (
+    *("layout", "accumulation_steps", "parameters", "gradient_bytes", "flops_per_sample"),
+    *("market", "zone", "run_id", "source", "measured_at"),
+)
+# SQLite's words, and the system's where a copy of several files (shutil.Error, an upload) names no number.
+_FULL_DISK = ("database or disk is full", "No space left on device")
+_OUTPUTS = (
+    "step_s",
+    "step_low_s",
+    "step_high_s",
+    "samples_per_s",
+    "compute_s",
+    "communication_s",
+    "exposed_communication_s",
+)
+
+
+class RegistryError(OSError):
+    """The model registry could not be read or written; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Champion:
+    """The model in force, the version it is registered under, and its scoreboard (None: of an older Srift)."""
+
+    version: int
+    model: StepTimeModel
+    scoreboard: pd.DataFrame | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """What a version records about where it came from."""
+
+    training_digest: str
+    training_rows: int
+    code_commit: str
+    seed: int
+    refresh_id: str
+
+    def tags(self) -> dict[str, str]:
+        """As MLflow tags."""
+        return {name: str(value) for name, value in asdict(self).items()}
+
+
+def name_of(provider: str) -> str:
+    """Registered name of a provider's model: fits are never pooled across providers."""
+    return f"srift-step-time-{provider}"
+
+
+def signature() -> ModelSignature:
+    """The columns that a puller gives, and those of the answer."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema, TensorSpec
+    from mlflow.types.schema import AnyType
+
+    inputs: list[ColSpec | TensorSpec] = [
+        *(ColSpec("string", name) for name in ("workload", "cluster")),
+        ColSpec(AnyType(), "batch_per_device"),  # type: ignore[no-untyped-call]
+        *(ColSpec("string", name, required=False) for name in _OPTIONAL_TEXT),
+        *(ColSpec(AnyType(), name, required=False) for name in _OPTIONAL),  # type: ignore[no-untyped-call]
+    ]
+    answers: list[ColSpec | TensorSpec] = [
+        *(ColSpec("double", name) for name in _OUTPUTS),
+        ColSpec("string", "bottleneck"),
+        ColSpec("double", "nearest_doublings"),
+    ]
+    return ModelSignature(inputs=Schema(inputs), outputs=Schema(answers))
+
+
+def _own_store(home: Path) -> str:
+    return f"sqlite:///{home / 'mlflow.db'}"
+
+
+@contextmanager
+def _client(home: Path) -> Iterator[MlflowClient]:
+    import mlflow
+
+    chosen = os.environ.get(OPERATORS_STORE)
+    uri = chosen or _own_store(home)
+    home.mkdir(parents=True, exist_ok=True)
+    refuse_damaged(home)  # MLflow would try to open it again and again
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_registry_uri(uri)
+    if chosen is None:  # MLflow has just set it, and the next call would take it for an operator's choice
+        os.environ.pop(OPERATORS_STORE, None)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # prints the traceback of every error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield mlflow.MlflowClient(uri, uri)
+        except RegistryError:
+            raise
+        except Exception as error:
+            told = _told(home, error)
+            if told is None:
+                raise
+            raise told from error
+
+
+def refuse_damaged(home: Path) -> None:
+    """Raises RegistryError where our own store is damaged; a store that an operator chose is not looked at."""
+    if said := registry_damage(home):
+        raise RegistryError(said)
+
+
+def _told(home: Path, error: BaseException | None) -> RegistryError | None:
+    """What our own store's file or disk has to do with `error`, as a sentence; None where they have nothing to do."""
+    while error is not None:
+        said = str(error).splitlines()[0] if str(error) else ""
+        number = error.errno if isinstance(error, OSError) else None
+        if number in (errno.ENOSPC, errno.EDQUOT) or any(one in str(error) for one in _FULL_DISK):
+            return RegistryError(
+                f"the disk is full, and the model registry at {home / 'mlflow.db'} could not be written: {said}."
+                " The model in force stays as it is; free some space and try again"
+            )
+        if number == errno.EROFS or "readonly database" in said:
+            return RegistryError(
+                f"the model registry at {home / 'mlflow.db'} cannot be written: {said}. The model in force stays as it"
+                " is; make the folder writable, or set SRIFT_HOME to one that is, and try again"
+            )
+        if isinstance(error, sqlite3.Error):
+            other = (
+                f"the model registry at {home / 'mlflow.db'} did not answer: {said}. Nothing was promoted; try again"
+            )
+            return RegistryError(damaged_registry(home, said) if is_damage(said) else other)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def log_challenger(
+    home: Path,
+    provider: str,
+    model: StepTimeModel,
+    *,
+    scoreboard: pd.DataFrame,
+    card: str,
+    provenance: Provenance,
+    plots: Sequence[Path] = (),
+) -> int:
+    """Register a new version with its scoreboard, its plots (image files), card and provenance; returns its number.
+
+    Moves no alias.
+    """
+    import mlflow
+
+    name = name_of(provider)
+    with _client(home) as client, tempfile.TemporaryDirectory() as folder:
+        run_name = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
+        with mlflow.start_run(experiment_id=_experiment(client, name, home), run_name=run_name):
+            mlflow.set_tags(provenance.tags())
+            mlflow.log_params({key: getattr(provenance, key) for key in ("seed", "training_rows")})
+            mlflow.log_metrics(_metrics(scoreboard))
+            mlflow.log_text(card, "card.md")
+            mlflow.log_text(scoreboard.to_csv(index=False), "scoreboard.csv")
+            for plot in plots:
+                mlflow.log_artifact(str(plot), "plots")
+            info = mlflow.pyfunc.log_model(
+                name="model",
+                python_model=str(Path(__file__).with_name("pyfunc_model.py")),
+                artifacts=_write(
+                    Path(folder), {"model": dump(model), "scoreboard": scoreboard.to_json(orient="records")}
+                ),
+                code_paths=[str(_copy_of_models(Path(folder)))],
+                pip_requirements=[f"{package}=={version(package)}" for package in REQUIREMENTS],
+                signature=signature(),
+                registered_model_name=name,
+            )
+        number = str(info.registered_model_version)
+        client.update_model_version(name, number, description=card)
+        for key, value in provenance.tags().items():
+            client.set_model_version_tag(name, number, key, value)
+        return int(number)
+
+
+def promote(home: Path, provider: str, number: int, reason: str) -> None:
+    """Put version `number` in force."""
+    with _client(home) as client:
+        client.set_model_version_tag(name_of(provider), str(number), "promotion", f"promoted: {reason}")
+        client.set_registered_model_alias(name_of(provider), ALIAS, str(number))
+
+
+def refuse(home: Path, provider: str, number: int, reason: str) -> None:
+    """Record why version `number` was not put in force."""
+    with _client(home) as client:
+        client.set_model_version_tag(name_of(provider), str(number), "promotion", f"refused: {reason}")
+
+
+def load_champion(home: Path, provider: str) -> Champion | None:
+    """The model in force; None before the first, or where an older version of the project wrote it.
+
+    Raises RegistryError where the registry does not say.
+    """
+    if not (home / "mlflow.db").exists() and OPERATORS_STORE not in os.environ:
+        return None
+    number: int | None = None
+    try:
+        known = None if OPERATORS_STORE in os.environ else in_force(home / "mlflow.db", name_of(provider), ALIAS)
+        if known is None:
+            import mlflow
+
+            with _client(home) as client:
+                number = _number_in_force(client, name_of(provider))
+                if number is None:
+                    return None
+                known = number, Path(mlflow.artifacts.download_artifacts(f"models:/{name_of(provider)}/{number}"))
+        number, folder = known
+        model = load((folder / "artifacts" / "model.json").read_text())
+        held_out = folder / "artifacts" / "scoreboard.json"
+        scoreboard = pd.DataFrame(json.loads(held_out.read_text())) if held_out.exists() else None
+    except OtherFormat:
+        return None  # an older version's: the next retraining puts one in force that can be read
+    except RegistryError:
+        raise
+    except _unreadable() as error:
+        raise RegistryError(
+            f"version {number} of {name_of(provider)} could not be read, and nothing was decided: {error}. "
+            "Artifacts are recorded under absolute paths: a home that was moved must go back to its place, or lose its "
+            "mlflow.db and be refreshed"
+        ) from error
+    return Champion(version=number, model=model, scoreboard=scoreboard)
+
+
+def older_champion(home: Path, provider: str) -> int | None:
+    """Version of a champion that an older version of the project wrote; None where there is none, or it can be read.
+
+    Raises RegistryError where the registry does not say.
+    """
+    if load_champion(home, provider) is not None or not (
+        (home / "mlflow.db").exists() or OPERATORS_STORE in os.environ
+    ):
+        return None
+    with _client(home) as client:
+        return _number_in_force(client, name_of(provider))
+
+
+def older_sentence(provider: str, version: int) -> str:
+    """What to say of it, and how to put it right."""
+    return f"version {version} of {name_of(provider)} was written by an older Srift: run `srift refresh` to fit it anew"
+
+
+def load_served(home: Path, provider: str) -> PyFuncModel:
+    """The model in force as a puller has it. Raises MlflowException where there is none."""
+    import mlflow
+
+    with _client(home):
+        served: PyFuncModel = mlflow.pyfunc.load_model(f"models:/{name_of(provider)}@{ALIAS}")
+    return served
+
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    from mlflow.exceptions import MlflowException
+
+    return MlflowException, OSError, ValueError, KeyError
+
+
+def _number_in_force(client: MlflowClient, name: str) -> int | None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return int(client.get_model_version_by_alias(name, ALIAS).version)
+    except MlflowException as error:
+        no_alias = error.error_code == "INVALID_PARAMETER_VALUE" and f"alias {ALIAS} not found" in str(error)
+        if no_alias or error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+
+
+def _experiment(client: MlflowClient, name: str, home: Path) -> str:
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    # A server decides itself; our own store would put artifacts in whatever folder the command was typed in.
+    location = (home / "mlartifacts" / name).as_uri() if client.tracking_uri == _own_store(home) else None
+    return str(client.create_experiment(name, artifact_location=location))
+
+
+def _metrics(scoreboard: pd.DataFrame) -> dict[str, float]:
+    """`split/group/figure`, as MLflow accepts names."""
+    figures = ("mean_error", "median_error", "p90_error", "coverage_90", "median_width")
+    return {
+        f"{row['split']}/{_plain(str(row['group']))}/{figure}": float(row[figure])
+        for _, row in scoreboard.iterrows()
+        for figure in figures
+        if pd.notna(row[figure])
+    }
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_. " else "_" for c in text)
+
+
+def _write(folder: Path, texts: Mapping[str, str]) -> dict[str, str]:
+    files = {}
+    for name, text in texts.items():
+        file = folder / f"{name}.json"
+        file.write_text(text)
+        files[name] = str(file)
+    return files
+
+
+def _copy_of_models(folder: Path) -> Path:
+    """What a registered model runs on, as a package under a name that no puller has (`models` imports relatively)."""
+    target, room = folder / "srift_models", Path(models.__file__).parent
+    for part in ("domain", "step_time"):
+        shutil.copytree(room / part, target / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(room / "__init__.py", target)
+    return target

@@ -1,0 +1,118 @@
+"""Fit a challenger, score it on setups it has not seen, register it, and move `champion` only if the rule agrees."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import pandas as pd
+
+from models.monitoring.cross_validation import fitted, summarise
+from models.monitoring.promotion import Decision, verdict
+from models.step_time.dataset import TrainingData
+from models.step_time.model import StepTimeModel
+from warehouse import append, reads
+
+from ..workspace.blas_threads import one_thread
+from ..workspace.parallel import side_by_side
+from ..workspace.prefect_runtime import Step
+from ..workspace.workspace import Workspace, code_commit
+from . import plots, registry
+from .registry import Champion, Provenance
+
+SEED = 11
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Challenger:
+    """A fitted model, its predictions for rows held out, their scoreboard, and the rule's decision about it."""
+
+    model: StepTimeModel
+    held_out: pd.DataFrame
+    scoreboard: pd.DataFrame
+    decision: Decision
+
+
+@Step
+def challenge(frames: Mapping[str, pd.DataFrame], champion: Champion | None) -> Challenger | None:
+    """Fit on all rows, score on held-out groups, compare with the champion on the same runs. None: nothing to fit."""
+    data = TrainingData(**frames)
+    if not len(data.runs):
+        return None
+    with one_thread():
+        model, held_out = fitted(data, seed=SEED, each=side_by_side)
+        decision = verdict(data, held_out, model, None if champion is None else champion.model)
+    return Challenger(model=model, held_out=held_out, scoreboard=summarise(held_out), decision=decision)
+
+
+@Step
+def register(
+    workspace: Workspace, challenger: Challenger, frames: Mapping[str, pd.DataFrame], refresh_id: str, now: datetime
+) -> int:
+    """Log the challenger with its provenance, move the alias or record the refusal; returns the version."""
+    provider, digest = workspace.provider.name, reads.training_digest(dict(frames))
+    provenance = Provenance(
+        training_digest=digest,
+        training_rows=len(frames["runs"]),
+        code_commit=code_commit(),
+        seed=SEED,
+        refresh_id=refresh_id,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        version = registry.log_challenger(
+            workspace.home,
+            provider,
+            challenger.model,
+            scoreboard=challenger.scoreboard,
+            card=card(provider, challenger, provenance, now),
+            provenance=provenance,
+            plots=plots.draw(challenger.held_out, workspace.home, Path(folder)),
+        )
+    decision = challenger.decision
+    (registry.promote if decision.promote else registry.refuse)(workspace.home, provider, version, decision.reason)
+    with workspace.warehouse.transact() as connection:
+        append.append_model(
+            connection,
+            {
+                "provider": provider,
+                "version": str(version),
+                "trained_at": now,
+                "training_digest": digest,
+                "promoted": decision.promote,
+                "reason": decision.reason,
+                "code_commit": provenance.code_commit,
+                "refresh_id": refresh_id,
+            },
+        )
+        scores = [{str(key): value for key, value in row.items()} for row in challenger.scoreboard.to_dict("records")]
+        append.append_scores(connection, scores, provider=provider, version=str(version), refresh_id=refresh_id)
+    return version
+
+
+def card(provider: str, challenger: Challenger, provenance: Provenance, now: datetime) -> str:
+    """One page for the puller: what it predicts, from what, how well, and how to call it."""
+    pooled = challenger.scoreboard[challenger.scoreboard["group"] == "all"]
+    lines = [
+        f"- held out by {row['split'].replace('_', ' ')}: {row['rows']} rows, mean error {row['mean_error']:.1%}, "
+        f"median {row['median_error']:.1%}, 90 % intervals cover {row['coverage_90']:.0%}"
+        for row in pooled.to_dict("records")
+    ]
+    return "\n".join(
+        [
+            f"# {registry.name_of(provider)}",
+            f"Step time of PyTorch DDP training on `{provider}` machines, fitted {now:%Y-%m-%d %H:%M} UTC on "
+            f"{provenance.training_rows} measured runs (digest {provenance.training_digest}), "
+            f"code {provenance.code_commit}, seed {provenance.seed}.",
+            f"Workloads: {', '.join(challenger.model.workloads)}. "
+            f"Instance types: {', '.join(challenger.model.instance_types)}. Any other name is refused.",
+            "Errors on groups of setups that the fit did not see (the group's rows left out, then predicted):",
+            *lines,
+            challenger.decision.reason,
+            f'Use: `mlflow.pyfunc.load_model("models:/{registry.name_of(provider)}@champion").predict(frame)` with '
+            "text columns `workload`, `cluster` (`2xa+1xb`), `batch_per_device` (`32+32+12`) and optionally `layout`, "
+            "`accumulation_steps`, `strategy`, `precision`. Intervals are 90 %.",
+        ]
+    )

@@ -1,0 +1,1 @@
+"""Settings, the opened workspace, locking, and what Prefect needs to run here."""

@@ -1,0 +1,359 @@
+"""One settings object: the nearest `srift.toml` upwards, overlaid by SRIFT_* variables. Refuses the unknown.
+
+An error is in words of `srift.toml` and SRIFT_* variables: pydantic speaks of Python, which nobody writes there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import SettingsError as MalformedVariable
+
+from models.domain.suggestions import nearest_names
+from models.domain.workload import GOALS, Goal, Workload
+
+from ..providers.ec2.settings import Ec2
+
+PREFIX = "SRIFT_"
+_UNKNOWN = "extra_forbidden"
+# What a section as such may be refused for; anything else is said of a value.
+_OF_SECTIONS = {"value_error", "missing", "dict_type", "model_type"}
+_FACTS = ("parameters", "gradient_bytes", "flops_per_sample")
+_WHERE_FACTS_GO = (
+    "put it into a CSV with the columns workload, parameters, gradient_bytes and, if known, flops_per_sample and "
+    "samples, and load that with `srift import --workloads FILE`"
+)
+_PLAINLY = {
+    "tuple_type": 'a list is wanted: ["one", "another"]',
+    "too_short": "at least one that is known is wanted",
+    "dict_type": "a section of keys is wanted",
+    "model_type": "a section of keys is wanted",
+}
+FILE = "srift.toml"
+IMPORTED = "imported"  # digest of a workload that no file defines; the mart `workloads` calls it the same
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # what fits into `2xNAME+1xNAME`, a run's label and a path
+NAME_RULE = "the name {name!r} must be of letters, digits, '.', '_' and '-', a letter or digit first"
+
+
+class SettingsError(Exception):
+    """`srift.toml` or a SRIFT_* variable is wrong; the message names the key, the reason and the nearest right name."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Campaign(_Section):
+    """What one refresh may spend: dollars, minutes, and the most hosts of one cluster."""
+
+    max_usd: float = Field(default=1.0, ge=0)
+    max_minutes: float = Field(default=7.5, gt=0)
+    max_hosts: int = Field(default=4, ge=1, le=64)
+    stale_after_days: float = Field(default=30.0, gt=0)
+    seed: int = 0
+    market: Literal["spot", "on-demand"] = "spot"
+
+
+class LocalInstanceType(_Section):
+    """A local host: CPU share, memory, sustained bandwidth in gigabit/s, illustrative prices in dollars an hour."""
+
+    cores: float = Field(gt=0)
+    memory_gib: float = Field(gt=0)
+    bandwidth_gbps: float = Field(gt=0)
+    usd_per_hour: float | None = Field(default=None, gt=0)
+    spot_usd_per_hour: float | None = Field(default=None, gt=0)
+    spot_interruptions_per_hour: float = Field(default=0.0, ge=0)
+
+
+class Local(_Section):
+    """The local provider's instance types, by name."""
+
+    instance_types: dict[str, LocalInstanceType] = {}
+
+    @field_validator("instance_types")
+    @classmethod
+    def _plain(cls, types: dict[str, LocalInstanceType]) -> dict[str, LocalInstanceType]:
+        return _plainly_named(types)
+
+
+class GoalSettings(_Section):
+    """A goal that the table answers for; `hours` or `usd` is its constraint."""
+
+    goal: str
+    hours: float | None = Field(default=None, gt=0)
+    usd: float | None = Field(default=None, gt=0)
+    p_required: float = Field(default=0.9, gt=0, lt=1)
+
+    @field_validator("goal")
+    @classmethod
+    def _known(cls, goal: str) -> str:
+        if goal not in GOALS:
+            raise ValueError(f"unknown goal {goal!r}; {nearest_names(goal, GOALS)}")
+        return goal
+
+    @model_validator(mode="after")
+    def _constrained(self) -> GoalSettings:
+        needs = {"cheapest_within_deadline": "hours", "fastest_within_budget": "usd"}.get(self.goal)
+        given = {name for name in ("hours", "usd") if getattr(self, name) is not None}
+        if given != ({needs} if needs else set()):
+            raise ValueError(f"goal {self.goal!r} takes {needs or 'neither hours nor usd'}")
+        return self
+
+
+class WorkloadSettings(_Section):
+    """A workload: `entrypoint = "path/to/file.py:function"` beside srift.toml, its samples, global batch and goals.
+
+    Without an entrypoint it is never run here, and known by imported measurements alone.
+    """
+
+    entrypoint: str | None = None
+    samples: int = Field(gt=0, le=10**15)
+    global_batch: int | tuple[int, int]
+    arguments: dict[str, bool | int | float | str] = {}
+    goals: tuple[GoalSettings, ...] = ()
+
+    @field_validator("goals")
+    @classmethod
+    def _told_apart(cls, goals: tuple[GoalSettings, ...]) -> tuple[GoalSettings, ...]:
+        asked = [(goal.goal, goal.hours, goal.usd) for goal in goals]
+        twice = [one.goal for place, one in enumerate(goals) if asked[place] in asked[:place]]
+        if twice:
+            raise ValueError(f"goal {twice[0]!r} stands twice with the same constraint")
+        return goals
+
+    @field_validator("global_batch")
+    @classmethod
+    def _range(cls, value: int | tuple[int, int]) -> int | tuple[int, int]:
+        least, most = (value, value) if isinstance(value, int) else value
+        if not 1 <= least <= most:
+            raise ValueError(f"global_batch must be a whole number of at least 1, or [least, most]; not {value}")
+        return value
+
+
+class Settings(BaseSettings):
+    """Everything that an installation decides. `root` is the folder of its srift.toml, `home` where state lives."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, env_ignore_empty=True
+    )
+
+    root: Path = Path()
+    home: Path = Path()
+    campaign: Campaign = Campaign()
+    local: Local = Local()
+    ec2: Ec2 = Ec2()
+    workloads: dict[str, WorkloadSettings] = {}
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Variables win over the file, whose content arrives as init arguments."""
+        return env_settings, init_settings
+
+    @field_validator("workloads")
+    @classmethod
+    def _plain(cls, workloads: dict[str, WorkloadSettings]) -> dict[str, WorkloadSettings]:
+        return _plainly_named(workloads)
+
+    @field_validator("root", "home")
+    @classmethod
+    def _absolute(cls, path: Path) -> Path:
+        return path.expanduser().resolve()
+
+    def workload(self, name: str) -> Workload:
+        """The workload `name` with the digest of its present file. Raises SettingsError if there is none."""
+        if name not in self.workloads:
+            raise SettingsError(f"unknown workload {name!r}; {nearest_names(name, self.workloads)}")
+        spec = self.workloads[name]
+        least, most = (spec.global_batch,) * 2 if isinstance(spec.global_batch, int) else spec.global_batch
+        return Workload(
+            name=name,
+            digest=self.workload_digest(name),
+            samples=spec.samples,
+            global_batch_least=least,
+            global_batch_most=most,
+            goals=tuple(Goal(**goal.model_dump()) for goal in spec.goals),
+        )
+
+    def entrypoint(self, name: str) -> tuple[Path, str]:
+        """File and function of a workload. Raises SettingsError on a missing file, malformed text, or none at all."""
+        text = self.workloads[name].entrypoint
+        if text is None:
+            raise SettingsError(f"workloads.{name} has no entrypoint: only imported measurements tell of it")
+        file, colon, function = text.rpartition(":")
+        if not colon or not function.isidentifier():
+            raise SettingsError(f"workloads.{name}.entrypoint {text!r} is not of the form path/to/file.py:function")
+        path = self.root / file
+        if not path.is_file():
+            siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+            raise SettingsError(f"workloads.{name}.entrypoint: no file {path}; {nearest_names(path.name, siblings)}")
+        return path, function
+
+    def workload_digest(self, name: str) -> str:
+        """Twelve hex digits of the workload's file, function and arguments: another digest is another workload."""
+        if self.workloads[name].entrypoint is None:
+            return IMPORTED
+        path, function = self.entrypoint(name)
+        return digest_of(path.read_bytes(), function, self.workloads[name].arguments)
+
+
+def digest_of(content: bytes, function: str, arguments: Mapping[str, Any]) -> str:
+    """Digest of a workload whose file holds `content`."""
+    rest = json.dumps([function, dict(arguments)], sort_keys=True).encode()
+    return hashlib.sha256(content + b"\0" + rest).hexdigest()[:12]
+
+
+def find_file(start: Path | None = None) -> Path:
+    """The nearest srift.toml from `start` (the working directory) upwards. Raises SettingsError if there is none."""
+    here = (start or Path.cwd()).resolve()
+    for folder in (here, *here.parents):
+        if (folder / FILE).is_file():
+            return folder / FILE
+    raise SettingsError(f"no {FILE} in {here} or above it; run srift inside a project, or write one (see the README)")
+
+
+def load_settings(file: Path | None = None) -> Settings:
+    """Settings of this installation, refused before anything starts where anything is unknown or malformed.
+
+    Raises SettingsError naming every wrong key, its reason, and the nearest right names.
+    """
+    path = (file or find_file(Path(os.environ["SRIFT_ROOT"]) if os.environ.get("SRIFT_ROOT") else None)).resolve()
+    try:
+        body = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not valid TOML: {error}") from None
+    if "root" in body:
+        raise SettingsError(f"{path}:\n  root: unknown key; the root is the folder of {FILE}")
+    _refuse_unknown_variables(body)
+    stated = body.pop("home", ".srift")
+    home = path.parent / Path(stated).expanduser() if isinstance(stated, str) else stated
+    try:
+        settings = Settings(**body, home=home, root=path.parent)
+    except ValidationError as error:
+        raise SettingsError(_refusal(error, path, Settings)) from None
+    except MalformedVariable as error:
+        raise SettingsError(_malformed(error)) from None
+    settings = settings.model_copy(update={"root": path.parent})  # SRIFT_ROOT says where to look for the file only
+    for name, workload in settings.workloads.items():
+        if workload.entrypoint is not None:
+            settings.entrypoint(name)
+    return settings
+
+
+def _refuse_unknown_variables(body: Mapping[str, Any]) -> None:
+    """A variable overrides what `body` names. Keys inside a section are judged with those of the file."""
+    for variable, (section, *rest), _ in _variables():
+        if section not in Settings.model_fields:
+            known = [f"{PREFIX}{name.upper()}" for name in Settings.model_fields]
+            raise SettingsError(f"unknown variable {variable}; {nearest_names(variable, known)}")
+        if rest and Settings.model_fields[section].annotation is Path:
+            raise SettingsError(f"unknown variable {variable}; {nearest_names(variable, [PREFIX + section.upper()])}")
+        named, what = body.get(section), "workload" if section == "workloads" else ""
+        if section == "local" and rest[:1] == ["instance_types"] and isinstance(named, dict):
+            named, rest, what = named.get("instance_types"), rest[1:], "instance type"
+        if what and rest and rest[0] not in (named or ()):
+            raise SettingsError(f"{variable}: unknown {what} {rest[0]!r}; {nearest_names(rest[0], named or ())}")
+
+
+def plain_name(name: str) -> bool:
+    """Can a workload or an instance type be called so? NAME_RULE says what it takes."""
+    return _NAME.fullmatch(name) is not None
+
+
+def _plainly_named(named: dict[str, Any]) -> dict[str, Any]:
+    for name in named:
+        if not plain_name(name):
+            raise ValueError(NAME_RULE.format(name=name))
+    return named
+
+
+def _variables() -> Iterator[tuple[str, tuple[str, ...], str]]:
+    """Name, key and text of every variable that states a setting; an empty one is as good as none."""
+    for name, text in os.environ.items():
+        if name.upper().startswith(PREFIX) and text:
+            yield name, tuple(name[len(PREFIX) :].lower().split("__")), text
+
+
+def _refusal(error: ValidationError, file: Path, model: type[BaseModel]) -> str:
+    """Every wrong key of `model`: those of `file` below its name, then each that a variable states after its own."""
+    of_file, of_variables = [], []
+    for one in error.errors():
+        # a key that nobody knows, or a section where a plain value is wanted, may be stated by what is below it
+        below = one["type"] == _UNKNOWN or (isinstance(one["input"], dict) and one["type"] not in _OF_SECTIONS)
+        variable, sentence = _stated_by(one["loc"], below=below), _explained(one, model)
+        if variable:
+            of_variables.append(f"{variable}: {sentence}")
+        else:
+            of_file.append(f"  {sentence}")
+    return "\n".join([*([f"{file}:"] if of_file else []), *of_file, *of_variables])
+
+
+def _malformed(error: MalformedVariable) -> str:
+    """Which variable's text is not the list or section that its key wants."""
+    text = getattr(error.__cause__, "doc", None)  # of json.JSONDecodeError
+    names = [name for name, _, value in _variables() if value == text]
+    what = " or ".join(names) or f"a {PREFIX} variable"
+    return f'{what}: a list or a section of keys must be JSON there: ["one", "another"]'
+
+
+def _explained(error: Any, model: type[BaseModel]) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == _UNKNOWN and error["loc"][:1] == ("workloads",) and error["loc"][-1] in _FACTS:
+        return f"{where}: a fact of a workload and no setting; {_WHERE_FACTS_GO}"
+    if error["type"] == _UNKNOWN:
+        return f"{where}: unknown key; {nearest_names(str(error['loc'][-1]), _known_keys(model, error['loc'][:-1]))}"
+    return f"{where}: {_PLAINLY.get(error['type'], '') or error['msg'].removeprefix('Value error, ')}"
+
+
+def _known_keys(model: Any, location: tuple[Any, ...]) -> list[str]:
+    """Keys that the section at `location` below `model` understands."""
+    for part in location:
+        if _is_section(model):
+            model = model.model_fields[part].annotation
+        else:  # the values of a dictionary, the items of a tuple
+            model = next(one for one in reversed(get_args(model)) if one is not Ellipsis)
+    return [name for name in model.model_fields if name != "root"] if _is_section(model) else []
+
+
+def _is_section(model: Any) -> bool:
+    return isinstance(model, type) and issubclass(model, BaseModel)
+
+
+def _stated_by(location: tuple[Any, ...], *, below: bool) -> str:
+    """The variable that states what is at `location` (or `below` it), of many that of the longest key; "" for none."""
+    found = []
+    for name, key, text in _variables():
+        shared = min(len(key), len(location))
+        if key[:shared] == location[:shared] and (below or len(key) == shared) and _holds(text, location[len(key) :]):
+            found.append((len(key), name))
+    return max(found)[1] if found else ""
+
+
+def _holds(text: str, below: tuple[Any, ...]) -> bool:
+    """Whether a variable's text says what is at `below`. Only sections are merged with the file's."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return True
+    for part in below:
+        if not isinstance(value, dict):
+            return True
+        if part not in value:
+            return False
+        value = value[part]
+    return True

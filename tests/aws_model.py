@@ -1,0 +1,61 @@
+"""Requests held against botocore's own description of AWS: a misspelt word would else only show when it costs money.
+
+Both fakes of AWS ask here before they answer, so that no call of any test escapes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from botocore import xform_name
+from botocore.model import OperationModel, ServiceModel
+from botocore.session import Session
+from botocore.validate import ParamValidator
+
+# What IAM calls an action otherwise than the API calls the operation; all others are the same.
+_IAM_NAMES = {
+    ("s3", "ListObjectsV2"): "s3:ListBucket",
+    ("s3", "GetPublicAccessBlock"): "s3:GetBucketPublicAccessBlock",
+    ("s3", "GetBucketLifecycleConfiguration"): "s3:GetLifecycleConfiguration",
+}
+_IAM_SERVICES = {"service-quotas": "servicequotas"}
+_VALIDATOR = ParamValidator()
+
+
+def operation(service: str, method: str) -> OperationModel:
+    """What botocore knows of a client's method. Raises AssertionError where there is none of that name."""
+    names = _methods(service)
+    assert method in names, f"boto3's client of {service} has no {method}"
+    return _service(service).operation_model(names[method])
+
+
+def valid(service: str, method: str, words: dict[str, Any]) -> None:
+    """Raises AssertionError with botocore's report where AWS would not take the request."""
+    shape = operation(service, method).input_shape
+    if shape is None:
+        assert not words, f"{service} {method} takes no words"
+        return
+    report = _VALIDATOR.validate(words, shape)
+    assert not report.has_errors(), f"{service} {method}: {report.generate_report()}"
+
+
+def iam_action(service: str, method: str) -> str:
+    """The action by which IAM allows a call."""
+    name = operation(service, method).name
+    return _IAM_NAMES.get((service, name), f"{_IAM_SERVICES.get(service, service)}:{name}")
+
+
+@cache
+def _service(service: str) -> ServiceModel:
+    return _session().get_service_model(service)
+
+
+@cache
+def _methods(service: str) -> dict[str, str]:
+    return {xform_name(name): name for name in _service(service).operation_names}
+
+
+@cache
+def _session() -> Session:
+    return Session()

@@ -1,0 +1,245 @@
+"""How good are the choices of `models.planner.ranking`: at equal global batch, against the best that was measured.
+
+    cost regret = dollars of the choice / dollars of the cheapest measured setup that meets the deadline - 1
+    time regret = hours of the choice / hours of the fastest measured setup that meets the cap - 1
+
+A choice that misses its constraint is a failure, reported apart, and no regret; so is a question left unanswered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from models.domain.numeric import BoolArray, FloatArray
+from models.domain.setup_table import read_setups
+from models.domain.workload import Goal, Setup, joined
+from models.job.cost import cost_at
+from models.job.job_conditions import Stated, pools_of
+from models.monitoring.backtest import described
+from models.planner.ranking import recommend
+from models.step_time.dataset import TrainingData
+from models.step_time.model import fit
+
+from .setups import STEPS, job, measured_setups, recommended_pilots
+
+DEADLINE, CAP = "cheapest_within_deadline", "fastest_within_budget"
+SLACKS = (1.05, 1.2, 1.5, 2.0, 3.0, 5.0)  # of a constraint, as a multiple of the least that any measured setup takes
+_TENTH, _SAMPLES = 0.1, 20
+_FEWEST, _DRAWS = 8, 400  # setups at one global batch among which a choice is worth judging; joint draws of each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """Measured setups of one workload at one global batch, and what a model that knows little of it predicts of them.
+
+    `draws` is (setups, draws) joint seconds a step; `predictions` has the columns of `StepTimeModel.predict`.
+    """
+
+    setups: tuple[Setup, ...]
+    measured_s: FloatArray
+    predictions: pd.DataFrame
+    draws: FloatArray
+
+    def take(self, mask: BoolArray) -> Contest:
+        """Only the setups of `mask`."""
+        return Contest(
+            setups=tuple(one for one, kept in zip(self.setups, mask, strict=True) if kept),
+            measured_s=self.measured_s[mask],
+            predictions=self.predictions[mask].reset_index(drop=True),
+            draws=self.draws[mask],
+        )
+
+    def believing(self, step_s: FloatArray) -> Contest:
+        """The same with these seconds predicted, without a doubt."""
+        told = self.predictions.assign(step_s=step_s, step_low_s=step_s, step_high_s=step_s)
+        return replace(self, predictions=told, draws=np.repeat(step_s[:, None], 2, axis=1))
+
+    def costs(self) -> tuple[FloatArray, FloatArray]:
+        """True hours and dollars of the whole job on each setup, start-up at its expectation."""
+        pairs = [
+            cost_at(
+                float(step_s),
+                steps=STEPS,
+                conditions=Stated().gangs(*pools_of([setup.cluster]), 0.0),
+                usd_per_hour=setup.cluster.total_usd_per_hour or np.nan,
+            )
+            for setup, step_s in zip(self.setups, self.measured_s, strict=True)
+        ]
+        hours, usd = np.array(pairs, dtype=float).T
+        return hours, usd
+
+
+def recommended(contest: Contest, goals: list[Goal]) -> list[int | None]:
+    """For each goal the setup in the table's first row; None where the table says that nothing meets it."""
+    setups = contest.setups
+    workload = job(setups[0].workload, setups[0].global_batch, *goals)
+    rows = [row for row in recommend(workload, setups, contest.predictions, contest.draws, top=1) if row["rank"] == 1]
+    places = {
+        (one.cluster.name, joined(one.layout), joined(one.batch_per_device), one.accumulation_steps): at
+        for at, one in enumerate(setups)
+    }
+    texts = ("cluster", "layout", "batch_per_device", "accumulation_steps")
+    return [places.get(tuple(row[text] for text in texts)) for row in rows[: len(goals)]]
+
+
+Chooser = Callable[[Contest, list[Goal]], list[int | None]]
+
+
+def _even_odds(contest: Contest, goals: list[Goal]) -> list[int | None]:
+    return recommended(contest, [replace(goal, p_required=0.5) for goal in goals])
+
+
+def _full_machines(contest: Contest, goals: list[Goal]) -> list[int | None]:
+    full = np.array(
+        [
+            all(
+                used >= member.instance_type.devices
+                for used, member in zip(one.layout, one.cluster.members, strict=True)
+            )
+            for one in contest.setups
+        ],
+        dtype=bool,
+    )
+    if not full.any():
+        return [None] * len(goals)
+    places = np.flatnonzero(full)
+    return [None if at is None else int(places[at]) for at in recommended(contest.take(full), goals)]
+
+
+def _without_communication(contest: Contest, goals: list[Goal]) -> list[int | None]:
+    return recommended(contest.believing(contest.predictions["compute_s"].to_numpy(float)), goals)
+
+
+def _cheapest_per_hour(contest: Contest, goals: list[Goal]) -> list[int | None]:
+    usd = np.array([one.cluster.total_usd_per_hour or np.nan for one in contest.setups])
+    return [int(np.lexsort((-_devices(contest), usd))[0])] * len(goals)
+
+
+def _most_machines(contest: Contest, goals: list[Goal]) -> list[int | None]:
+    machines = np.array([len(one.layout) for one in contest.setups])
+    return [int(np.lexsort((-_devices(contest), -machines))[0])] * len(goals)
+
+
+def _devices(contest: Contest) -> FloatArray:
+    return np.array([sum(one.layout) for one in contest.setups], dtype=float)
+
+
+RECOMMENDED = "recommended"
+CHOOSERS: dict[str, Chooser] = {
+    RECOMMENDED: recommended,
+    "recommended at even odds": _even_odds,
+    "recommended, full machines only": _full_machines,
+    "recommended, communication ignored": _without_communication,
+    "cheapest per hour": _cheapest_per_hour,
+    "most machines": _most_machines,
+}
+A_TENTH = "a random tenth measured"
+
+
+def judge(contest: Contest, *, seed: int) -> pd.DataFrame:
+    """A row a question, chooser and sample: kind, slack, chooser, answered, met, regret (NaN where it is not met)."""
+    hours, usd = contest.costs()
+    asked = [(kind, slack) for kind in (DEADLINE, CAP) for slack in SLACKS]
+    goals = [
+        Goal(goal=kind, hours=_limit(slack, hours)) if kind == DEADLINE else Goal(goal=kind, usd=_limit(slack, usd))
+        for kind, slack in asked
+    ]
+    answers = {name: chooser(contest, goals) for name, chooser in CHOOSERS.items()}
+    rows = []
+    for number, ((kind, slack), goal) in enumerate(zip(asked, goals, strict=True)):
+        aim, used, limit = (usd, hours, goal.hours) if kind == DEADLINE else (hours, usd, goal.usd)
+        meets = used <= (limit or 0.0)
+        picks = [(name, answer[number]) for name, answer in answers.items()]
+        picks += [(A_TENTH, pick) for pick in _of_a_tenth(aim, used, meets, seed)]
+        for name, pick in picks:
+            met = pick is not None and bool(meets[pick])
+            regret = aim[pick] / aim[meets].min() - 1 if met else np.nan
+            rows.append((kind, slack, name, pick is not None, met, regret))
+    return pd.DataFrame(rows, columns=["kind", "slack", "chooser", "answered", "met", "regret"])
+
+
+def _limit(slack: float, used: FloatArray) -> float:
+    """The last digit does not decide."""
+    return slack * float(used.min()) * (1 + 1e-12)
+
+
+def _of_a_tenth(aim: FloatArray, used: FloatArray, meets: BoolArray, seed: int) -> Iterator[int]:
+    count = max(1, round(_TENTH * len(aim)))
+    random = np.random.default_rng(seed)
+    for _ in range(_SAMPLES):
+        known = random.choice(len(aim), count, replace=False)
+        able = meets[known]
+        value = np.where(able, aim[known], np.inf) if able.any() else used[known]
+        yield int(known[np.argmin(value)])
+
+
+def summary(judged: pd.DataFrame) -> pd.DataFrame:
+    """A row a chooser and kind of constraint: questions, per cent left unanswered, per cent of the answers that missed
+    it; mean, 90th percentile and worst of the others' regret in per cent.
+    """
+    by = ["chooser", "kind"]
+    asked = judged.groupby(by, sort=False)["answered"].agg(
+        questions="size", unanswered=lambda answered: 100 * (1 - answered.mean())
+    )
+    grouped = judged[judged["answered"]].groupby(by, sort=False)
+    answered = grouped.agg(
+        missed=("met", lambda met: 100 * (1 - met.mean())),
+        mean=("regret", lambda regret: 100 * regret.mean()),
+        p90=("regret", lambda regret: 100 * regret.quantile(0.9)),
+        worst=("regret", lambda regret: 100 * regret.max()),
+    )
+    whole: pd.DataFrame = asked.join(answered).reset_index()
+    return whole
+
+
+def contests(
+    data: TrainingData,
+    devices: dict[str, int],
+    usd_per_hour: Mapping[str, float],
+    *,
+    pilots: int,
+    seed: int,
+    runs: int = 1,
+) -> Iterator[tuple[str, int, Contest]]:
+    """(workload, global batch, contest): each workload in turn known by its profiles and one-device runs only.
+
+    The `pilots` that `srift recommend` names are known too. The others' runs are known in full. Setups with an instance
+    type that has no price are left out, and those measured less than `runs` times: what one run says is the best is
+    partly luck.
+    """
+    data = replace(data, instance_types=described(data, data.runs), runs=data.runs.reset_index(drop=True))
+    layout = read_setups(data.runs, devices)
+    names, alone = np.array(layout.workloads), layout.ranks == 1
+    for workload in sorted(set(layout.workloads)):
+        own = names == workload
+        known = ~own | alone
+        try:
+            model = fit(replace(data, runs=data.runs[known]), seed=seed)
+        except ValueError:  # nothing else tells about the workload
+            continue
+        if workload not in model.workloads:
+            continue
+        measured = measured_setups(data.runs[own], devices, usd_per_hour)
+        if pilots and len(measured.setups):
+            chosen = recommended_pilots(model, measured.setups, count=pilots, seed=seed)
+            known[np.flatnonzero(own)[measured.places[chosen]]] = True
+            model = fit(replace(data, runs=data.runs[known]), seed=seed)
+        for batch in sorted(set(measured.global_batch.tolist())):
+            rivals = measured.take(np.flatnonzero((measured.global_batch == batch) & (measured.runs >= runs)))
+            if len(rivals.setups) < _FEWEST:
+                continue
+            frame = rivals.frame()
+            yield (
+                workload,
+                int(batch),
+                Contest(
+                    setups=rivals.setups,
+                    measured_s=rivals.step_s,
+                    predictions=model.predict(frame).reset_index(drop=True),
+                    draws=model.draws(frame, count=_DRAWS, seed=seed),
+                ),
+            )

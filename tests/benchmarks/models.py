@@ -1,0 +1,113 @@
+"""How good are the models on real rows that they have not seen: `tests.benchmarks.splits`, beside two rivals.
+
+`python -m tests.benchmarks.models FILE --workloads FACTS --catalogue CATALOGUE` prints the noise floor of the rows,
+errors by split and model, the coverage of the intervals by held-out group, and how good choices by the model are.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import pandas as pd
+import typer
+
+from flows.cli import explained
+from models.step_time.dataset import TrainingData
+from models.step_time.model import fit
+from tasks.data_files.backtest import read_training
+from tasks.data_files.catalogue import read_prices
+from tasks.reporting.tables import print_frame
+from tasks.training.registry import Provenance, load_served, log_challenger, promote
+from tasks.workspace.blas_threads import one_thread
+from tasks.workspace.parallel import side_by_side
+from tests.benchmarks.choice_scores import contests, judge, summary
+from tests.benchmarks.noise import neighbours, placements
+from tests.benchmarks.rivals import predict_textbook, predict_trees_alone
+from tests.benchmarks.splits import ask, coverage, errors, splits
+
+_MANY = 10_000
+
+
+def speeds(data: TrainingData, *, repeats: int, seed: int) -> pd.DataFrame:
+    """Columns what, rows, median_s, most_s over `repeats`: a fit, and through MLflow one prediction and 10,000.
+
+    Each of the 10,000 is a row of the data, again and again where there are fewer. Nothing is left behind.
+    """
+    setups = data.runs.drop(columns=["step_s", "sync_s", "step_spread"], errors="ignore").reset_index(drop=True)
+    many = setups.iloc[np.resize(np.arange(len(setups)), _MANY)].reset_index(drop=True)
+    with one_thread():  # as retraining does; a puller's program sets its own
+        model = fit(data, seed=seed)
+        found = [("fit", len(data.runs), _timed(lambda: fit(data, seed=seed), repeats))]
+    with tempfile.TemporaryDirectory(prefix="srift-speed-") as folder:
+        provenance = Provenance(
+            training_digest="speed", training_rows=len(data.runs), code_commit="", seed=seed, refresh_id="speed"
+        )
+        version = log_challenger(
+            Path(folder), model.provider, model, scoreboard=pd.DataFrame(), card="speed", provenance=provenance
+        )
+        promote(Path(folder), model.provider, version, "to be asked")
+        served = load_served(Path(folder), model.provider)
+        for what, asked in (("one prediction", setups.iloc[:1]), ("predictions", many)):
+            served.predict(asked)
+            found.append((what, len(asked), _timed(partial(served.predict, asked), repeats)))
+    rows = [(what, count, float(np.median(seconds)), max(seconds)) for what, count, seconds in found]
+    return pd.DataFrame(rows, columns=["what", "rows", "median_s", "most_s"])
+
+
+def _timed(work: Callable[[], object], repeats: int) -> list[float]:
+    seconds = []
+    for _ in range(repeats):
+        before = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - before)
+    return seconds
+
+
+RIVALS = {"textbook": predict_textbook, "trees": predict_trees_alone}
+
+
+def bench_models(
+    file: Annotated[Path, typer.Argument(help="Measurement rows, CSV or Parquet.")],
+    workloads: Annotated[Path | None, typer.Option(help="Facts: parameters, gradient_bytes.")] = None,
+    catalogue: Annotated[Path | None, typer.Option(help="Instance types: devices, vCPUs, network.")] = None,
+    seed: int = 2026,
+    only: Annotated[str, typer.Option(help="A split by its name, such as 'larger clusters'.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Where to write every prediction, CSV.")] = None,
+) -> None:
+    """Every split, ours and the rivals'; nothing is chosen by what comes out."""
+    data, devices = read_training(file, workloads=workloads, catalogue=catalogue)
+    print_frame(placements(data.runs), "noise floor: rows that differ only in the order of their machines")
+    print_frame(neighbours(data.runs), "noise floor: rows against their neighbours in batch")
+    prices = read_prices(catalogue) if catalogue is not None else {}
+    chosen = [one for one in splits(data.runs, devices, seed=seed) if only in ("", one.name)]
+    if not chosen:
+        raise typer.BadParameter(f"no split is called {only!r}")
+    with one_thread():
+        scored = pd.concat(
+            side_by_side(partial(ask, data, rivals=RIVALS, devices=devices, seed=seed, usd=prices), chosen)
+        )
+    if out is not None:
+        scored.to_csv(out, index_label="row")
+    print_frame(errors(scored, ["ours", *RIVALS]), "per cent of the measured step time")
+    print_frame(coverage(scored, ["split"]), "intervals by split, per cent")
+    print_frame(coverage(scored, ["split", "group"]), "intervals by held-out group, per cent")
+    if only == "":
+        print_frame(speeds(data, repeats=3, seed=seed), "seconds; predictions through the registered model")
+    for pilots in (0, 3) if only == "" else ():
+        found = [judge(one, seed=seed) for _, _, one in contests(data, devices, prices, pilots=pilots, seed=seed)]
+        if found:
+            title = (
+                f"choices at {len(found)} global batches, each workload held out, {pilots} recommended pilots; per cent"
+            )
+            print_frame(summary(pd.concat(found)), title)
+
+
+if __name__ == "__main__":
+    with explained():
+        typer.run(bench_models)

@@ -1,0 +1,120 @@
+"""How long planning takes at EC2's scale, in a made-up market of ten GPU types and up to 64 machines.
+
+`python -m tests.benchmarks.planner` prints the candidates, how many were left at each stage and the seconds; with
+`--plot FILE.png` also how time grows with types and machines.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+
+from flows.cli import explained
+from models.domain.cluster import Offer
+from models.domain.workload import Goal, Workload
+from models.planner.planner import Plan, plan
+from models.step_time.model import StepTimeModel
+from tasks.reporting.tables import print_frame
+from tests.benchmarks import synthetic_market as imagined
+
+TYPES, MACHINES = (2, 4, 6, 8, 10), (4, 8, 16, 32, 64)
+# The deadline and the budget asked for, as multiples of the least hours and dollars that can be had.
+_DEADLINE, _BUDGET = 4.0, 1.5
+
+
+def asked(model: StepTimeModel, offers: Sequence[Offer], name: str, max_hosts: int) -> Workload:
+    """The workload with a deadline and a budget that some clusters meet and others do not: four goals in all."""
+    first = {row["goal"]: row for row in _plan(imagined.workload(name), offers, model, max_hosts).rows[::-1]}
+    return imagined.workload(
+        name,
+        Goal(goal="cheapest_within_deadline", hours=_DEADLINE * first["fastest"]["hours"]),
+        Goal(goal="fastest_within_budget", usd=_BUDGET * first["cheapest"]["usd"]),
+    )
+
+
+def timed(model: StepTimeModel, name: str, *, types: int, max_hosts: int, repeats: int) -> dict[str, Any]:
+    """One row: candidates, how many were left at each stage, and the median seconds after one run to warm up."""
+    sold = imagined.types()
+    offers = imagined.offers([sold[at] for at in imagined.spread(types)])
+    workload = asked(model, offers, name, max_hosts)
+    wall, cpu = [], []
+    for _ in range(repeats):
+        started, spent = time.perf_counter(), time.process_time()
+        found = _plan(workload, offers, model, max_hosts)
+        wall.append(time.perf_counter() - started)
+        cpu.append(time.process_time() - spent)
+    return {
+        "workload": name,
+        "types": types,
+        "machines": max_hosts,
+        "clusters": found.clusters,
+        "candidates": found.candidates,
+        "looked_at": found.looked_at,
+        "drawn_for": found.drawn_for,
+        "ranked": len(found.ranked),
+        "frontier": len(found.frontier),
+        "seconds": median(wall),
+        "cpu_seconds": median(cpu),
+    }
+
+
+def growth(model: StepTimeModel, name: str, *, repeats: int = 3) -> pd.DataFrame:
+    """`timed` over TYPES x MACHINES."""
+    return pd.DataFrame(
+        [timed(model, name, types=types, max_hosts=most, repeats=repeats) for types in TYPES for most in MACHINES]
+    )
+
+
+def plot(grown: pd.DataFrame, file: Path) -> None:
+    """Seconds and candidates against types, a line for each number of machines, as a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    for machines, own in grown.groupby("machines"):
+        (line,) = left.plot(own["types"], own["seconds"], marker="o", label=f"up to {machines}")
+        left.plot(own["types"], own["cpu_seconds"], linestyle="--", color=line.get_color())
+        right.plot(own["types"], own["candidates"], marker="o", label=f"up to {machines}")
+    left.set(
+        xlabel="instance types, each on-demand and spot",
+        ylabel="seconds",
+        title="time to plan, four goals (dashed: of one CPU)",
+    )
+    left.set_ylim(bottom=0)
+    right.set(xlabel="instance types, each on-demand and spot", ylabel="candidates", title="candidates", yscale="log")
+    left.legend(title="machines")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    figure.savefig(file, dpi=150)
+
+
+def _plan(workload: Workload, offers: Sequence[Offer], model: StepTimeModel, max_hosts: int) -> Plan:
+    return plan(workload, offers, model, max_hosts=max_hosts, fits=lambda _: "", seed=7)
+
+
+def bench_planner(
+    repeats: Annotated[int, typer.Option(min=1, help="Runs after one to warm up; the median counts.")] = 5,
+    plot_to: Annotated[Path | None, typer.Option("--plot", help="PNG to write: growth by types and machines.")] = None,
+) -> None:
+    """Ten types, 64 machines, mixes of up to three types, both markets, four goals; then smaller markets."""
+    model = imagined.champion(imagined.types())
+    names = (imagined.BY_ROWS, imagined.PROFILED)
+    whole = [timed(model, name, types=10, max_hosts=64, repeats=repeats) for name in names]
+    print_frame(pd.DataFrame(whole), "ten types, up to 64 machines, on-demand and spot, four goals")
+    if plot_to is not None:
+        grown = growth(model, imagined.BY_ROWS)
+        print_frame(grown.drop(columns="workload"), "growth with types and machines")
+        plot(grown, plot_to)
+
+
+if __name__ == "__main__":
+    with explained():
+        typer.run(bench_planner)

@@ -1,0 +1,88 @@
+"""The planner with a real champion of either physics: bounds that hold, and the answer of brute force."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from models.domain.cluster import Cluster
+from models.domain.workload import Goal, Setup, Workload
+from models.planner import planner, ranking, search
+from models.step_time.model import StepTimeModel
+from tests.benchmarks import synthetic_market as imagined
+from tests.benchmarks.planner import plot, timed
+from tests.benchmarks.synthetic_market import BY_ROWS, PROFILED
+
+SOLD = [imagined.types()[at] for at in (0, 4, 9)]
+
+
+@cache
+def champion() -> StepTimeModel:
+    return imagined.champion(SOLD, runs=80)
+
+
+def anything_fits(cluster: Cluster) -> str:
+    return ""
+
+
+def every_setup(job: Workload, max_hosts: int) -> list[Setup]:
+    model = champion()
+    return planner.candidates(
+        job,
+        imagined.offers(SOLD),
+        max_hosts=max_hosts,
+        fits=anything_fits,
+        line=lambda name: model.compute_line(job.name, name),
+        peak_bytes=lambda name, batch: model.peak_bytes(job.name, name, batch),
+    )
+
+
+@pytest.mark.parametrize("name", [BY_ROWS, PROFILED])
+def test_no_prediction_undercuts_its_bound_and_some_come_near(name: str) -> None:
+    model = champion()
+    rows = pd.DataFrame([one.row() for one in every_setup(imagined.workload(name), 7)])
+    arrays = model._read(rows)
+    ratio = model.predict(rows)["step_s"].to_numpy(float) / model.least_seconds(arrays)
+    assert len(ratio) > 300 and ratio.min() >= 1.0
+    learned = model._learned()
+    assert learned.least <= 0 <= learned.most and ratio.max() <= np.exp(learned.most - learned.least) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name", [BY_ROWS, PROFILED])
+def test_it_answers_as_predicting_and_drawing_for_every_setup_would(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranking, "CONTENDERS", 8)
+    monkeypatch.setattr(search, "_TURN", 16)
+    model = champion()
+    plain = {row["goal"]: row for row in found(imagined.workload(name)).rows[::-1]}
+    job = imagined.workload(
+        name,
+        Goal(goal="cheapest_within_deadline", hours=2.5 * plain["fastest"]["hours"]),
+        Goal(goal="fastest_within_budget", usd=1.4 * plain["cheapest"]["usd"], p_required=0.75),
+    )
+    setups = every_setup(job, 5)
+    rows = pd.DataFrame([one.row() for one in setups])
+    drawn = model.draws(rows, count=planner.DRAWS, seed=0)
+    whole = ranking.recommend(job, setups, model.predict(rows), drawn)
+    answer = found(job)
+    assert answer.candidates == len(setups) and answer.looked_at < 0.8 * len(setups)
+    for ours, theirs in zip(answer.rows, whole, strict=True):
+        for column, value in theirs.items():
+            assert ours[column] == (pytest.approx(value, rel=1e-9) if isinstance(value, float) else value), column
+
+
+def found(job: Workload) -> planner.Plan:
+    return planner.plan(job, imagined.offers(SOLD), champion(), max_hosts=5, fits=anything_fits)
+
+
+def test_the_times_count_what_was_left_at_each_stage_and_can_be_drawn(tmp_path: Any) -> None:
+    model = imagined.champion(imagined.types(), runs=60)
+    rows = [timed(model, BY_ROWS, types=types, max_hosts=4, repeats=1) for types in (2, 3)]
+    for row in rows:
+        assert row["candidates"] >= row["looked_at"] >= row["ranked"] > row["frontier"] > 0
+        assert row["seconds"] > 0
+    plot(pd.DataFrame(rows), tmp_path / "times.png")
+    assert (tmp_path / "times.png").read_bytes()[:4] == b"\x89PNG"

@@ -1,0 +1,516 @@
+"""A campaign keeps to its caps, covers everything first, repeats nothing known, and buys what may change a choice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.campaign.acquisition import DecisionValue
+from models.campaign.campaign import Launch, Model, shopping_list
+from models.campaign.candidates import Costs, Measurement, training_runs
+from models.campaign.value_of_information import Belief, choice, contenders_of
+from models.domain.cluster import Cluster, Offer, cluster_name
+from models.domain.setup_table import row_key, rows_of
+from models.domain.workload import Goal, Workload, joined
+from models.planner.planner import candidates
+from models.planner.ranking import recommend
+from tests.models.planning import (
+    AS_OF,
+    CORES,
+    NOTHING,
+    WORKLOADS,
+    LineModel,
+    cores_fit,
+    frame,
+    machine,
+    offer,
+    offers,
+    workload,
+)
+
+MODEL = LineModel()
+
+
+def shop(
+    runs: pd.DataFrame = NOTHING,
+    profiles: pd.DataFrame = NOTHING,
+    probes: pd.DataFrame = NOTHING,
+    *,
+    jobs: Sequence[Workload] = WORKLOADS,
+    sold: Sequence[Offer] | None = None,
+    **changes: Any,
+) -> list[Launch]:
+    asked: dict[str, Any] = {"max_usd": 1.0, "max_seconds": 450.0, "max_hosts": 4, "fits": cores_fit, "seed": 7}
+    return shopping_list(jobs, offers() if sold is None else sold, runs, profiles, probes, **(asked | changes))
+
+
+def lines(launches: Sequence[Launch], kind: str) -> Iterator[tuple[Measurement, tuple[str, ...]]]:
+    """Items of a kind with the instance types that take part."""
+    for launch in launches:
+        for item in launch.items:
+            if item.kind == kind:
+                yield item, tuple(launch.cluster.members[node].instance_type.name for node in item.nodes)
+
+
+def train_row(item: Measurement, members: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "kind": "train",
+        "workload": item.workload,
+        "cluster": cluster_name(members),
+        "layout": joined(item.layout),
+        "batch_per_device": joined(item.batches),
+        "accumulation_steps": item.accumulation_steps,
+        "strategy": "ddp",
+        "precision": "fp32",
+    }
+
+
+def measured(launches: Sequence[Launch], *, spread: float = 0.02) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """The frames after all of `launches` went well."""
+    steps = {"step_s": 0.1, "step_spread": spread, "measured_at": AS_OF}
+    runs = [train_row(item, members) | steps for item, members in lines(launches, "train")]
+    profiles = [
+        {
+            "workload": item.workload,
+            "instance_type": members[0],
+            "batch": batch,
+            "forward_s": 0.004 + 0.001 * batch / CORES[members[0]],
+            "backward_s": 0.006 + 0.001 * batch / CORES[members[0]],
+        }
+        for item, members in lines(launches, "profile")
+        for batch in item.batches
+    ]
+    probes = [
+        {"cluster": cluster_name(members), "bytes": size, "seconds": 0.01}
+        for item, members in lines(launches, "probe")
+        for size in item.message_bytes
+    ]
+    return pd.DataFrame(runs), pd.DataFrame(profiles), pd.DataFrame(probes)
+
+
+def keys(launches: Sequence[Launch]) -> list[object]:
+    runs = measured(launches)[0]
+    return [row_key(row, {}) for row in runs.to_dict("records")]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    max_usd=st.floats(0.0, 0.02),
+    max_seconds=st.floats(0.0, 900.0),
+    max_hosts=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+def test_caps_are_kept_and_clusters_fit(max_usd: float, max_seconds: float, max_hosts: int, seed: int) -> None:
+    launches = shop(max_usd=max_usd, max_seconds=max_seconds, max_hosts=max_hosts, seed=seed)
+    assert sum(launch.est_usd for launch in launches) <= max_usd * (1 + 1e-9)
+    assert sum(launch.est_s for launch in launches) <= max_seconds * (1 + 1e-9)
+    for launch in launches:
+        assert not cores_fit(launch.cluster) and len(launch.cluster.members) <= max_hosts
+        assert {one.market for one in launch.cluster.members} == {"spot"}
+        own = [0.0] * len(launch.cluster.members)  # runs of one machine go side by side, the others alone
+        for item in launch.items:
+            if len(item.nodes) == 1:
+                own[item.nodes[0]] += item.est_s
+        together = sum(item.est_s for item in launch.items if len(item.nodes) > 1)
+        assert launch.est_s == pytest.approx(Costs().launch_s + max(own) + together)
+        assert [len(item.nodes) > 1 for item in launch.items] == sorted(len(item.nodes) > 1 for item in launch.items)
+        assert launch.est_usd == pytest.approx(launch.est_s / 3600 * (launch.cluster.usd_per_hour or 0))
+        assert launch.reason and all(item.reason for item in launch.items)
+    assert len(keys(launches)) == len(set(keys(launches)))
+    probed = [members for _, members in lines(launches, "probe")]
+    assert len(probed) == len(set(probed))
+
+
+def test_the_first_campaign_covers_everything() -> None:
+    launches = shop()
+    trains = list(lines(launches, "train"))
+    assert len(trains) >= 70
+    assert {(i.workload, m[0]) for i, m in lines(launches, "profile")} == {
+        (job.name, name) for job in WORKLOADS for name in CORES
+    }
+    assert {len(members) for _, members in trains} == {1, 2, 3, 4}
+    assert {name for _, members in trains for name in members} == set(CORES)
+    by_workload = Counter(item.workload for item, _ in trains)
+    assert set(by_workload) == {job.name for job in WORKLOADS} and min(by_workload.values()) >= 12
+    mixed = sum(len(set(members)) > 1 for _, members in trains)
+    assert mixed >= 15 and len(trains) - mixed >= 15
+    sizes = [min(i.message_bytes) for i, _ in lines(launches, "probe")] + [
+        max(i.message_bytes) for i, _ in lines(launches, "probe")
+    ]
+    assert (min(sizes), max(sizes)) == (4096, 8 * 2**20)
+    assert {2, 3, 4} <= {len(members) for _, members in lines(launches, "probe")}
+
+
+def test_cut_short_after_two_launches_every_workload_and_type_is_covered() -> None:
+    launches = shop()[:2]
+    assert len(list(lines(launches, "profile"))) == len(WORKLOADS) * len(CORES)
+    assert {item.workload for item, _ in lines(launches, "train")} == {job.name for job in WORKLOADS}
+    assert {name for _, members in lines(launches, "train") for name in members} == set(CORES)
+
+
+def test_training_runs_divide_a_batch_exactly_mostly_the_workloads_own() -> None:
+    own = {job.name: (job.global_batch_least, job.global_batch_most) for job in WORKLOADS}
+    inside = 0
+    trains = list(lines(shop(), "train"))
+    for item, members in trains:
+        assert len(item.batches) == len(members) and min(item.batches) >= 1
+        total = sum(item.batches) * item.accumulation_steps
+        least, most = own[item.workload]
+        inside += least <= total <= most
+        assert total in {least // 2, least, 2 * least, most}
+    assert len(trains) / 2 < inside < len(trains)
+
+
+def test_unequal_machines_share_by_cores_until_they_are_profiled() -> None:
+    sold, jobs = [offer("large", "spot"), offer("small", "spot")], [workload("mlp", 100)]
+
+    def shares(profiles: pd.DataFrame) -> set[tuple[int, ...]]:
+        launches = shop(profiles=profiles, jobs=jobs, sold=sold, max_seconds=300.0, max_hosts=2, seed=1)
+        return {i.batches for i, m in lines(launches, "train") if m == ("large", "small") and sum(i.batches) == 100}
+
+    assert shares(NOTHING) == {(80, 20)}
+    rows = [
+        {"workload": "mlp", "instance_type": name, "batch": b, "forward_s": 0.0, "backward_s": 0.01 * b * factor}
+        for name, factor in (("large", 1), ("small", 3))
+        for b in (10, 50, 100)
+    ]
+    assert shares(pd.DataFrame(rows)) == {(75, 25)}
+
+
+def test_what_is_known_well_is_not_bought_again() -> None:
+    first = shop()
+    runs, profiles, probes = measured(first)
+    second = shop(runs, profiles, probes)
+    assert len(list(lines(second, "train"))) >= 40
+    assert not set(keys(first)) & set(keys(second))
+    assert not list(lines(second, "profile"))
+    assert not {m for _, m in lines(first, "probe")} & {m for _, m in lines(second, "probe")}
+
+
+def test_what_is_unsteady_stale_or_failed_may_come_again() -> None:
+    args: dict[str, Any] = {"max_seconds": 300.0, "max_hosts": 1, "seed": 1}
+    args |= {"sold": [offer("large", "spot")], "jobs": [workload("mlp", 64)]}
+    first = shop(**args)
+    assert len(keys(first)) == 3
+
+    def again(spread: float = 0.01, **changes: Any) -> set[object]:
+        return set(keys(shop(*measured(first, spread=spread), **args, **changes)))
+
+    assert again() == set()
+    assert again(spread=float("nan")) == set()
+    assert again(spread=0.5) == set(keys(first))
+    assert again(stale_before=AS_OF + timedelta(days=1)) == set(keys(first))
+    assert again(stale_before=AS_OF - timedelta(days=1)) == set()
+    runs, profiles, probes = measured(first)
+    failed = runs.iloc[1:]  # the first one failed: it left no row
+    assert set(keys(shop(failed, profiles, probes, **args))) == {keys(first)[0]}
+
+
+def test_widely_predicted_setups_come_first() -> None:
+    _, profiles, probes = measured(shop())
+
+    def expected(setups: pd.DataFrame) -> pd.DataFrame:
+        step = MODEL.predict(setups)["step_s"].to_numpy()
+        half = np.where(setups["workload"] == "lm", 0.4, 0.02) * step
+        return pd.DataFrame({"step_s": step, "step_low_s": step - half, "step_high_s": step + half})
+
+    launches = shop(NOTHING, profiles, probes, expected_step=expected, max_seconds=120.0)
+    wanted = Counter(item.workload for item, _ in lines(launches, "train"))
+    even = shop(NOTHING, profiles, probes, expected_step=MODEL.predict, max_seconds=120.0)
+    usual = Counter(item.workload for item, _ in lines(even, "train"))
+    assert wanted["lm"] > 0.6 * wanted.total() > usual["lm"] * wanted.total() / usual.total()
+    assert any("predicted only within 40%" in item.reason for item, _ in lines(launches, "train"))
+
+
+def test_the_same_question_gets_the_same_list_and_another_seed_another() -> None:
+    assert shop() == shop()
+    assert shop(sold=offers()[::-1]) == shop()
+    assert shop(seed=8) != shop()
+
+
+def test_no_money_no_time_or_no_price_buys_nothing() -> None:
+    assert shop(max_usd=0.0) == []
+    assert shop(max_seconds=5.0) == []
+    unpriced = [offer(name, "spot", usd_per_hour=None) for name in CORES] + offers("on-demand")
+    assert shop(sold=unpriced) == []
+    bought = shop(sold=unpriced, market="on-demand")
+    assert bought and all(one.market == "on-demand" for launch in bought for one in launch.cluster.members)
+
+
+def test_what_failed_twice_is_not_bought_a_third_time() -> None:
+    first = shop()
+    profile, where = next(lines(first, "profile"))
+    train, members = next(lines(first, "train"))
+    failed = pd.DataFrame(
+        [{"kind": "profile", "workload": profile.workload, "cluster": cluster_name(where)}, train_row(train, members)]
+        * 2
+    )
+
+    def named(launches: list[Launch]) -> set[tuple[object, ...]]:
+        return {
+            (i.kind, i.workload, m, i.batches, i.accumulation_steps)
+            for kind in ("profile", "train")
+            for i, m in lines(launches, kind)
+        }
+
+    gone = {("train", train.workload, members, train.batches, train.accumulation_steps)}
+    assert gone <= named(first) and not gone & named(shop(failures=failed))
+    assert len(list(lines(shop(failures=failed), "profile"))) == len(list(lines(first, "profile"))) - 1
+    assert named(shop(failures=failed.iloc[:2])) == named(first)  # failed once: tried again
+
+
+def test_a_probe_that_failed_twice_is_not_bought_a_third_time() -> None:
+    (_, members), *_ = lines(shop(), "probe")
+    failed = pd.DataFrame([{"kind": "probe", "workload": "", "cluster": cluster_name(members)}] * 2)
+    assert members not in {where for _, where in lines(shop(failures=failed), "probe")}
+    assert members in {where for _, where in lines(shop(failures=failed.iloc[:1]), "probe")}
+
+
+GOALS = (Goal(goal="cheapest_within_deadline", hours=2.0), Goal(goal="fastest_within_budget", usd=0.1))
+JOBS = [replace(one, goals=GOALS) for one in WORKLOADS]
+PROFILES = measured(shop())[1]
+ALL = frozenset(CORES)
+
+
+def model(line: LineModel, jobs: Sequence[Workload] = JOBS, types: frozenset[str] = ALL, **changes: Any) -> Model:
+    """Who contends by a model of one line, all of whose setups err by `line.own` each."""
+    sold = [one for one in offers() if one.instance_type.name in types]
+    found = {}
+    for job in jobs:
+        setups = candidates(job, sold, max_hosts=4, fits=cores_fit, line=lambda name: line.compute_line("", name))
+        found[job.name] = contenders_of(job, setups, line.predict(frame(setups)))
+    values: dict[str, Any] = {"contenders": found, "joint": line.joint, "types": types, "fresh": NOTHING}
+    return Model(**(values | changes))
+
+
+def buy(known: Model | None, **changes: Any) -> list[Launch]:
+    return shop(*changes.pop("frames", (NOTHING, PROFILES, NOTHING)), jobs=JOBS, model=known, **changes)
+
+
+SURE, UNSURE = LineModel(own=1e-4, shared=0.0), LineModel(own=0.15)
+
+
+def test_the_campaign_stops_when_nothing_would_change_a_choice() -> None:
+    assert buy(None), "without a model it measures for variety"
+    assert buy(model(SURE)) == []
+    assert buy(model(UNSURE)) != []
+
+
+def test_every_line_says_which_choice_it_may_change_and_the_caps_hold() -> None:
+    launches = buy(model(UNSURE))
+    items = [item for launch in launches for item in launch.items]
+    assert items and all("expected to change the choice of" in item.reason for item in items)
+    assert any("fastest_within_budget in " in item.reason or "cheapest in " in item.reason for item in items)
+    assert {item.kind for item in items} == {"train"}
+    assert sum(launch.est_s for launch in launches) <= 450 and sum(launch.est_usd for launch in launches) <= 1.0
+    assert buy(model(UNSURE)) == launches
+    dear = buy(model(UNSURE), max_usd=0.0005)
+    assert sum(launch.est_usd for launch in dear) <= 0.0005
+
+
+def test_what_was_measured_since_the_model_was_fitted_is_told_to_it() -> None:
+    known = model(UNSURE)
+    first = buy(known)
+    runs, _, _ = measured(first)
+    expected = UNSURE.predict(runs)["step_s"].to_numpy()
+    told = replace(known, fresh=runs.assign(step_s=expected))
+    again = buy(told, frames=(runs, PROFILES, NOTHING))
+    count = [sum(len(launch.items) for launch in launches) for launches in (first, again)]
+    untold = buy(known, frames=(runs, PROFILES, NOTHING))
+    assert count[1] < count[0] and again != untold
+
+
+def test_a_workload_or_type_that_the_model_has_not_met_is_measured_for_variety_beside() -> None:
+    met = [job for job in JOBS if job.name != "lm"]
+    launches = buy(model(SURE, met))
+    assert {item.workload for launch in launches for item in launch.items if item.kind == "train"} == {"lm"}
+    without = model(SURE, types=ALL - {"whole"})
+    launches = buy(without)
+    trains = [(launch, item) for launch in launches for item in launch.items if item.kind == "train"]
+    assert trains
+    for launch, item in trains:
+        assert "whole" in {launch.cluster.members[node].instance_type.name for node in item.nodes}
+    unprofiled = PROFILES[PROFILES["workload"] != "lm"]
+    first = buy(model(SURE, met), frames=(NOTHING, unprofiled, NOTHING))[0]
+    assert "profile" in {item.kind for item in first.items}
+
+
+def test_a_minimum_bill_is_counted_and_makes_launches_fewer_and_larger() -> None:
+    sold = offers("spot")
+    by_second, by_minute = (
+        buy(model(UNSURE), sold=sold, max_usd=0.004, max_seconds=3600.0, costs=Costs(minimum_s=minimum))
+        for minimum in (0.0, 120.0)
+    )
+    for launch in by_minute:
+        assert launch.est_usd == pytest.approx(max(launch.est_s, 120.0) / 3600 * (launch.cluster.usd_per_hour or 0))
+    assert sum(launch.est_usd for launch in by_minute) <= 0.004
+    runs = [np.mean([len(launch.items) for launch in launches]) for launches in (by_second, by_minute)]
+    assert runs[1] > runs[0]
+    assert buy(model(UNSURE), sold=sold, max_usd=1e-4, costs=Costs(minimum_s=120.0)) == []
+
+
+def test_contenders_are_the_best_of_each_cluster_and_the_choice_is_that_of_the_table() -> None:
+    job = workload("mlp", 64, None, *GOALS)
+    setups = candidates(job, offers(), max_hosts=4, fits=cores_fit, line=lambda name: UNSURE.compute_line("", name))
+    predicted = UNSURE.predict(frame(setups))
+    found = contenders_of(job, setups, predicted)
+    assert [one.name for one in found.questions] == [
+        "cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest"
+    ]  # fmt: skip
+    spread = np.log(1.1 / 0.9) / 2 / 1.645
+    random = np.random.default_rng(1).standard_normal((len(setups), 400))
+    table = recommend(job, setups, predicted, predicted["step_s"].to_numpy()[:, None] * np.exp(spread * random))
+    mean, _, _ = UNSURE.joint(frame(found.setups))
+    alone = Belief(mean=mean, covariance=spread**2 * np.eye(len(mean)), noise=np.full(len(mean), 1e-9))
+    for asked in found.questions:
+        assert 2 <= len(asked.places) <= 40
+        first = next(row for row in table if row["goal"] == asked.name)
+        mine = found.setups[asked.places[choice(asked, alone)]]
+        assert mine.cluster.name == first["cluster"], asked.name
+    hopeless = workload("mlp", 64, None, Goal(goal="cheapest_within_deadline", hours=1e-6))
+    assert [one.name for one in contenders_of(hopeless, setups, predicted).questions] == ["cheapest", "fastest"]
+    assert contenders_of(job, [], predicted.iloc[:0]).questions == ()
+
+
+def test_a_launch_values_less_what_it_has_told_already_and_the_next_one_starts_from_there() -> None:
+    known = model(replace(UNSURE, own=0.1, shared=0.3))
+    clusters = [Cluster(members=(offer(name, "spot"),)) for name in CORES]
+    candidates = training_runs(JOBS, clusters, PROFILES, expected_step=UNSURE.predict, costs=Costs())
+    layouts = {name: machine(name).devices for name in CORES}
+    judge = DecisionValue.of(
+        known.contenders, candidates.values(), known.joint, types=ALL, layouts=layouts, fresh=NOTHING
+    )
+    valued = sorted((one for one in candidates.values() if judge.value(one) > 0), key=judge.value, reverse=True)
+    assert len(valued) >= 2
+    first = valued[0]
+    before = {one: judge.value(one) for one in valued}
+    trial = judge.copy()
+    trial.add(first)
+    assert all(trial.value(one) <= before[one] for one in valued) and trial.value(first) < 0.1 * before[first]
+    assert judge.value(first) == before[first], "a trial left its mark"
+    trial.revalue()
+    assert trial.value(first) == 0.0
+    stranger = replace(first, members=("elsewhere",))
+    assert (
+        judge.applies_to(first)
+        and not judge.applies_to(stranger)
+        and not judge.applies_to(replace(first, workload="new"))
+    )
+    assert judge.value(replace(first, global_batch=7)) == 0.0  # not weighed
+
+
+def test_runs_of_no_worth_are_never_bought_even_where_they_cost_nothing() -> None:
+    launches = buy(model(UNSURE), costs=Costs(minimum_s=400.0))
+    assert launches and all("expected to change" in item.reason for launch in launches for item in launch.items)
+    assert pd.Series([launch.est_s for launch in launches]).max() < 400
+
+
+HOUR = timedelta(hours=1)
+
+
+def touching(launches: list[Launch], name: str) -> float:
+    """Part of the training runs that use machines called `name`."""
+    uses = [name in members for _, members in lines(launches, "train")]
+    return sum(uses) / len(uses)
+
+
+def past(hours: float) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    runs, profiles, probes = measured(shop())
+    return runs.assign(measured_at=AS_OF + hours * HOUR), profiles, probes
+
+
+def test_setups_on_a_drifting_type_come_to_the_head_with_the_reason() -> None:
+    plain, moved = shop(*past(-1.0)), shop(*past(-1.0), drifting={"medium": AS_OF})
+    assert "medium" in {offer.instance_type.name for offer in moved[0].cluster.members}
+    assert touching(moved, "medium") > 1.3 * touching(plain, "medium")
+    for item, members in lines(moved, "train"):
+        assert ("medium drifted" in item.reason) == ("medium" in members)
+    assert not [item for item, _ in lines(plain, "train") if "drifted" in item.reason]
+
+
+def test_what_was_settled_on_it_is_bought_again_until_it_was_measured_since() -> None:
+    def again(launches: list[Launch], runs: pd.DataFrame) -> int:
+        known = {row_key(row, {}) for row in rows_of(runs)}
+        return sum(row_key(row, {}) in known for row in rows_of(measured(launches)[0]))
+
+    frames = past(-1.0)
+    assert again(shop(*frames, drifting={}), frames[0]) == 0
+    assert again(shop(*frames, drifting={"medium": AS_OF}), frames[0]) > 0
+    since = past(+1.0)
+    assert again(shop(*since, drifting={"medium": AS_OF}), since[0]) == 0
+
+
+def test_a_run_on_it_is_worth_more_than_one_that_was_never_tried_elsewhere() -> None:
+    _, profiles, probes = past(-1.0)
+    plain, moved = (shop(pd.DataFrame(), profiles, probes, drifting=one) for one in ({}, {"small": AS_OF}))
+    assert touching(moved, "small") > 1.2 * touching(plain, "small")
+
+
+def only_of(launches: list[Launch], name: str) -> bool:
+    runs = list(lines(launches, "train"))
+    return bool(runs) and all(name in members for _, members in runs)
+
+
+def test_a_model_that_is_sure_of_everything_still_measures_what_drifted_or_went_stale() -> None:
+    runs, profiles, probes = past(-1.0)
+    frames = (runs, profiles, probes)
+    assert buy(model(SURE), frames=frames) == []
+    assert only_of(buy(model(SURE), frames=frames, drifting={"medium": AS_OF}), "medium")
+    on_medium = runs["cluster"].str.contains("medium")
+    aged = runs.assign(measured_at=runs["measured_at"].where(~on_medium, AS_OF - 1000 * HOUR))
+    assert buy(model(SURE), frames=(aged, profiles, probes), stale_before=None) == []
+    assert only_of(buy(model(SURE), frames=(aged, profiles, probes), stale_before=AS_OF - 10 * HOUR), "medium")
+
+
+FOUR = offer("large", "spot", instance_type=replace(machine("large", devices=4), cores=0.8))
+ONE = offer("small", "spot")
+JOB = workload("mlp", 64, 256)
+
+
+def shop_devices(runs: pd.DataFrame = NOTHING) -> list[Launch]:
+    return shop(runs, jobs=[JOB], sold=[FOUR, ONE], max_usd=10.0, max_seconds=3000.0, max_hosts=2)
+
+
+def test_full_machines_and_single_devices_are_both_to_be_had() -> None:
+    clusters = [Cluster(members=(FOUR,)), Cluster(members=(FOUR, FOUR)), Cluster(members=(FOUR, ONE))]
+    candidates = training_runs([JOB], clusters, NOTHING, expected_step=None, costs=Costs()).values()
+    layouts = {(candidate.cluster, candidate.devices) for candidate in candidates}
+    assert ("1xlarge", (4,)) in layouts and ("1xlarge", (1,)) in layouts
+    assert ("2xlarge", (4, 4)) in layouts and ("1xlarge+1xsmall", (4, 1)) in layouts
+    assert len(layouts) == 4
+    whole = {candidate.batches for candidate in candidates if candidate.devices == (4,)}
+    assert {one.batches for one in candidates if one.devices == (1,)} <= whole, "at the same batch a device"
+
+
+def test_one_device_machines_are_wanted_as_before() -> None:
+    candidates = training_runs(
+        [JOB], [Cluster(members=(ONE, ONE))], NOTHING, expected_step=None, costs=Costs()
+    ).values()
+    assert {candidate.devices for candidate in candidates} == {()}
+    assert "devices" not in next(iter(candidates)).tie_text, "it seeds the order of equals: it must stay as it was"
+
+
+def test_the_list_says_how_many_devices_and_what_was_measured_is_not_bought_again() -> None:
+    launches = shop_devices()
+    items = [(launch.cluster, item) for launch in launches for item in launch.items]
+    trains = [(cluster, item) for cluster, item in items if item.kind == "train"]
+    assert {item.devices for _, item in items if item.kind == "profile"} == {()}
+    assert any(item.devices == (1,) for _, item in trains) and any(4 in item.devices for _, item in trains)
+    for cluster, item in trains:
+        own = [cluster.members[node].instance_type.devices for node in item.nodes]
+        assert len(item.layout) == len(item.nodes) and all(
+            used in (1, most) for used, most in zip(item.layout, own, strict=True)
+        )
+    devices = {"large": 4, "small": 1}
+    rows = measured(launches, spread=0.01)[0]
+    again = [train_row(*line) for line in lines(shop_devices(rows), "train")]
+    assert {row_key(row, devices) for row in rows_of(rows)}.isdisjoint(row_key(row, devices) for row in again)

@@ -1,0 +1,69 @@
+"""From machines that were held to what is learned from: every hour and every interruption is counted once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.job import launch_history as exposure
+
+NIGHT = pd.Timestamp("2026-11-20 22:30")
+NO_REFUSALS = pd.DataFrame({"cluster": [], "market": [], "zone": []})
+
+
+def machine(lease: str = "l", **changes: Any) -> dict[str, Any]:
+    row = {"lease_id": lease, "instance_type": "a", "market": "spot", "zone": "z1", "asked_at": NIGHT}
+    return row | {"startup_s": 100.0, "hours": 2.0, "interrupted": False} | changes
+
+
+def test_only_machines_that_came_to_work_tell_of_start_up() -> None:
+    held = pd.DataFrame([machine(), machine(startup_s=None), machine(market="on-demand", startup_s=60.0)])
+    assert exposure.launches(held).to_dict("records") == [
+        {"instance_type": "a", "market": "spot", "seconds": 100.0},
+        {"instance_type": "a", "market": "on-demand", "seconds": 60.0},
+    ]
+
+
+def test_exposure_is_that_of_spot_machines_by_zone_and_day() -> None:
+    later = NIGHT + pd.Timedelta(days=1)
+    rows = [machine(), machine(interrupted=True, hours=0.5), machine(asked_at=later), machine(market="on-demand")]
+    found = exposure.windows(pd.DataFrame([*rows, machine(zone="z2"), machine(hours=0.0)]))
+    assert found.to_dict("records") == [
+        {"instance_type": "a", "zone": "z1", "hours": 2.5, "interruptions": 1},
+        {"instance_type": "a", "zone": "z1", "hours": 2.0, "interruptions": 0},
+        {"instance_type": "a", "zone": "z2", "hours": 2.0, "interruptions": 0},
+    ]
+
+
+@given(hours=st.lists(st.floats(0.001, 90), min_size=1, max_size=5))
+def test_no_hour_is_lost(hours: list[float]) -> None:
+    held = pd.DataFrame([machine(hours=one) for one in hours])
+    assert exposure.windows(held)["hours"].sum() == pytest.approx(sum(hours))
+
+
+def test_machines_lost_together_are_one_event() -> None:
+    both = [machine("x", interrupted=True)] * 2
+    one = [machine("y", interrupted=True), machine("y"), machine("y")]
+    assert exposure.together(pd.DataFrame([*both, *one, machine("z")])).to_dict("records") == [
+        {"machines": 2, "lost": 2},
+        {"machines": 3, "lost": 1},
+    ]
+
+
+def test_a_refusal_is_one_request_a_type_and_a_launch_another() -> None:
+    refused = pd.DataFrame([{"cluster": "4xa+1xb", "market": "spot", "zone": "z1"}])
+    found = exposure.requests(pd.DataFrame([machine(), machine(), machine("m")]), refused)
+    assert sorted(found.itertuples(index=False, name=None)) == [
+        *([("a", "spot", "z1", False)] + [("a", "spot", "z1", True)] * 2),
+        ("b", "spot", "z1", False),
+    ]
+
+
+def test_without_machines_there_is_nothing_to_learn_from() -> None:
+    for nothing in (pd.DataFrame(), pd.DataFrame(columns=list(machine()))):
+        assert exposure.launches(nothing).empty and exposure.windows(nothing).empty
+        assert exposure.together(nothing).empty and exposure.requests(nothing, NO_REFUSALS).empty

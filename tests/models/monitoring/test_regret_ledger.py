@@ -1,0 +1,215 @@
+"""The ledger keeps the score: promise against outcome, regret against measured rivals, failures apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.job import duration as spot
+from models.job.capacity import fit_startup
+from models.job.duration import prior_checkpoints
+from models.job.job_conditions import Learned
+from models.monitoring.regret_ledger import judge, ledger_summary
+
+NIGHT = pd.Timestamp("2026-11-20 03:00")
+DAY = pd.Timedelta(days=1)
+WORKLOADS = pd.DataFrame({"workload": ["mlp"], "gradient_bytes": [1e6]})
+STEPS = 36_000  # so that a second of a step is ten hours of work
+CLUSTERS = {1: "2xa", 2: "1xb", 3: "3xa"}
+
+
+def promise(rank: int, step_s: float = 0.1, night: int = 0, **changes: Any) -> dict[str, Any]:
+    """A row of the mart `promises`, on demand: nothing is interrupted, and an hour costs a dollar."""
+    cluster = str(changes.pop("cluster", CLUSTERS[rank]))
+    row: dict[str, Any] = {
+        "publication_id": f"night-{night}",
+        "published_at": NIGHT + night * DAY,
+        "promised_again_at": pd.NaT,
+        "provider": "local",
+        "workload": "mlp",
+        "samples": STEPS * 48,
+        "global_batch": 48,
+        "goal": "cheapest",
+        **dict.fromkeys(("constraint_hours", "constraint_usd", "p_required", "p_meets_constraint"), float("nan")),
+        "rank": rank,
+        "cluster": cluster,
+        "market": "on-demand",
+        "layout": "1",
+        "batch_per_device": str(48 // int(cluster[0])),
+        "accumulation_steps": 1,
+        "strategy": "ddp",
+        "precision": "fp32",
+        "step_s": step_s,
+        "step_low_s": 0.9 * step_s,
+        "step_high_s": 1.1 * step_s,
+        "hours": hours(step_s),
+        "usd": hours(step_s),
+        "usd_per_hour": 1.0,
+        "interruptions_per_hour": 0.0,
+        "model_version": "7",
+    }
+    row |= changes
+    count, often = int(cluster[0]), row["interruptions_per_hour"]
+    pool = {"instance_type": cluster[2:], "market": row["market"], "zone": "z", "count": count}
+    return row | {"pools": [pool | {"interruptions_per_hour": often / count}]}
+
+
+def hours(step_s: float) -> float:
+    return spot.STARTUP_S / 3600 + STEPS * step_s / 3600
+
+
+def run(run_id: str, rank: int, step_s: float, night: float = 0.5, **changes: Any) -> dict[str, Any]:
+    like = promise(rank, **changes)
+    names = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps", "strategy", "precision")
+    own = {"run_id": run_id, "step_s": step_s, "measured_at": NIGHT + night * DAY}
+    return {name: like[name] for name in names} | own
+
+
+def judged(promises: list[dict[str, Any]], runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    columns = list(run("", 1, 1.0))
+    return judge(pd.DataFrame(promises), pd.DataFrame(runs, columns=columns), WORKLOADS, {"a": 1, "b": 1})
+
+
+def test_a_choice_and_its_rivals_that_were_measured_give_promise_outcome_and_regret() -> None:
+    runs = [run("a", 1, 0.11), run("b", 1, 0.13), run("c", 2, 0.10), run("d", 3, 0.5)]
+    (row,) = judged([promise(1), promise(2), promise(3)], runs)
+    assert (row["publication_id"], row["cluster"], row["runs"]) == ("night-0", "2xa", 2)
+    assert (row["promised_step_s"], row["promised_step_high_s"]) == (0.1, pytest.approx(0.11))
+    assert row["measured_step_s"] == pytest.approx(0.12) and row["within_interval"] is False
+    assert row["measured_hours"] == row["measured_usd"] == pytest.approx(hours(0.12))
+    assert (row["rivals_named"], row["rivals_measured"]) == (2, 2)
+    assert (row["best_rival_rank"], row["best_rival_cluster"], row["best_rival_step_s"]) == (2, "1xb", 0.1)
+    assert row["verdict"] == "compared"
+    assert row["regret"] == pytest.approx(hours(0.12) / hours(0.10) - 1)
+    assert row["met_constraint"] is None and row["measured_p_meets"] is None
+    (slow,) = judged([promise(1)], [run("a", 1, 0.2)])
+    assert slow["measured_hours"] < 2 * hours(0.1), "start-up grew with the step time"
+
+
+def test_what_was_measured_before_the_promise_or_at_an_unknown_time_judges_nothing() -> None:
+    assert judged([promise(1), promise(2)], [run("a", 1, 0.1, night=-1), run("b", 2, 0.1)]) == []
+    assert judged([promise(1)], [run("a", 1, 0.1) | {"measured_at": pd.NaT}]) == []
+    (row,) = judged([promise(1), promise(2)], [run("a", 1, 0.1), run("b", 2, 0.05, night=-1)])
+    assert row["verdict"] == "no_rival_measured" and row["regret"] is None and row["rivals_measured"] == 0
+    assert row["measured_step_s"] == 0.1
+
+
+def test_the_same_machines_in_another_market_are_no_rival() -> None:
+    twin = promise(2, cluster="2xa", market="spot", usd_per_hour=0.4)
+    (row,) = judged([promise(1), twin], [run("a", 1, 0.1)])
+    assert row["verdict"] == "no_rival_measured" and row["rivals_named"] == 0
+
+
+def test_a_choice_that_misses_its_constraint_is_a_failure_without_regret() -> None:
+    goal = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.105), "p_required": 0.9}
+    asked = [promise(1, **goal), promise(2, **goal)]
+    (missed,) = judged(asked, [run("a", 1, 0.11), run("b", 2, 0.2)])
+    assert missed["verdict"] == "missed_constraint" and missed["regret"] is None
+    assert missed["met_constraint"] is False and missed["measured_p_meets"] == 0.0
+    assert missed["best_rival_cluster"] is None, "a rival that misses it too was called the best"
+    (met,) = judged(asked, [run("a", 1, 0.1), run("b", 2, 0.2)])
+    assert met["verdict"] == "compared" and met["met_constraint"] is True and met["regret"] == 0.0
+
+
+def test_a_rival_that_misses_the_constraint_is_no_comparison() -> None:
+    goal = {"goal": "fastest_within_budget", "constraint_usd": 1.01 * hours(0.1), "p_required": 0.9}
+    dear = promise(2, usd_per_hour=3.0, **goal)
+    (row,) = judged([promise(1, **goal), dear], [run("a", 1, 0.1), run("b", 2, 0.05)])
+    assert row["verdict"] == "compared" and row["regret"] == 0.0 and row["rivals_measured"] == 1
+
+
+def test_on_the_spot_market_the_constraint_is_met_with_a_probability() -> None:
+    goal = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.105), "p_required": 0.9, "market": "spot"}
+    (row,) = judged([promise(1, interruptions_per_hour=1.0, **goal)], [run("a", 1, 0.1)])
+    assert 0.0 < row["measured_p_meets"] < 0.9 and row["verdict"] == "missed_constraint"
+
+
+def test_a_promise_repeated_every_night_is_judged_once_a_measurement() -> None:
+    nights = [promise(rank, night=n, promised_again_at=NIGHT + (n + 1) * DAY) for n in range(9) for rank in (1, 2)]
+    runs = [run("a", 1, 0.1, night=2.5), run("b", 2, 0.1, night=4.5), run("c", 1, 0.2, night=6.5)]
+    rows = judged(nights, runs)
+    assert [row["publication_id"] for row in rows] == ["night-2", "night-6"]
+    assert [row["measured_step_s"] for row in rows] == [0.1, 0.2], "a run counted for two promises"
+    assert [row["verdict"] for row in rows] == ["compared", "no_rival_measured"]
+
+
+def test_the_order_in_which_promises_and_runs_are_told_is_no_matter() -> None:
+    goals = ("fastest", "cheapest")
+    nights = [
+        promise(rank, night=n, goal=goal, promised_again_at=NIGHT + (n + 1) * DAY)
+        for n in (1, 4)
+        for goal in goals[: 2 if n == 4 else 1]
+        for rank in (1, 2)
+    ]
+    told = [("a", 1, 0.1, 1.4), ("b", 2, 0.1, 1.2), ("c", 1, 0.2, 4.8), ("d", 1, 0.3, 4.2), ("e", 2, 0.4, 4.5)]
+    runs = [run(name, rank, step_s, night=night) for name, rank, step_s, night in told]
+    rows = judged(nights, runs)
+    assert rows == judged(nights[::-1], runs[::-1])
+    assert [row["publication_id"] for row in rows] == ["night-1", "night-4", "night-4"]
+    assert [(row["first_measured_at"], row["newest_measured_at"]) for row in rows] == [
+        (NIGHT + 1.2 * DAY, NIGHT + 1.4 * DAY),
+        *[(NIGHT + 4.2 * DAY, NIGHT + 4.8 * DAY)] * 2,
+    ]
+    late = judged([promise(rank, night=4, goal="cheapest") for rank in (1, 2)] + nights[:2], runs)
+    assert [row["publication_id"] for row in late] == ["night-1", "night-4"], "the earliest promise first"
+
+
+def test_a_choice_that_was_replaced_before_it_was_measured_is_judged_all_the_same() -> None:
+    later = [promise(1, night=1, cluster="1xb"), promise(2, night=1, cluster="2xa")]
+    rows = judged([promise(1), promise(2), *later], [run("a", 1, 0.1, night=1.5)])
+    assert [(row["publication_id"], row["cluster"]) for row in rows] == [("night-0", "2xa")]
+
+
+def test_more_runs_are_other_evidence_for_the_same_promise() -> None:
+    runs = [run("a", 1, 0.1), run("b", 2, 0.1), run("c", 3, 0.1)]
+    asked = [promise(1), promise(2), promise(3)]
+    (few,), (again,), (more,) = judged(asked, runs[:2]), judged(asked, runs[1::-1]), judged(asked, runs)
+    assert few == again
+    assert few["promise_id"] == more["promise_id"] and few["evidence"] != more["evidence"]
+    assert (few["evidence_runs"], more["evidence_runs"]) == (2, 3)
+
+
+@given(steps=st.lists(st.floats(0.01, 1.0), min_size=3, max_size=3), limit=st.floats(0.01, 1.0))
+@settings(max_examples=60, deadline=None)
+def test_regret_is_never_negative_and_zero_only_for_the_best(steps: list[float], limit: float) -> None:
+    goal = {"goal": "cheapest_within_deadline", "constraint_hours": hours(limit), "p_required": 0.9}
+    (row,) = judged([promise(r, **goal) for r in (1, 2, 3)], [run(str(r), r, steps[r - 1]) for r in (1, 2, 3)])
+    if row["verdict"] == "missed_constraint":
+        assert hours(steps[0]) > hours(limit)
+    else:
+        assert row["regret"] >= 0
+        assert (row["regret"] == 0) == (steps[0] <= min(steps))
+
+
+def test_the_summary_counts_failures_apart() -> None:
+    rows = [("compared", 0.1, True), ("compared", 0.3, False), ("missed_constraint", None, False)]
+    told = ledger_summary(pd.DataFrame(rows, columns=["verdict", "regret", "within_interval"]))
+    assert (told["measured"], told["compared"], told["failures"]) == (3, 2, 1)
+    assert told["mean_regret"] == pytest.approx(0.2) and told["worst_regret"] == 0.3
+    assert told["within_interval"] == pytest.approx(1 / 3)
+    assert ledger_summary(pd.DataFrame(columns=["verdict", "regret", "within_interval"]))["mean_regret"] is None
+
+
+def test_what_was_learned_of_start_up_counts_for_promise_and_rival_alike() -> None:
+    seen = [("a", "on-demand", 7200.0)] * 40 + [("b", "on-demand", 3600.0)] * 40
+    launches = pd.DataFrame(seen, columns=["instance_type", "market", "seconds"])
+    conditions = Learned(startup=fit_startup(launches), checkpoint=prior_checkpoints())
+    runs = pd.DataFrame([run("a", 1, 0.1), run("b", 2, 0.1)])
+    (row,) = judge(pd.DataFrame([promise(1), promise(2)]), runs, WORKLOADS, {"a": 1, "b": 1}, conditions)
+    assert row["measured_hours"] == pytest.approx(1.0 + 2.0, rel=0.05), "an hour of work after two of start-up"
+    assert row["best_rival_hours"] == pytest.approx(1.0 + 1.0, rel=0.05) and row["regret"] > 0.4
+
+
+def test_of_a_mixed_cluster_only_the_spot_machines_are_lost() -> None:
+    goal = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.105), "p_required": 0.9}
+    hunted = {"instance_type": "a", "market": "spot", "zone": "z", "count": 1, "interruptions_per_hour": 0.5}
+    safe = hunted | {"market": "on-demand", "interruptions_per_hour": 0.0}
+    often = [
+        judged([promise(1, **goal) | {"pools": pools}], [run("a", 1, 0.1)])[0]["measured_p_meets"]
+        for pools in ([hunted | {"count": 2}], [hunted, safe], [safe | {"count": 2}])
+    ]
+    assert often[0] < often[1] < often[2] == 1.0

@@ -1,0 +1,78 @@
+"""A run above its interval is named with the part of its step that is longer than expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from models.monitoring.slow_runs import Alarm, alarms, sentence
+
+RUN: dict[str, Any] = {"run_id": "r", "workload": "conv", "cluster": "3xa", "layout": "1", "batch_per_device": "8"}
+RUN |= {"zone": "z", "step_s": 1.5, "sync_s": 0.1, "step_spread": 0.02, "rank_compute_s": [1.0, 1.0, 1.0]}
+RUN |= {"measured_at": pd.Timestamp("2026-11-20 12:00")}
+TOLD = {"step_s": 1.0, "step_high_s": 1.1, "exposed_communication_s": 0.1}
+
+
+def judged(share: float = 0.0, told: dict[str, float] = TOLD, **changes: Any) -> list[Alarm]:
+    return alarms(pd.DataFrame([RUN | changes]), pd.DataFrame([told]), {("conv", "a"): share})
+
+
+def test_a_run_within_its_interval_is_no_alarm_and_neither_is_a_fast_one() -> None:
+    assert judged(step_s=1.05) == [] and judged(step_s=0.5) == []
+
+
+def test_a_machine_that_computes_slower_than_its_equals_is_named() -> None:
+    (one,) = judged(rank_compute_s=[1.0, 1.4, 1.0])
+    assert (one.cause, one.instance_type) == ("machine", "a")
+    assert one.detail == "node 1 (a) computes 40% slower than its equals"
+
+
+def test_a_host_that_took_processors_away_is_the_cause_whatever_looks_slow() -> None:
+    (one,) = judged(rank_compute_s=[1.0, 1.4, 1.0], taken_share=0.43)
+    assert (one.cause, one.instance_type) == ("host", "")
+    assert one.detail == "what its machines run on took 43% of the processor time wanted away"
+    for little in (0.09, None, float("nan")):
+        assert judged(rank_compute_s=[1.0, 1.4, 1.0], taken_share=little)[0].cause == "machine"
+
+
+def test_noise_of_the_steps_makes_no_slow_machine() -> None:
+    assert judged(rank_compute_s=[1.0, 1.4, 1.0], step_spread=0.5)[0].cause == "compute"
+    assert judged(rank_compute_s=[1.0, 1.05, 1.0])[0].cause == "compute"
+
+
+def test_only_equals_are_compared() -> None:
+    mixed = {"cluster": "1xa+2xb", "batch_per_device": "16+8+8", "rank_compute_s": [2.0, 1.0, 1.0]}
+    assert judged(**mixed)[0].cause == "compute"
+    assert judged(**mixed | {"rank_compute_s": [2.0, 1.0, 1.3]})[0].detail.startswith("node 2 (b)")
+
+
+def test_a_machine_is_as_slow_as_the_slowest_of_its_devices() -> None:
+    four = {"cluster": "2xa", "layout": "2", "rank_compute_s": [1.0, 1.5, 1.0, 1.0]}
+    assert judged(**four)[0].detail.startswith("node 0 (a) computes 50%")
+
+
+def test_waiting_longer_for_gradients_than_expected_is_a_slow_link() -> None:
+    (one,) = judged(sync_s=0.5)
+    assert (one.cause, one.instance_type) == ("link", "") and "0.5 s wait for gradients, 0.1 s expected" in one.detail
+    assert judged(sync_s=0.2)[0].cause == "compute", "a fifth of the excess is not the cause of it"
+
+
+def test_a_step_that_makes_batches_most_of_the_time_is_bound_by_input() -> None:
+    assert judged(share=0.5)[0].cause == "input"
+    assert judged(share=0.1)[0].cause == "compute"
+
+
+@pytest.mark.parametrize("missing", [{"rank_compute_s": None}, {"sync_s": None}, {"rank_compute_s": [1.0]}])
+def test_what_older_records_do_not_tell_is_not_guessed(missing: dict[str, Any]) -> None:
+    assert judged(**missing)[0].cause == "compute"
+
+
+def test_the_sentence_says_where_how_much_and_why() -> None:
+    (one,) = judged(sync_s=0.5)
+    said = sentence({name: getattr(one, name) for name in Alarm.__slots__})
+    assert said.startswith(
+        "slow run: conv on 3xa in z took 1.5 s a step, 50% more than predicted (at most 1.1 s): a slow"
+    )
+    assert said.endswith("(run r, 2026-11-20 12:00 UTC)")

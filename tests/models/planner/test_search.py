@@ -1,0 +1,249 @@
+"""What is left out unlooked could not have been in the answer: the planner's rows are those of brute force, exactly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+
+from models.domain.cluster import InstanceType, Offer
+from models.domain.workload import Goal
+from models.job.capacity import fit_startup
+from models.job.duration import prior_checkpoints
+from models.job.job_conditions import Learned, Stated
+from models.planner import ranking, search
+from models.planner.candidates import offered
+from models.planner.planner import plan
+from models.planner.search import Job, Prospects
+from tests.models.brute_force import (
+    DRAWS,
+    LAUNCHES,
+    SEED,
+    anything_fits,
+    brute_force,
+    difference,
+    every_setup,
+    planned,
+    world_of,
+    worlds,
+)
+from tests.models.planning import AS_OF, JointModel, frame, offer, workload
+
+
+@pytest.fixture(autouse=True)
+def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small turns and few contenders, so that little worlds are pruned too."""
+    monkeypatch.setattr(search, "_TURN", 7)
+    monkeypatch.setattr(ranking, "CONTENDERS", 6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(world=worlds())
+def test_the_answer_is_that_of_brute_force(world: dict[str, Any]) -> None:
+    found = planned(world)
+    assert difference(found.rows, brute_force(world, found.clusters)) == ""
+
+
+RARE: dict[
+    str, tuple[dict[str, Any], dict[str, float]]
+] = {  # found among many: what decides is seldom out of what is looked at for another reason
+    "a split that keeps to the limit, of a cluster of which another does not": (
+        {"types": 3, "seed": 883, "slower": 0.05, "hours": 2.0, "usd": 47.1, "max_hosts": 4, "top": 4},
+        {"p_required": 0.9, "own": 0.1, "loose": 8.0},
+    ),
+    "the same where it is named in the winner's reason": (
+        {"types": 2, "seed": 881, "slower": 0.05, "hours": 12.1, "usd": 48.2, "max_hosts": 4, "top": 2},
+        {"p_required": 0.9, "own": 0.1, "loose": 8.0},
+    ),
+    "a limit that less than half of the draws keep, where no more was asked for": (
+        {"types": 2, "seed": 194, "slower": 0.05, "hours": 7.7, "usd": 9.6, "max_hosts": 3, "top": 1},
+        {"p_required": 0.3, "own": 0.5, "loose": 1.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", RARE)
+def test_what_seldom_decides_is_kept(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranking, "CONTENDERS", 2)
+    asked, errors = RARE[what]
+    world = world_of(**asked, batch=96, p_required=errors["p_required"], fits=anything_fits, most=20_000)
+    world["model"] = replace(world["model"], own=errors["own"], loose=errors["loose"])
+    found = planned(world)
+    assert difference(found.rows, brute_force(world, found.clusters)) == ""
+
+
+def test_most_is_left_out() -> None:
+    model = JointModel(
+        lines={f"t{at}": (0.002, 0.001 * 2**at) for at in range(4)},
+        gbps={f"t{at}": 4.0 for at in range(4)},
+        memory={f"t{at}": np.nan for at in range(4)},
+    )
+    types = [
+        InstanceType(
+            name=f"t{at}",
+            provider="ec2",
+            devices=1,
+            device="gpu",
+            cores=4.0,
+            memory_gib=8.0,
+            device_memory_gib=1.0,
+            bandwidth_gbps=4.0,
+        )
+        for at in range(4)
+    ]
+    sold = [
+        Offer(
+            instance_type=one,
+            market="on-demand",
+            zone="z",
+            region="r",
+            usd_per_hour=1.0 + at,
+            interruptions_per_hour=0.0,
+            price_as_of=AS_OF,
+        )
+        for at, one in enumerate(types)
+    ]
+    job = workload("w", 96, None, Goal(goal="cheapest_within_deadline", hours=1.0), samples=1_000_000)
+    found = plan(job, sold, model, max_hosts=8, fits=anything_fits)
+    assert found.candidates > 1000 and found.looked_at < 0.3 * found.candidates
+    assert found.drawn_for < 0.2 * found.candidates and len(found.ranked) <= found.drawn_for
+
+
+@settings(max_examples=60, deadline=None)
+@given(world=worlds())
+def test_the_frontier_is_that_of_brute_force(world: dict[str, Any]) -> None:
+    setups = every_setup(world)
+    found = planned(world).frontier
+    if not setups:
+        assert found == []
+        return
+    rows = frame(setups)
+    view = ranking.outlook(
+        world["workload"],
+        setups,
+        world["model"].predict(rows),
+        world["model"].draws(rows, count=DRAWS, seed=SEED),
+        measured_runs=[0] * len(setups),
+        conditions=world["conditions"],
+        seed=SEED,
+    )
+    points = {(h, u) for h, u in zip(view.hours, view.usd, strict=True) if np.isfinite(u)}
+    best = sorted(p for p in points if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points))
+    assert [(one["hours"], one["usd"]) for one in found] == [pytest.approx(one, rel=1e-9) for one in best]
+
+
+def test_the_frontier_tells_the_chance_to_meet_the_constraint_where_there_is_one() -> None:
+    asked = {"max_hosts": 4, "fits": anything_fits, "most": 1000}
+    world = world_of(types=3, seed=3, slower=0.3, hours=1.0, usd=1.0, p_required=0.9, batch=96, **asked)
+    free = replace(world["workload"], goals=())
+    hours = [one["hours"] for one in planned(world, workload=free).frontier]
+    assert len(hours) > 1
+
+    def chances(*limits: float) -> list[float | None]:
+        goals = tuple(Goal(goal="cheapest_within_deadline", hours=limit) for limit in limits)
+        return [one["p_meets_constraint"] for one in planned(world, workload=replace(free, goals=goals)).frontier]
+
+    first, *_, last = chances(float(np.sqrt(hours[0] * hours[-1])))
+    assert first is not None and last is not None and first > last, "the fastest stands first"
+    assert set(chances()) == set(chances(1.0, 2.0)) == {None}
+
+
+@settings(max_examples=10, deadline=None)
+@given(world=worlds())
+def test_the_same_question_has_the_same_answer_whatever_the_order_of_offers(world: dict[str, Any]) -> None:
+    first = planned(world)
+    assert planned(world) == first
+    assert planned(world, offers=world["offers"][::-1]) == first
+
+
+def test_a_bound_that_is_no_bound_is_found_out() -> None:
+    """The property above can fail: with bounds above what is predicted, a better setup is left out."""
+    differing = 0
+
+    @settings(max_examples=25, deadline=None, database=None, derandomize=True)
+    @given(world=worlds())
+    def count(world: dict[str, Any]) -> None:
+        nonlocal differing
+        broken = replace(world["model"], bound=1.4, slower=1.0)
+        found = planned(world, model=broken)
+        differing += difference(found.rows, brute_force({**world, "model": broken}, found.clusters)) != ""
+
+    count()
+    assert differing > 0
+
+
+def test_what_is_given_up_unlooked_would_not_have_met_the_limit() -> None:
+    """Start-up as unsure as before the first launch, and as long as the work: its mean says little of its draws."""
+    names = ("small", "large")
+    model = JointModel(
+        lines={"small": (0.0, 0.001), "large": (0.0, 0.0004)},
+        gbps=dict.fromkeys(names, 1.0),
+        memory=dict.fromkeys(names, np.nan),
+        slower=0.0,
+        own=0.0,
+    )
+    unsure = fit_startup(pd.DataFrame(columns=LAUNCHES).astype({"seconds": float}), {"on-demand": 100.0, "spot": 100.0})
+    job = workload("w", 100, samples=60_000)
+    sold = offered(
+        job,
+        [offer(name, market) for name in names for market in ("on-demand", "spot")],
+        max_hosts=3,
+        fits=anything_fits,
+        line=model.lines.__getitem__,
+        peak_bytes=None,
+        totals=[100],
+        conditions=Learned(startup=unsure, checkpoint=prior_checkpoints()),
+    )
+    known = Prospects(job, sold, fits=anything_fits, model=model, job=Job(draws=400, seed=SEED))
+    rows, given_up = np.arange(len(sold)), 0
+    for times, p_required in product(np.linspace(0.5, 1.2, 15), (0.51, 0.6, 0.9)):
+        limit = times * float(np.median(known.least_hours))
+        before = known.hopeless(rows, "hours", limit, p_required)
+        known.look(rows)
+        assert (known.chance(rows[before], "hours", limit) < p_required).all()
+        given_up += int(before.sum())
+    assert given_up > 0
+
+
+@pytest.mark.parametrize(("what", "times"), [*product(("hours", "usd"), (1.0001, 0.9999))])
+def test_what_just_keeps_to_the_limit_is_not_given_up(what: str, times: float) -> None:
+    """Nothing is left to chance here, so that the limit of each row is what it takes."""
+    names = ("small", "large")
+    model = JointModel(
+        lines={"small": (0.0, 0.001), "large": (0.0, 0.0004)},
+        gbps=dict.fromkeys(names, 1.0),
+        memory=dict.fromkeys(names, np.nan),
+        slower=0.2,
+        shared=0.0,
+        own=0.0,
+    )
+    job = workload("w", 100, samples=60_000_000)
+    sold = offered(
+        job,
+        [offer(name) for name in names],
+        max_hosts=3,
+        fits=anything_fits,
+        line=model.lines.__getitem__,
+        peak_bytes=None,
+        totals=[100],
+        conditions=Stated(),
+    )
+    known = Prospects(job, sold, fits=anything_fits, model=model, job=Job(draws=40, seed=SEED))
+    rows = np.arange(len(sold))
+    known.look(rows)
+    keeps = times > 1
+    assert len(rows) > 5
+    for row in rows[:, None]:
+        limit = times * float(known.expected(what)[row][0])
+        assert known.chance(row, what, limit).tolist() == [float(keeps)]
+        assert known.hopeless(row, what, limit, 0.9).tolist() == [not keeps]
+
+
+def test_draws_come_in_pairs() -> None:
+    with pytest.raises(ValueError, match="3 draws: they come in pairs"):
+        Job(draws=3, seed=SEED)

@@ -1,0 +1,73 @@
+"""Instance types as the step time sees them, where their descriptions have holes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from models.step_time.machine_specs import Machine, read_machines
+
+UNTOLD: dict[str, Any] = {"speed_told": False, "link_told": False, "device": ""}
+
+
+def test_a_figure_that_nobody_knows_is_the_middle_of_those_known() -> None:
+    types = pd.DataFrame(
+        [
+            {"name": "a", "device": "cpu", "cores": 2.0, "bandwidth_gbps": 4.0},
+            {"name": "b", "device": "cpu", "cores": 8.0, "bandwidth_gbps": None},
+            {"name": "c", "device": "cpu", "cores": None, "bandwidth_gbps": 25.0},
+        ]
+    )
+    assert read_machines(types, ["a", "b", "c", "d"]) == {
+        "a": Machine(cores=2.0, bandwidth_gbps=4.0, devices=1, prior_speed=0.1),
+        "b": Machine(cores=8.0, bandwidth_gbps=14.5, devices=1, prior_speed=0.4, link_told=False),
+        "c": Machine(cores=5.0, bandwidth_gbps=25.0, devices=1, prior_speed=0.25, speed_told=False),
+        "d": Machine(cores=5.0, bandwidth_gbps=14.5, devices=1, prior_speed=0.25, **UNTOLD),
+    }
+
+
+def test_what_nobody_measured_on_fills_no_hole_of_another() -> None:
+    names = {"a": 4.0, "b": None, "asked": 400.0}
+    types = pd.DataFrame([{"name": name, "cores": 2.0, "bandwidth_gbps": gbps} for name, gbps in names.items()])
+    assert read_machines(types, ["a", "b"])["b"].bandwidth_gbps == 4.0
+    assert read_machines(types, ["b"])["b"].bandwidth_gbps == 10.0
+
+
+def test_of_a_machine_that_nobody_describes_not_even_the_kind_is_known() -> None:
+    types = pd.DataFrame(
+        [
+            {"name": "cpu", "device": "cpu", "cores": 16.0},
+            {"name": "gpu", "device": "t9", "cores": 4.0, "device_tflops": 8.0},
+        ]
+    )
+    cpu, stranger = (read_machines(types, ["cpu", "x"])[name] for name in ("cpu", "x"))
+    assert stranger.prior_speed == cpu.prior_speed and not stranger.accelerated and not stranger.speed_told
+    assert read_machines(types, ["gpu", "x"])["x"].prior_speed == 8.0
+
+
+def test_where_nobody_knows_anything_types_are_equal_on_usual_ethernet() -> None:
+    plain = Machine(cores=1.0, bandwidth_gbps=10.0, devices=1, prior_speed=15.0, **UNTOLD)
+    described = pd.DataFrame([{"name": "a", "cores": None, "device": None}])
+    assert read_machines(described, ["b"]) == {"a": plain, "b": plain}
+    assert read_machines(pd.DataFrame(), ["b"]) == {"b": plain}
+
+
+def test_a_device_is_as_fast_as_its_tflops_where_somebody_knows_them() -> None:
+    types = pd.DataFrame([{"name": "a", "device": "t9", "device_tflops": 8.0, "cores": 4.0, "devices": 4.0}])
+    (found,) = read_machines(types, []).values()
+    assert (found.prior_speed, found.devices) == (8.0, 4)
+
+
+def test_one_device_has_one_name_and_one_speed_however_it_is_written() -> None:
+    types = pd.DataFrame(
+        [
+            {"name": "a", "device": "T9", "device_tflops": 8.0},
+            {"name": "b", "device": "t9 "},
+            {"name": "c", "device": "x", "device_tflops": 30.0},
+            {"name": "d", "device": None, "device_tflops": 30.0},
+        ]
+    )
+    found = read_machines(types, ["c"])
+    assert found["a"].device == found["b"].device == "t9" and found["b"].prior_speed == 8.0
+    assert found["d"].accelerated and not read_machines(types, ["e"])["e"].accelerated

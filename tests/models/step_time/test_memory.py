@@ -1,0 +1,135 @@
+"""What ran is never refused, what was profiled is measured, and the rest is bounded from facts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.domain.setup_table import read_setups
+from models.step_time import serialization
+from models.step_time.machine_specs import Machine
+from models.step_time.memory import MemoryModel, fit_memory
+from models.step_time.model import fit
+from tasks.data_files.backtest import read_training
+from tests.models.synthetic import World
+
+GIB = 2.0**30
+DATA = Path(__file__).parents[4] / "shared" / "data"
+
+
+def machine(gib: float | None) -> Machine:
+    return Machine(cores=8, bandwidth_gbps=10, devices=1, prior_speed=1, device_memory_gib=gib)
+
+
+MACHINES = {"a.16g": machine(16), "b.24g": machine(24), "c.unknown": machine(None)}
+
+
+def ran(*rows: tuple[str, str, int]) -> pd.DataFrame:
+    return pd.DataFrame(
+        [{"workload": w, "cluster": f"1x{t}", "batch_per_device": str(b)} for w, t, b in rows],
+        columns=["workload", "cluster", "batch_per_device"],
+    )
+
+
+def fitted(
+    runs: pd.DataFrame,
+    profiles: pd.DataFrame | None = None,
+    gradient_bytes: dict[str, float] | None = None,
+    flops: dict[str, float] | None = None,
+) -> MemoryModel:
+    return fit_memory(
+        pd.DataFrame() if profiles is None else profiles,
+        read_setups(runs, {}),
+        MACHINES,
+        gradient_bytes=gradient_bytes or {},
+        flops_per_sample=flops or {},
+    )
+
+
+def profiled(workload: str, instance_type: str, fixed: float, per_sample: float) -> pd.DataFrame:
+    batches = np.array([8, 16, 32])
+    return pd.DataFrame(
+        {
+            "workload": workload,
+            "instance_type": instance_type,
+            "batch": batches,
+            "peak_bytes": fixed + per_sample * batches,
+        }
+    )
+
+
+def test_a_profile_says_it_with_the_buckets_and_headroom_added() -> None:
+    model = fitted(ran(), profiled("net", "a.16g", 1e9, 1e6), {"net": 5e7})
+    assert model.peak_bytes("net", "a.16g", 100) == pytest.approx(1.1 * (1e9 + 2 * 5e7 + 1e8))
+
+
+def test_another_type_takes_the_largest_that_was_profiled_and_nobody_knows_a_stranger() -> None:
+    both = pd.concat([profiled("net", "a.16g", 1e9, 1e6), profiled("net", "b.24g", 2e9, 5e5)])
+    model = fitted(ran(), both)
+    assert model.peak_bytes("net", "c.unknown", 1000) == pytest.approx(1.1 * (2e9 + 1e9))
+    assert np.isnan(model.peak_bytes("stranger", "a.16g", 1))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["a.16g", "b.24g", "c.unknown"]), st.integers(1, 4096)), min_size=1, max_size=6),
+    st.floats(0, 6e9),
+    st.one_of(st.none(), st.floats(1e6, 1e13)),
+)
+def test_what_ran_is_never_refused(runs: list[tuple[str, int]], gradient_bytes: float, flops: float | None) -> None:
+    model = fitted(
+        ran(*(("net", name, batch) for name, batch in runs)), None, {"net": gradient_bytes}, {"net": flops or 0.0}
+    )
+    for name, batch in runs:
+        gib = MACHINES[name].device_memory_gib
+        assert gib is None or model.peak_bytes("net", name, batch) <= gib * GIB
+
+
+def test_beyond_what_ran_is_refused_on_the_same_device_and_allowed_on_a_larger_one() -> None:
+    model = fitted(ran(("net", "a.16g", 64)), None, {"net": 1e8})
+    assert model.peak_bytes("net", "a.16g", 65) > 16 * GIB
+    assert model.peak_bytes("net", "b.24g", 90) <= 24 * GIB
+
+
+def test_operations_bound_what_no_run_has_shown() -> None:
+    small = fitted(ran(("net", "a.16g", 1)), None, {"net": 1e8}, {"net": 1e9})
+    assert small.peak_bytes("net", "a.16g", 500) < 16 * GIB  # 10 MB a sample
+    shown = pd.concat([profiled("other", "a.16g", 1e9, 4e7)])
+    heavier = fitted(ran(("net", "a.16g", 1)), shown, {"net": 1e8}, {"net": 1e9, "other": 1e9})
+    assert heavier.peak_bytes("net", "a.16g", 500) > 16 * GIB  # 40 MB an operation, as the profile shows
+
+
+def test_a_fit_without_memory_figures_knows_nothing_and_survives_its_artifact() -> None:
+    data = World(3).data(20)
+    bare = replace(data, profiles=data.profiles.drop(columns="peak_bytes"), workloads=pd.DataFrame())
+    bare = replace(bare, runs=bare.runs.drop(columns=[c for c in ("flops_per_sample",) if c in bare.runs]))
+    for model in (fit(data, seed=0), fit(bare, seed=0)):
+        back = serialization.load(serialization.dump(model))
+        for name in model.workloads:
+            np.testing.assert_equal(back.peak_bytes(name, "s.small", 64), model.peak_bytes(name, "s.small", 64))
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="needs the measured data beside the repository")
+def test_every_measured_row_of_a_real_file_is_allowed() -> None:
+    data, _ = read_training(
+        DATA / "training_runs.csv", workloads=DATA / "workloads.csv", catalogue=DATA / "ec2_catalogue.csv"
+    )
+    few = replace(data, runs=data.runs.iloc[::9])
+    model = fit(few, seed=0)
+    most = data.runs["batch_per_device"].astype(str).str.split("+").str[0].astype(int)
+    memory = float(data.instance_types.set_index("name")["device_memory_gib"]["g4dn.12xlarge"]) * GIB
+    for workload, batch in most.iloc[::9].groupby(few.runs["workload"]).max().items():
+        assert model.peak_bytes(str(workload), "g4dn.12xlarge", int(batch)) <= memory
+        assert model.peak_bytes(str(workload), "g4dn.12xlarge", 1000 * int(batch)) > memory
+
+
+def test_a_larger_gradient_never_makes_a_sample_smaller_than_its_operations_say() -> None:
+    for gigabytes in (1.0, 2.2, 2.6, 4.0):
+        model = fitted(ran(("net", "a.16g", 1)), None, {"net": gigabytes * 1e9}, {"net": 1e12})
+        assert model.peak_bytes("net", "a.16g", 1) <= 16 * GIB  # it ran
+        assert model.peak_bytes("net", "b.24g", 4) > 24 * GIB

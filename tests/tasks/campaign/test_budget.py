@@ -1,0 +1,285 @@
+"""What was spent this month, what others hold, what that leaves for the next launch, and when a campaign must end."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.campaign.budget import billed_s
+from models.campaign.campaign import Launch
+from models.campaign.candidates import Measurement
+from models.domain.cluster import Cluster
+from tasks.campaign import budget as caps
+from tasks.campaign import campaign as serve
+from tasks.campaign import campaign as shopping
+from tasks.campaign.budget import RELEASE_S, Tally
+from tasks.campaign.campaign import just_refused
+from tasks.execution.collect import Collected
+from tasks.execution.job import Served
+from tasks.market.offers import note_definitions, snapshot_offers
+from tasks.providers.base import EndedLease, Lease, LeaseUnreadable
+from tasks.providers.ec2.capacity_ladder import SPOT_MARGIN
+from tasks.workspace.workspace import Workspace
+from tests.fakes import offer
+from tests.installed import NOON, DescribedMachines, install
+from warehouse.append import append_leases, append_records
+
+PRICE = 0.125  # of s.large on demand, which bounds its price on the spot market
+# an hour of 100 GiB, a public address, and requests as often as they may be, in the dearest region
+BESIDE = 100 * 0.152 / 730 + 0.005 + (3600 + 720 + 1800 + 450) * (0.007 + 0.00056) / 1000
+LAUNCHED = "refresh-1-00"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Workspace:
+    made = install(tmp_path, provider=DescribedMachines(name="ec2"))
+    note_definitions.fn(made, NOON)
+    snapshot_offers.fn(made, "refresh-1", NOON)
+    return made
+
+
+def machines(here: Workspace) -> DescribedMachines:
+    assert isinstance(here.provider, DescribedMachines)
+    return here.provider
+
+
+def launch(here: Workspace, est_s: float = 600.0) -> Launch:
+    spot = next(o for o in here.provider.offers(NOON) if o.instance_type.name == "s.large" and o.market == "spot")
+    item = Measurement(kind="profile", workload="conv", nodes=(0,), batches=(8,), reason="unknown", est_s=est_s)
+    return Launch(cluster=Cluster.of((2, spot)), items=(item,), est_s=est_s, est_usd=0.001, reason="unknown")
+
+
+def tally(cap_usd: float = 1.0, spent: float = 0.0) -> Tally:
+    return Tally(cap_usd=cap_usd, stop_at=time.monotonic() + 1e6, refresh_id="refresh-1", usd=spent)
+
+
+def monthly(here: Workspace, usd: float) -> Workspace:
+    ec2 = here.settings.ec2.model_copy(update={"max_usd_per_month": usd})
+    return replace(here, settings=here.settings.model_copy(update={"ec2": ec2}))
+
+
+def spent(here: Workspace, usd: float | None, ended_at: datetime, lease_id: str = "old-00", **told: Any) -> None:
+    row = {"lease_id": lease_id, "provider": "ec2", "cluster": "1xs.large", "market": "spot",
+           "started_at": ended_at - timedelta(hours=1), "ended_at": ended_at, "usd": usd,
+           "refresh_id": lease_id.rpartition("-")[0], "outcome": "released"}  # fmt: skip
+    with here.warehouse.transact() as connection:
+        append_leases(connection, [row | told])
+
+
+def held(lease_id: str = "other-00", hours: float = 2.0, usd_per_hour: float | None = 5.0, **told: Any) -> Lease:
+    words: dict[str, Any] = {"lease_id": lease_id, "provider": "ec2", "cluster": "1xstranger", "controller_pid": 1,
+                             "usd_per_hour": usd_per_hour, "started_at": NOON, "controller_alive": True,
+                             "deadline_at": NOON + timedelta(hours=hours)}  # fmt: skip
+    return Lease(**words | told)
+
+
+def at_worst(usd_per_hour: float, deadline_s: float, machines: int = 1) -> float:
+    return machines * (usd_per_hour + BESIDE) * billed_s(deadline_s, caps.LATE_S) / 3600
+
+
+def refusal(here: Workspace, of: Tally | None = None, now: datetime = NOON) -> str:
+    return caps.allowance(here, launch(here), of or tally(), now).refusal
+
+
+def test_a_launch_lasts_as_long_as_it_wishes_where_money_is_plenty(here: Workspace) -> None:
+    allowed = caps.allowance(here, launch(here), tally(), NOON)
+    assert allowed.refusal == "" and allowed.deadline_s == 2 * 600.0 + caps.EC2_START_UP_S
+    assert allowed.worst_usd == pytest.approx(at_worst(PRICE, allowed.deadline_s, machines=2))
+
+
+def test_patience_is_part_of_what_a_launch_takes_and_ends_in_time(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole_s = 2 * 600.0 + caps.EC2_START_UP_S
+    assert caps.patience_s(here, launch(here), tally(), whole_s) == 150.0, "a quarter of what it takes"
+    assert caps.patience_s(here, launch(here), tally(), whole_s - 500.0) == 100.0, "what the caps left of its deadline"
+    assert caps.patience_s(here, launch(here), tally(), 600.0 + caps.EC2_LEAST_START_UP_S) == 0.0
+    short = launch(here, 60.0)
+    for left_s, patient_s in ((1000.0, 15.0), (65.0, 5.0), (50.0, 0.0)):
+        late = replace(tally(), stop_at=time.monotonic() + left_s)
+        assert caps.patience_s(here, short, late, whole_s) == pytest.approx(patient_s, abs=1.0), "the campaign's end"
+    monkeypatch.setattr(here.provider, "name", "local")
+    deadline_s = caps.allowance(here, launch(here), tally(), NOON).deadline_s
+    assert caps.patience_s(here, launch(here), tally(), deadline_s) == 600.0
+    late = replace(tally(), stop_at=time.monotonic() + 1300.0)
+    assert caps.patience_s(here, launch(here), late, deadline_s) == pytest.approx(1300.0 / 3, abs=1.0), "a third"
+    assert deadline_s == 3 * 600.0 + caps.START_UP_S, "with room for the patience beside the time that was there before"
+
+
+def test_the_campaigns_cap_counts_what_it_has_spent(here: Workspace) -> None:
+    assert refusal(here, tally(0.21)) == ""
+    assert "this campaign's cap 0.21 (0.10 spent" in refusal(here, tally(0.21, spent=0.10))
+
+
+def test_the_months_cap_counts_the_ledger_of_this_month_and_no_other_provider(here: Workspace) -> None:
+    here = monthly(here, 10.0)
+    spent(here, 9.95, datetime(2026, 10, 31, 23, 59, tzinfo=UTC), "a-00")
+    spent(here, 9.95, NOON, "b-00", provider="local")
+    assert refusal(here) == ""
+    spent(here, 9.95, datetime(2026, 11, 1, tzinfo=UTC), "c-00")  # it began last month
+    assert "max_usd_per_month 10.00 (9.95 spent" in refusal(here)
+    assert refusal(here, now=datetime(2026, 12, 1, tzinfo=UTC)) == "", "a new month"
+
+
+def test_machines_that_another_controller_holds_count_to_their_deadline(here: Workspace) -> None:
+    here = monthly(here, 11.4)
+    machines(here).held = [held()]
+    expected = at_worst(5.0, 7200.0)
+    assert f"({0:.2f} spent, {expected:.2f} committed)" in refusal(here)
+    machines(here).held = [held(hours=0.5)]
+    assert refusal(here) == ""
+
+
+def test_this_campaigns_own_machines_that_would_not_end_count_against_its_cap_too(here: Workspace) -> None:
+    machines(here).held = [held(LAUNCHED, hours=0.1)]
+    assert "this campaign's cap" in refusal(here, tally(0.5))
+    machines(here).held = [held("other-00", hours=0.1)]
+    assert refusal(here, tally(0.5)) == "", "another campaign's cap is its own"
+
+
+def test_a_held_lease_counts_at_the_highest_price_of_its_types(here: Workspace) -> None:
+    here = monthly(here, 0.30)
+    machines(here).held = [held(cluster="1xs.large", usd_per_hour=0.01, hours=1.0)]
+    assert f"{at_worst(PRICE, 3600.0):.2f} committed" in refusal(here)
+
+
+def test_what_ended_and_is_not_in_the_ledger_yet_counts(here: Workspace, tmp_path: Path) -> None:
+    here = monthly(here, 10.0)
+    over = EndedLease(lease_id="o-00", cluster="1xs.large", market="spot", started_at=NOON, ended_at=NOON, usd=9.95,
+                      outcome="reaped", mailbox=tmp_path)  # fmt: skip
+    machines(here).over = [over]
+    assert "9.95 committed" in refusal(here)
+    machines(here).over = [replace(over, usd=None)]
+    assert "nobody knows" in refusal(here)
+
+    class Slow(DescribedMachines):
+        def closed(self) -> list[EndedLease]:
+            return [over]
+
+    assert "9.95 committed" in refusal(replace(here, provider=Slow(name="ec2"))), "before what it measured is here"
+
+
+def test_where_spending_is_not_known_nothing_more_is_spent(here: Workspace) -> None:
+    spent(here, None, NOON, "a-00")
+    assert "refresh a spent this month is not known" in refusal(here)
+    machines(here).held = [held(usd_per_hour=None)]
+    assert refusal(here) != ""
+
+
+def test_spot_alone_is_bound_by_what_is_bid_and_so_are_machines_that_are_held(here: Workspace) -> None:
+    ec2 = here.settings.ec2.model_copy(update={"markets": ("spot",)})
+    here = replace(here, settings=here.settings.model_copy(update={"ec2": ec2}))
+    offers = [one for one in here.provider.offers(NOON) if one.market == "spot"]
+    dearest = max(o.usd_per_hour or 0.0 for o in offers if o.instance_type.name == "s.large")
+    allowed = caps.allowance(here, launch(here), tally(), NOON, offers)
+    assert allowed.refusal == ""
+    assert allowed.worst_usd == pytest.approx(at_worst(SPOT_MARGIN * dearest, allowed.deadline_s, machines=2))
+    machines(here).held = [held(cluster="1xs.large", usd_per_hour=dearest)]
+    (_, month), _ = caps.caps_of(here, tally(), NOON, offers)
+    assert month.committed_usd == pytest.approx(at_worst(SPOT_MARGIN * dearest, 7200.0))
+
+
+def test_a_type_without_a_price_is_not_launched(here: Workspace) -> None:
+    machines(here).unpriced = frozenset({"s.large"})
+    snapshot_offers.fn(here, "refresh-2", NOON)
+    assert "not known" in refusal(here)
+
+
+def test_before_the_first_refresh_nothing_was_spent(here: Workspace) -> None:
+    (here.home / "warehouse.duckdb").unlink()
+    assert caps.spent_this_month(here, NOON) == (0.0, "")
+
+
+def test_money_on_this_machine_is_illustrative(tmp_path: Path) -> None:
+    made = install(tmp_path)
+    made = monthly(made, 0.0)
+    assert caps.allowance(made, launch(made), tally(0.0), NOON).refusal == ""
+
+
+def test_a_launch_that_does_not_fit_asks_for_no_machine_and_leaves_a_row(here: Workspace) -> None:
+    served = serve.serve_launch.fn(here, launch(here), LAUNCHED, tally(0.05))  # acquiring would raise AssertionError
+    assert served.outcome.startswith("refused: at worst it would cost") and served.over_cap
+    (row,) = served.rows
+    assert row["status"] == "refused" and "this campaign's cap" in row["reason"]
+    with here.warehouse.transact() as connection:
+        body = row | {"ended_unix": NOON.timestamp()}
+        assert append_records(connection, [body], refresh_id="refresh-1", loaded_at=NOON) == 1
+
+
+def test_the_deadline_that_the_caps_allow_is_the_one_that_machines_get(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[float, float]] = []
+    monkeypatch.setattr(serve, "serve", lambda provider, job, **_: seen.append((job.deadline_s, job.patience_s)))
+    serve.serve_launch.fn(here, launch(here), LAUNCHED, tally(1.0))
+    serve.serve_launch.fn(here, launch(here), LAUNCHED, tally(0.21))
+    (longest_s, patience_s), (deadline_s, less_s) = seen
+    assert patience_s == 150.0 and less_s == caps.patience_s(here, launch(here), tally(0.21), deadline_s) < 150.0
+    assert longest_s == 2 * 600.0 + caps.EC2_START_UP_S
+    assert 600.0 + caps.EC2_LEAST_START_UP_S <= deadline_s < 2 * 600.0 + caps.EC2_START_UP_S
+    assert at_worst(PRICE, deadline_s, machines=2) <= 0.21
+
+
+def test_a_list_that_no_cap_can_pay_ends_with_the_reason_and_a_smaller_launch_is_still_made(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lists: list[list[Launch]] = []
+    monkeypatch.setattr(shopping, "shop", lambda *_: lists.pop(0) if lists else [])
+    large, small = launch(here, 6000.0), launch(here, 30.0)
+    lists[:] = [[large, small]]
+    assert list(shopping.within(here, None, tally(0.21))) == [small]
+    lists[:] = [[large], [small]]
+    assert list(shopping.within(here, None, tally(0.21))) == []
+    assert "not launched: at worst it would cost" in capsys.readouterr().err
+
+
+def test_dollars_of_a_lease_that_cannot_be_read_are_unknown_and_nothing_is_launched(here: Workspace) -> None:
+    machines(here).held = [held(usd_per_hour=None, cluster="", problem="lease.json cannot be read")]
+    assert refusal(here) == "lease.json cannot be read"
+
+    class Unreadable(DescribedMachines):
+        def closed(self) -> list[EndedLease]:
+            raise LeaseUnreadable("lease.json cannot be read since a moment ago")
+
+    assert "since a moment ago" in refusal(replace(here, provider=Unreadable(name="ec2")))
+
+
+@pytest.mark.parametrize(
+    ("spent", "at_s", "affords"), [(0.5, 99.0, True), (0.51, 99.0, False), (0.0, 100.0, False), (0.0, 101.0, False)]
+)
+def test_a_launch_starts_only_within_the_dollars_and_the_time_of_its_campaign(
+    monkeypatch: pytest.MonkeyPatch, spent: float, at_s: float, affords: bool
+) -> None:
+    monkeypatch.setattr(caps.time, "monotonic", lambda: at_s)
+    launch = Launch(cluster=Cluster.of((2, offer(180.0))), items=(), est_s=5.0, est_usd=0.5, reason="")
+    assert Tally(cap_usd=1.0, stop_at=100.0, usd=spent).affords(launch) is affords
+
+
+@pytest.mark.parametrize(("spent", "ends_at"), [(0.0, 10.0 - RELEASE_S), (1.0 - 1e-9, 0.0)])
+def test_a_launch_must_end_while_there_is_money_left_to_let_its_machines_go(
+    monkeypatch: pytest.MonkeyPatch, spent: float, ends_at: float
+) -> None:
+    monkeypatch.setattr(caps.time, "monotonic", lambda: 0.0)
+    billed = replace(offer(90.0), storage_usd_per_hour=60.0, other_usd_per_hour=30.0)
+    for one in (offer(180.0), billed):  # volumes and addresses are spent too
+        launch = Launch(cluster=Cluster.of((2, one)), items=(), est_s=5.0, est_usd=0.5, reason="")
+        stop_s = Tally(cap_usd=1.0, stop_at=math.inf, usd=spent).stop_of(launch)
+        assert stop_s == pytest.approx(ends_at)
+
+
+@pytest.mark.parametrize(("served", "again"), [
+    ({"outcome": "finished"}, True), ({"outcome": "refused: no"}, False),
+    ({"outcome": "failed", "lacked_devices": True}, False), ({"outcome": "refused: why", "over_cap": True}, True),
+])  # fmt: skip
+def test_what_was_not_to_be_had_with_its_devices_is_not_bought_again_at_once_and_dollars_tell_nothing_of_it(
+    served: dict[str, Any], again: bool
+) -> None:
+    counted, cluster = Tally(cap_usd=1.0, stop_at=math.inf), Cluster.of((2, offer()))
+    counted.add(Served(lease_id="r-00", **served), Collected(), load_s=0.0, cluster=cluster)
+    assert bool(just_refused(cluster, counted.refused)) is not again and counted.launches == 1

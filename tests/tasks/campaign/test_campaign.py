@@ -1,0 +1,411 @@
+"""What a refresh would buy: within the caps, with reasons, and without starting or writing anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from models.campaign.campaign import STOPS, Launch, Measurement
+from models.domain.cluster import Cluster
+from models.domain.workload import Workload
+from tasks.campaign import campaign as shopping
+from tasks.campaign.budget import Tally
+from tasks.execution.collect import Collected
+from tasks.execution.job import Served
+from tasks.execution.record_loader import load_mailbox
+from tasks.market.offers import note_definitions, with_facts
+from tasks.node import device_check
+from tasks.node.record import Devices, Item, Plan
+from tasks.providers.ec2.settings import Ec2
+from tasks.training.registry import Champion
+from tasks.workspace.workspace import Workspace
+from tests.benchmarks.trial import key, keys_of
+from tests.installed import NOON, DescribedMachines, champion, install, measured, model
+from tests.warehouse.builders import body, setup
+from warehouse import reads
+from warehouse.append import append_records
+
+FRAMES = {name: getattr(measured(), name) for name in ("runs", "profiles", "buckets", "probes", "workloads")}
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Workspace:
+    return install(tmp_path)
+
+
+def reading(monkeypatch: pytest.MonkeyPatch, frames: dict[str, pd.DataFrame] | None = None) -> None:
+    """A campaign reads the offers of noon and these frames of the past, none by default."""
+    past = frames or {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
+    monkeypatch.setattr(shopping, "current_offers", lambda here: here.provider.offers(NOON))
+    monkeypatch.setattr(reads, "training_frames", lambda *_: past)
+
+
+def shop(here: Workspace, max_usd: float | None, asked: Champion | None = None, past: bool = True) -> list[Launch]:
+    frames = FRAMES if past else {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
+    return shopping.shop.fn(here, here.provider.offers(NOON), frames, asked, max_usd)
+
+
+def test_the_caps_hold_and_every_line_says_why(here: Workspace) -> None:
+    assert shop(here, 0.0) == []
+    launches = shop(here, 0.002, past=False)
+    assert launches and sum(launch.est_usd for launch in launches) <= 0.002
+    uncapped = shop(here, None, past=False)
+    assert len(uncapped) > len(launches)
+    assert sum(launch.est_s for launch in uncapped) <= here.settings.campaign.max_minutes * 60
+    assert sum(launch.est_usd for launch in uncapped) <= here.settings.campaign.max_usd
+    assert all(item.reason for launch in uncapped for item in launch.items)
+    assert {offer.market for launch in uncapped for offer in launch.cluster.members} == {"spot"}
+
+
+def test_the_first_thing_bought_is_a_profile_of_what_is_unknown(here: Workspace, tmp_path: Path) -> None:
+    first = shop(here, None, past=False)[0]
+    assert {item.kind for item in first.items} >= {"profile"}
+    assert not [item for launch in shop(here, None) for item in launch.items if item.kind == "profile"]
+
+
+def test_a_champion_that_has_not_met_a_workload_does_not_stop_its_being_bought(tmp_path: Path) -> None:
+    here = install(tmp_path, "conv", "newcomer")
+    launches = shop(here, None, asked=champion())
+    assert "newcomer" in {item.workload for launch in launches for item in launch.items}
+
+
+def test_a_dry_run_writes_nothing_and_works_before_the_first_refresh(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here.home / "warehouse.duckdb").unlink()
+    monkeypatch.setattr(shopping, "open_workspace", lambda provider: here)
+    launches = shopping.dry_run("local", None)
+    again = shopping.dry_run("local", None)
+    assert [one.items for one in launches] == [one.items for one in again] != []
+    assert list(here.home.rglob("*")) == []
+
+
+def test_each_lease_has_a_seed_of_its_own_the_same_everywhere() -> None:
+    assert shopping.launch_seed(1, "a-00") == 2_011_533_044
+    assert len({shopping.launch_seed(seed, lease) for seed in (1, 2) for lease in ("a-00", "a-01")}) == 4
+
+
+def failed(here: Workspace, run_id: str, kind: str, **changes: Any) -> dict[str, Any]:
+    (conv, _) = here.workloads
+    told = body(run_id, kind=kind, status="failed", reason="no", values={}, workload_digest=conv.digest)
+    told["setup"] = setup(workload=conv.name, workload_digest=conv.digest)
+    return {key: value for key, value in (told | changes).items() if value is not None}
+
+
+def test_only_what_a_node_told_of_counts_against_a_workload_and_probes_count_too(here: Workspace) -> None:
+    bodies = [
+        failed(here, "a", "train"),
+        failed(here, "b", "train", attempt=None),  # a row of the controller's: the mailbox was full, say
+        failed(here, "c", "train", workload_digest="its file was another then"),
+        failed(here, "d", "probe", workload_digest="", setup=setup(workload=None, workload_digest=None)),
+    ]
+    with here.warehouse.transact() as connection:
+        append_records(connection, bodies, refresh_id="r", loaded_at=NOON)
+    assert shopping._failures(here)["run_id"].tolist() == ["a", "d"]
+
+
+def without_devices(here: Workspace, folder: Path, night: str) -> None:
+    """A probe of one night: its machine lacks its devices, and the record that it leaves is loaded."""
+    item = Item(run_id=f"{night}-000", kind="probe", nodes=[0], message_bytes=[1])
+    expected = [Devices(name="H100", count=8)]
+    plan = Plan(lease_id=night, attempt=1, addresses=["a"], expected=expected, workloads=[], items=[item])
+    device_check.write_failed_records(folder, plan, 0, "this machine was bought for 8 x H100, and torch can use no GPU")
+    envelopes = {item.run_id: setup(workload=None, workload_digest=None, cluster="1xp5.48xlarge")}
+    loaded = load_mailbox(here.warehouse, folder, envelopes, rows=[], refresh_id=night, now=NOON)
+    assert loaded.by_status == {"failed": 1}
+
+
+def test_a_machine_without_its_devices_counts_against_nothing_that_it_was_to_measure(
+    here: Workspace, tmp_path: Path
+) -> None:
+    for night in ("a", "b"):
+        without_devices(here, tmp_path / night, night)
+    assert reads.mart(here.warehouse, "failed_runs").cause.tolist() == ["machine", "machine"]
+    assert shopping._failures(here).empty
+    with here.warehouse.transact() as connection:
+        append_records(connection, [failed(here, "c", "train")], refresh_id="r", loaded_at=NOON)
+    assert shopping._failures(here)["run_id"].tolist() == ["c"]
+
+
+def test_failures_can_be_read_of_a_warehouse_that_was_not_opened_by_this_version(here: Workspace) -> None:
+    with here.warehouse.transact() as connection:
+        append_records(connection, [failed(here, "a", "train")], refresh_id="r", loaded_at=NOON)
+        connection.execute("create or replace view failed_runs as select * exclude (cause) from stg_records")
+    assert shopping._failures(here)["run_id"].tolist() == ["a"]
+
+
+def test_a_dry_run_after_an_edit_lists_by_the_file_as_it_is(here: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, pd.DataFrame] = {}
+    monkeypatch.setattr(shopping, "open_workspace", lambda provider: here)
+    monkeypatch.setattr(shopping.shop, "fn", lambda here, offers, frames, *rest: seen.update(frames) or [])
+    (_, lm) = here.workloads
+    noted = pd.DataFrame({"workload": ["conv", "lm"], "digest": ["before the edit", lm.digest]})
+    runs = pd.DataFrame({"workload": ["conv", "conv", "lm"], "source": ["srift", "import", "srift"]})
+    profiles = pd.DataFrame({"workload": ["conv", "lm"]})
+    past = {"workloads": noted, "runs": runs, "profiles": profiles, "probes": pd.DataFrame()}
+    monkeypatch.setattr(shopping.reads, "training_frames", lambda *_: past)
+    shopping.dry_run("local", None)
+    assert seen["runs"].values.tolist() == [["conv", "import"], ["lm", "srift"]]
+    assert seen["profiles"]["workload"].tolist() == ["lm"]
+    assert len(runs) == 3, "the frames themselves were changed"
+
+
+def test_a_dry_run_says_why_it_can_buy_nothing(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shopping, "open_workspace", lambda provider: here)
+    machines = here.provider
+    assert isinstance(machines, DescribedMachines)
+    shopping.dry_run("local", None)
+    assert capsys.readouterr().err == ""
+    machines.unpriced = frozenset(one.name for one in machines.instance_types())
+    assert shopping.dry_run("local", None) == []
+    assert "no instance type has a price on the spot market" in capsys.readouterr().err
+
+
+def test_a_champion_that_has_not_met_a_type_or_its_new_definition_does_not_stop_its_being_bought(
+    here: Workspace,
+) -> None:
+    old, *_ = met = here.provider.offers(NOON)
+    for stranger in (replace(old.instance_type, name="x.new"), replace(old.instance_type, bandwidth_gbps=7.0)):
+        others = [one for one in met if one.instance_type.name != stranger.name]
+        offers = [*others, replace(old, instance_type=stranger, market="spot", usd_per_hour=0.001)]
+        launches = shopping.shop.fn(here, offers, dict(FRAMES), champion(), None)
+        bought = {offer.instance_type for launch in launches for offer in launch.cluster.members}
+        assert stranger in bought
+
+
+def test_expectations_are_of_the_definitions_of_today(here: Workspace) -> None:
+    setups = pd.DataFrame({"workload": ["conv", "lm"], "cluster": ["1xs.whole", "1xs.small"], "batch_per_device": 8})
+    conv, lm = here.workloads
+    types = here.provider.instance_types()
+    expected = shopping._expected(model(), [conv, lm], types, setups)
+    assert expected["step_s"].notna().all()
+    edited = shopping._expected(model(), [replace(conv, digest="edited"), lm], types, setups)
+    assert list(edited["step_s"].notna()) == [False, True]
+    slower = [replace(one, cores=0.1) if one.name == "s.small" else one for one in types]
+    assert list(shopping._expected(model(), [conv, lm], slower, setups)["step_s"].notna()) == [True, False]
+
+
+def test_the_measured_size_of_a_gradient_reaches_the_planning(here: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Workload] = []
+    monkeypatch.setattr(shopping, "shopping_list", lambda workloads, *rest, **named: seen.extend(workloads) or [])
+    shop(here, None)
+    facts = measured().workloads.set_index("workload")["gradient_bytes"]
+    assert {one.name: one.gradient_bytes for one in seen} == dict(facts)
+    assert with_facts([replace(seen[0], digest="edited", gradient_bytes=None)], measured().workloads)[0] != seen[0]
+
+
+def test_what_a_lost_launch_did_not_measure_is_asked_for_again(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading(monkeypatch)
+    monkeypatch.setattr(shopping, "shop", shopping.shop.fn)
+    tally = Tally(cap_usd=0.004, stop_at=time.monotonic() + 1000.0)
+    asked = list(shopping.within(here, None, tally))  # nothing comes home: the same list, a bounded number of times
+    assert sum(launch == asked[0] for launch in asked) == shopping.MOST_LISTS > 1
+    tally.usd = tally.cap_usd
+    assert list(shopping.within(here, None, tally)) == []
+
+
+def test_what_was_measured_too_long_ago_may_be_measured_again(here: Workspace) -> None:
+    def repeated(here: Workspace) -> int:
+        return sum(
+            key(i.workload, [launch.cluster.members[n].instance_type.name for n in i.nodes], i.batches) in keys_of(runs)
+            and i.accumulation_steps == 1
+            for launch in shop(here, None)
+            for i in launch.items
+            if i.kind == "train"
+        )
+
+    runs = FRAMES["runs"].query("accumulation_steps == 1")
+    campaign = here.settings.campaign.model_copy(update={"stale_after_days": 1e-6})
+    stale = replace(here, settings=here.settings.model_copy(update={"campaign": campaign}))
+    assert repeated(here) == 0 < repeated(stale)
+
+
+def test_with_a_champion_a_run_is_bought_for_the_choice_that_it_may_change(here: Workspace) -> None:
+    launches = shop(here, None, asked=champion())
+    items = [item for launch in launches for item in launch.items]
+    assert items and all("expected to change the choice of" in item.reason for item in items)
+    assert not {key_of(item, launch) for launch in launches for item in launch.items} & keys_of(FRAMES["runs"])
+    assert shop(here, None, asked=champion()) == launches
+    runs = FRAMES["runs"]
+    told = pd.concat([runs, runs.assign(run_id=[f"new-{one}" for one in range(len(runs))])])
+    again = shopping.shop.fn(here, here.provider.offers(NOON), dict(FRAMES) | {"runs": told}, champion(), None)
+    assert again != launches, "what was measured since the champion was fitted changed nothing"
+
+
+def key_of(item: Measurement, launch: Launch) -> object:
+    return key(item.workload, [launch.cluster.members[n].instance_type.name for n in item.nodes], item.batches)
+
+
+def test_a_campaign_that_stops_with_money_left_says_why(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reading(monkeypatch, FRAMES)
+    monkeypatch.setattr(shopping, "shop", lambda *_: [])
+    for asked, usd, said in ((champion(), 1.0, True), (champion(), 0.0, False), (None, 1.0, False)):
+        assert list(shopping.within(here, asked, Tally(cap_usd=usd, stop_at=time.monotonic() + 100.0))) == []
+        assert (STOPS in capsys.readouterr().err) == said
+
+
+def test_with_a_champion_every_launch_is_chosen_by_what_the_last_one_measured(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = shop(here, None, asked=champion())[:1] * 2
+    lists: list[int] = []
+
+    def shopped(*_: object) -> list[Launch]:
+        lists.append(tally.runs)
+        return planned if len(lists) <= 6 else []
+
+    reading(monkeypatch, FRAMES)
+    monkeypatch.setattr(shopping, "shop", shopped)
+    tally = Tally(cap_usd=1.0, stop_at=time.monotonic() + 1000.0)
+    for _ in shopping.within(here, champion(), tally):
+        tally.runs += 1
+    assert lists == [0, 1, 2, 3, 4, 5, 6], "a list for each launch, as long as runs come home"
+    lists.clear()
+    tally.runs = 0
+    assert len(list(shopping.within(here, champion(), tally))) == shopping.MOST_LISTS  # nothing comes home
+
+
+def stored(here: Workspace, *versions: str) -> Workspace:
+    """An installation of ec2 whose warehouse has a run of each version of torch, the last one the newest."""
+    provider = DescribedMachines(name="ec2")
+    ec2 = replace(here, provider=provider, settings=here.settings.model_copy(update={"ec2": Ec2(bucket="mailbox")}))
+    note_definitions.fn(ec2, NOON)
+    digests = {one.name: one.digest for one in provider.instance_types()}
+    of = setup(
+        provider="ec2", workload="conv", cluster="1xs.small", instance_types=["s.small"],
+        instance_digests=[digests["s.small"]], workload_digest=here.settings.workload_digest("conv"),
+    )  # fmt: skip
+    bodies = [
+        body(f"r{n}", of=of, workload_digest=of["workload_digest"], torch_version=one, ended_unix=NOON.timestamp() + n)
+        for n, one in enumerate(versions)
+    ]
+    with here.warehouse.transact() as connection:
+        append_records(connection, bodies, refresh_id="r", loaded_at=NOON)
+    return ec2
+
+
+def imaged(here: Workspace, line: str) -> Workspace:
+    parameter = here.settings.ec2.ami_parameter.replace("pytorch-2.13", line)
+    changed = here.settings.ec2.model_copy(update={"ami_parameter": parameter})
+    return replace(here, settings=here.settings.model_copy(update={"ec2": changed}))
+
+
+def test_an_image_of_another_torch_is_warned_of_with_the_number_of_runs_it_makes_history(here: Workspace) -> None:
+    assert shopping.outdating(replace(here, provider=DescribedMachines(name="ec2"))) == "", "nothing is stored"
+    ec2 = stored(here, "2.13.0+cu130", "2.13.1+cu131")
+    assert shopping.outdating(ec2) == "" == shopping.outdating(imaged(ec2, "own"))
+    warning = shopping.outdating(imaged(ec2, "pytorch-2.14"))
+    assert "has torch 2.14; 2 runs measured with torch 2.13 would become history" in warning
+    assert shopping.outdating(replace(imaged(ec2, "pytorch-2.14"), provider=DescribedMachines())) == ""
+
+
+def test_the_warning_comes_before_the_first_launch_and_in_a_dry_run(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(shopping, "reporter", lambda: SimpleNamespace(say=said.append, start=said.append, stop=list))
+    monkeypatch.setattr(shopping, "allowance", lambda *_: SimpleNamespace(refusal=""))
+    ec2 = imaged(stored(here, "2.13.0"), "pytorch-2.14")
+    offers = ec2.provider.offers(NOON)
+    monkeypatch.setattr(shopping, "current_offers", lambda _: offers)
+    tally = Tally(cap_usd=1.0, stop_at=time.monotonic() + 600.0, refresh_id="r")
+    with monkeypatch.context() as patched:
+        patched.setattr(shopping, "shop", shopping.shop.fn)
+        launches = shopping.within(ec2, None, tally)
+        assert next(launches) and [one for one in said if "would become history" in str(one)]
+        assert next(launches)
+    assert len([one for one in said if "would become history" in str(one)]) == 1
+    said.clear()
+    assert shopping.list_of(ec2, offers, 1.0)
+    assert len([one for one in said if "would become history" in str(one)]) == 1
+    said.clear()
+    assert not shopping.list_of(ec2, offers, 0.0) and not [one for one in said if "history" in str(one)]
+
+
+def refusing(here: Workspace, monkeypatch: pytest.MonkeyPatch, refuse: Callable[[Launch], bool]) -> list[Launch]:
+    """What a campaign asks for, in order, where machines are refused as `refuse` says and no run comes home."""
+    reading(monkeypatch)
+    monkeypatch.setattr(shopping, "shop", getattr(shopping.shop, "fn", shopping.shop))
+    tally, asked = Tally(cap_usd=0.004, stop_at=time.monotonic() + 1000.0), list[Launch]()
+    for launch in shopping.within(here, None, tally):
+        asked.append(launch)
+        outcome = "refused: no capacity" if refuse(launch) else "finished"
+        tally.add(Served(lease_id="r-00", outcome=outcome), Collected(), load_s=0.0, cluster=launch.cluster)
+    return asked
+
+
+def test_after_a_refusal_other_types_are_asked_for(here: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each launch is named by what it is of: nothing is measured under the name of the type that was refused."""
+    [first, *_] = refusing(here, monkeypatch, lambda launch: False)
+    asked = refusing(here, monkeypatch, lambda launch: launch.cluster == first.cluster)
+    assert asked[0] == first and len(asked) > 1
+    assert not any(shopping.just_refused(one.cluster, [first.cluster]) for one in asked[1:])
+    assert any(set(_names(one)) != set(_names(first)) for one in asked[1:]), "of other types"
+    nothing = {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
+    anew = shopping.shop(here, here.provider.offers(NOON), nothing, None, None, None, [first.cluster])
+    assert anew and not any(shopping.just_refused(one.cluster, [first.cluster]) for one in anew)
+
+
+def test_what_was_refused_comes_again_where_there_is_nothing_else_and_not_for_ever(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [first, *_] = refusing(here, monkeypatch, lambda launch: False)
+    monkeypatch.setattr(
+        shopping, "shop", lambda *words: [] if shopping.just_refused(first.cluster, words[-1]) else [first, first]
+    )
+    tally, asked = Tally(cap_usd=1.0, stop_at=time.monotonic() + 1000.0), 0
+    for launch in shopping.within(here, None, tally):
+        asked += 1
+        served = Served(lease_id="r-00", outcome="refused: no capacity")
+        tally.add(served, Collected(), load_s=0.0, cluster=launch.cluster)
+    assert asked == shopping.MOST_LISTS / 2, "every other list, and once of each"
+
+
+class Choosy(DescribedMachines):
+    """Advises about a type that it would not launch."""
+
+    def launches(self, cluster: Cluster) -> str:
+        return "not this one" if any(one.instance_type.name == NEVER for one in cluster.members) else ""
+
+
+NEVER = "s.whole"
+
+
+def test_what_an_installation_would_not_launch_is_not_bought_and_still_advised_about(here: Workspace) -> None:
+    def bought(one: Workspace) -> set[str]:
+        return {name for launch in shop(one, None, past=False) for name in _names(launch)}
+
+    choosy = replace(here, provider=Choosy())
+    assert NEVER in bought(here) and NEVER not in bought(choosy) != set()
+    [offer, *_] = [one for one in choosy.provider.offers(NOON) if one.instance_type.name == NEVER]
+    assert choosy.fits(Cluster.of((1, offer))) == here.fits(Cluster.of((1, offer)))
+
+
+def test_what_holds_a_refused_cluster_is_refused_and_what_is_smaller_is_not(here: Workspace) -> None:
+    sold = {(one.instance_type.name, one.market): one for one in here.provider.offers(NOON)}
+    [(name, market), *_] = sold
+    one = sold[name, market]
+    other = next(offer for (named, where), offer in sold.items() if named != name and where == market)
+    elsewhere = replace(one, zone="elsewhere")
+    two = Cluster.of((2, one))
+    assert "not to be had" in shopping.just_refused(Cluster.of((3, elsewhere), (1, other)), [two])
+    assert shopping.just_refused(Cluster.of((1, one), (3, other)), [two]) == ""
+    assert shopping.just_refused(Cluster.of((2, replace(one, region="far"))), [two]) == ""
+    assert shopping.just_refused(two, []) == ""
+
+
+def _names(launch: Launch) -> list[str]:
+    return [one.instance_type.name for one in launch.cluster.members]

@@ -1,0 +1,157 @@
+"""A dry run on EC2 shows every request and the worst case, with an account and without one, and asks for no machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli import app
+from models.campaign.budget import billed_s, dearest_usd_per_hour
+from models.campaign.campaign import Launch
+from models.domain.cluster import Cluster, Offer
+from tasks.campaign import budget as caps
+from tasks.campaign import dry_run
+from tasks.providers.ec2.capacity_ladder import ladder
+from tasks.providers.ec2.prices import billed
+from tasks.providers.ec2.requests import worst_case_usd
+from tasks.providers.ec2.settings import Ec2
+from tasks.workspace.workspace import Workspace, open_workspace
+from tests.account import REGION, account, project
+from tests.fakes import offer
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+MAKES = {"ec2:CreateSecurityGroup", "ec2:CreateLaunchTemplate", "ec2:CreateFleet", "ec2:RunInstances"}
+
+
+@pytest.fixture
+def here(no_credentials: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    file = project(tmp_path)
+    file.write_text(file.read_text().replace('["g4dn.*"]', '["g4dn.xlarge", "p4d.24xlarge"]'))
+    return open_workspace("ec2")
+
+
+def offers() -> list[Offer]:
+    """On demand as packaged, and spot in two zones."""
+    listed = {one.instance_type.name: one for one in open_workspace("ec2").provider.packaged_offers()}  # type: ignore[attr-defined]
+    spot = [
+        replace(one, market="spot", zone=f"{REGION}{zone}", usd_per_hour=one.usd_per_hour * part)
+        for one in listed.values()
+        for zone, part in (("a", 0.3), ("b", 0.4))
+    ]
+    return [*listed.values(), *spot]
+
+
+def launch(name: str, machines: int, market: str = "spot") -> Launch:
+    found = next(one for one in offers() if one.instance_type.name == name and one.market == market)
+    return Launch(cluster=Cluster.of((machines, found)), items=(), est_s=300.0, est_usd=0.05, reason="r")
+
+
+def test_without_an_account_every_request_is_shown_and_what_could_not_be_checked(here: Workspace) -> None:
+    told = CliRunner().invoke(app, ["refresh", "--provider", "ec2", "--dry-run", "--max-usd", "2", "--json"])
+    assert told.exit_code == 0, told.output
+    rows = json.loads(told.stdout)
+    made = [row for row in rows if row["worst_usd"] is not None]
+    assert made
+    for row in made:
+        assert {one["action"] for one in row["requests"]} >= MAKES
+        assert 0 < row["worst_usd"] <= 2.0 and row["deadline_s"] >= row["est_s"]
+        assert any("not checked: the image" in sentence for sentence in row["said"])
+        assert "sha256" in next(one["request"]["UserData"] for one in row["requests"] if "UserData" in one["request"])
+    assert not (here.home / "leases-ec2").exists() and not (here.home / "warehouse.duckdb").exists()
+    plain = CliRunner().invoke(app, ["refresh", "--provider", "ec2", "--dry-run", "--max-usd", "2"])
+    assert "ec2:CreateFleet {" in plain.output and "nothing was asked for" in plain.output
+    assert "no spot price is known" in plain.output
+    assert "no --max-usd" not in plain.output
+
+
+def test_the_cap_that_nobody_named_is_said(here: Workspace) -> None:
+    told = CliRunner().invoke(app, ["refresh", "--provider", "ec2", "--dry-run", "--json"])
+    assert told.exit_code == 0, told.output
+    assert "no --max-usd: this dry run assumes the $1 of [campaign] max_usd" in told.stderr
+    assert all(row["worst_usd"] is None or row["worst_usd"] <= 1.0 for row in json.loads(told.stdout))
+
+
+def test_the_network_of_the_machines_is_closed_to_all_but_themselves(here: Workspace) -> None:
+    (plan,) = dry_run.planned(here, [launch("g4dn.xlarge", 2)], offers(), 5.0, NOW)
+    by_action = dict(plan.requests)
+    ingress = by_action["ec2:AuthorizeSecurityGroupIngress"]["IpPermissions"]
+    assert ingress == [{"IpProtocol": "-1"}], "a rule without ranges is about the group itself"
+    assert "0.0.0.0/0" not in json.dumps(ingress)
+    (out,) = [one for one in by_action["ec2:AuthorizeSecurityGroupEgress"]["IpPermissions"] if "IpRanges" in one]
+    assert (out["FromPort"], out["ToPort"]) == (443, 443)
+    assert by_action["ec2:RevokeSecurityGroupEgress"]["IpPermissions"][0]["IpProtocol"] == "-1"
+    text = json.dumps([request for _, request in plan.requests])
+    assert "KeyName" not in text and '"HttpTokens": "required"' in text and '"Encrypted": true' in text
+
+
+def test_with_an_account_image_subnets_and_zones_are_the_real_ones(here: Workspace) -> None:
+    with account() as aws:
+        launches = [launch("g4dn.xlarge", 2, "on-demand")]
+        (plan,) = dry_run.planned(here, launches, offers(), 5.0, NOW, aws.clients)
+        runs = [request for action, request in plan.requests if action == "ec2:RunInstances"]
+        images = {one["ImageId"] for one in aws.plain("ec2").describe_images(Owners=["self"])["Images"]}
+        asked = {method for method, _ in aws.asked}
+    assert runs and {one["ImageId"] for one in runs} == images
+    assert all(one["NetworkInterfaces"][0]["SubnetId"].startswith("subnet-") for one in runs)
+    assert not asked & {"run_instances", "create_fleet", "create_launch_template", "create_security_group"}
+    assert not any("not checked" in sentence for sentence in plan.said)
+
+
+def test_an_account_that_refuses_leaves_the_plan_and_says_why(here: Workspace) -> None:
+    with account() as aws:
+        aws.refuse["get_parameter"] = "ParameterNotFound"
+        (plan,) = dry_run.planned(here, [launch("g4dn.xlarge", 1)], offers(), 5.0, NOW, aws.clients)
+    assert plan.requests and any("[ec2] ami_parameter" in sentence for sentence in plan.said)
+
+
+def test_what_the_cap_does_not_pay_for_is_named_and_has_no_requests(here: Workspace) -> None:
+    cheap, dear = launch("g4dn.xlarge", 1), launch("p4d.24xlarge", 2)
+    plan = dry_run.planned(here, [dear, cheap], offers(), 1.0, NOW)
+    assert plan[0].worst_usd is None and plan[0].requests == [] and "at worst it would cost" in plan[0].said[0]
+    assert plan[1].worst_usd is not None and plan[1].requests
+    assert "1 launches, at worst $" in dry_run.as_text(plan, 1.0)
+
+
+def test_what_holds_for_every_launch_is_said_once_and_below_them(here: Workspace) -> None:
+    plan = dry_run.planned(here, [launch("g4dn.xlarge", 1), launch("g4dn.xlarge", 2)], offers(), 5.0, NOW)
+    lines = dry_run.as_text(plan, 5.0).splitlines()
+    assert len([line for line in lines if "no AWS credentials; not checked" in line]) == 1
+    assert lines[-2].startswith("no AWS credentials")
+
+
+@pytest.mark.parametrize("machines", [1, 2, 4])
+@pytest.mark.parametrize("market", ["spot", "on-demand"])
+@pytest.mark.parametrize("name", ["g4dn.xlarge", "p4d.24xlarge"])
+@pytest.mark.parametrize("discount", [0.0, 0.6])
+def test_the_caps_reckon_with_no_less_than_climbing_the_whole_ladder_costs(
+    here: Workspace, name: str, market: str, machines: int, discount: float
+) -> None:
+    one = launch(name, machines, market)
+    own = Ec2.model_validate({"discounts": {"*": {"on_demand": discount, "spot": discount}}})
+    one = replace(one, cluster=Cluster(members=tuple(billed(one.cluster.members, own))))
+    known = billed(offers(), own)
+    (plan,) = dry_run.planned(here, [one], known, 100.0, NOW)
+    spec = dry_run._imagined(here, one.cluster, known, lease_id="l", controller="c", deadline_unix=0)
+    rungs, _ = ladder(one.cluster, known, [f"{REGION}{zone}" for zone in "abcdef"], ("on-demand", "spot"))
+    spec = replace(spec, subnets={f"{REGION}{zone}": "s" for zone in "abcdef"})
+    for deadline_s in (600.0, 1234.5, plan.deadline_s):
+        price = dearest_usd_per_hour(one.cluster, known)
+        assert price is not None
+        reckoned = (price + machines * caps._beside(here)) * billed_s(deadline_s, caps.LATE_S) / 3600
+        assert worst_case_usd(rungs, spec, deadline_s) <= reckoned
+
+
+def test_nothing_is_taken_for_granted_about_spot_where_its_price_is_known() -> None:
+    known = [replace(offer(1.0), market=market) for market in ("on-demand", "spot")]
+    assert dry_run.with_spot(known, "spot") == (known, "")
+    listed = [one for one in known if one.market == "on-demand"]
+    found, said = dry_run.with_spot(listed, "spot")
+    assert {one.market for one in found} == {"on-demand", "spot"} and "as high as on demand" in said
+    assert dry_run.with_spot(listed, "on-demand") == (listed, "")

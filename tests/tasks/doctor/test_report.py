@@ -1,0 +1,325 @@
+"""The doctor finds what is wrong with an account before any machine is asked for, says the fix, and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli import app
+from tasks.doctor import aws as doctor_ec2
+from tasks.doctor import report as doctor
+from tasks.doctor.report import Finding, examine, refuse_unless_well
+from tasks.providers.base import ProviderError
+from tasks.providers.ec2 import api as ec2_api
+from tasks.providers.ec2.account import Ec2Account
+from tasks.workspace.settings import Settings, SettingsError, load_settings
+from tests.account import BUCKET, DRY, REGION, Account, account, project
+
+LAUNCHES = ("run_instances", "create_fleet", "request_spot_instances")
+
+
+@pytest.fixture
+def aws(no_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Account]:
+    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    with account() as made:
+        monkeypatch.setattr(ec2_api, "boto_clients", lambda: made.clients)
+        monkeypatch.setattr(ec2_api, "has_credentials", lambda: True)
+        yield made
+        launched = [words for method, words in made.asked if method in LAUNCHES and not words.get("DryRun")]
+        assert launched == [], "a machine was asked for"
+        assert made.plain("ec2").describe_instances()["Reservations"] == []
+        assert made.keys() == [], "something was left in the bucket"
+
+
+def settings(tmp_path: Path, *lines: str) -> Settings:
+    return load_settings(project(tmp_path, *lines))
+
+
+def wrong(findings: list[Finding]) -> dict[str, str]:
+    return {one.check: one.says for one in findings if one.status == "wrong"}
+
+
+def test_an_account_that_is_set_up_is_well(aws: Account, tmp_path: Path) -> None:
+    found = examine(settings(tmp_path), "ec2")
+    assert wrong(found) == {}
+    checks = {one.check for one in found}
+    assert checks >= {"settings", "credentials", "identity", "clock", "regions", "bucket", "bucket is private",
+                      "bucket can be used", "instance profile", f"image in {REGION}", f"network in {REGION}",
+                      f"quotas in {REGION}", "role AWSServiceRoleForEC2Spot"}  # fmt: skip
+    refuse_unless_well(settings(tmp_path), "ec2", 5.0)
+
+
+REFUSALS = [  # method, AWS's code, the check, what is said
+    ("get_caller_identity", "ExpiredToken", "identity", "sign in again"),
+    ("get_caller_identity", "InvalidClientTokenId", "identity", "does not accept these credentials"),
+    ("describe_regions", "UnauthorizedOperation", "regions", "may not call ec2:DescribeRegions"),
+    ("get_bucket_location", "NoSuchBucket", "bucket", "check [ec2] bucket"),
+    ("get_bucket_location", "AccessDenied", "bucket", "may not call s3:GetBucketLocation"),
+    ("put_object", "AccessDenied", "bucket can be used", "may not call s3:PutObject"),
+    ("get_object", "AccessDenied", "bucket can be used", "may not call s3:GetObject"),
+    ("list_objects_v2", "AccessDenied", "bucket can be used", "may not call s3:ListBucket"),
+    ("get_instance_profile", "NoSuchEntity", "instance profile", "check [ec2] instance_profile"),
+    ("get_parameter", "ParameterNotFound", f"image in {REGION}", "check [ec2] ami_parameter"),
+    ("describe_images", "InvalidAMIID.NotFound", f"image in {REGION}", "is gone: set [ec2] ami_parameter"),
+    ("describe_vpcs", "UnauthorizedOperation", f"network in {REGION}", "may not call ec2:DescribeVpcs"),
+    *((method, "UnauthorizedOperation", f"permissions in {REGION}", "may not call ec2:") for method in DRY),
+]
+
+
+@pytest.mark.parametrize(("method", "code", "check", "says"), REFUSALS, ids=[f"{one[0]} {one[1]}" for one in REFUSALS])
+def test_a_refusal_is_one_line_with_its_fix_and_stops_a_refresh_before_any_machine(
+    aws: Account, tmp_path: Path, method: str, code: str, check: str, says: str
+) -> None:
+    aws.refuse[method] = code
+    found = wrong(examine(settings(tmp_path), "ec2"))
+    assert list(found) == [check] and says in found[check]
+    with pytest.raises(ProviderError, match="no machine was asked for") as refused:
+        refuse_unless_well(settings(tmp_path), "ec2", 5.0)
+    assert says in str(refused.value) and "very-secret-key" not in str(refused.value)
+
+
+def test_no_credentials_is_the_first_thing_to_put_right(
+    aws: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ec2_api, "has_credentials", lambda: False)
+    assert "AWS_PROFILE" in wrong(examine(settings(tmp_path), "ec2"))["credentials"]
+    assert aws.asked == []
+
+
+def expiry(tmp_path: Path) -> Finding:
+    (found,) = [one for one in examine(settings(tmp_path), "ec2") if one.check == "bucket empties itself"]
+    return found
+
+
+def test_a_bucket_that_keeps_what_leases_leave_gets_a_rule_that_the_doctor_then_finds(
+    aws: Account, tmp_path: Path
+) -> None:
+    before = expiry(tmp_path)
+    assert before.status == "note" and f"--bucket {BUCKET}" in before.says and "replaces" in before.says
+    rules = json.loads(before.says.partition("--lifecycle-configuration '")[2].rstrip("'"))
+    s3 = aws.plain("s3")
+    s3.put_bucket_lifecycle_configuration(Bucket=BUCKET, LifecycleConfiguration=rules)
+    assert expiry(tmp_path).status == "ok" and "after 30 days" in expiry(tmp_path).says
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"Status": "Disabled"},
+        {"Filter": {"Prefix": "another/"}},
+        {"Filter": {"And": {"Prefix": "srift/leases/", "Tags": [{"Key": "a", "Value": "b"}]}}},
+    ],
+)
+def test_a_rule_that_leaves_some_of_it_is_none(aws: Account, tmp_path: Path, change: dict[str, Any]) -> None:
+    rule = doctor_ec2.lifecycle_rule(settings(tmp_path).ec2) | change
+    aws.plain("s3").put_bucket_lifecycle_configuration(Bucket=BUCKET, LifecycleConfiguration={"Rules": [rule]})
+    assert expiry(tmp_path).status == "note"
+
+
+def test_who_may_not_ask_for_the_rules_is_shown_one_and_may_launch(aws: Account, tmp_path: Path) -> None:
+    aws.refuse["get_bucket_lifecycle_configuration"] = "AccessDenied"
+    found = expiry(tmp_path)
+    assert found.status == "note" and "s3:GetLifecycleConfiguration" in found.says and "Expiration" in found.says
+    refuse_unless_well(settings(tmp_path), "ec2", 5.0)
+
+
+def test_own_prices_of_types_that_nobody_knows_are_named(aws: Account, tmp_path: Path) -> None:
+    lines = ('discounts = { "g5.*" = 0.1, "g7x.*" = 0.2 }', 'prices = { "p5.48xlarg" = { spot_usd_per_hour = 9.0 } }')
+    found = examine(settings(tmp_path, *lines), "ec2")
+    says = [one.says for one in found if one.check == "instance types"]
+    assert len(says) == 2 and wrong(found) == {}
+    assert "[ec2.prices]: 'p5.48xlarg'" in says[0] and "did you mean 'p5.48xlarge'" in says[0]
+    assert "[ec2.discounts]: 'g7x.*'" in says[1]
+
+
+def test_a_misspelt_type_is_noted_and_stops_nothing_for_aws_may_know_it(aws: Account, tmp_path: Path) -> None:
+    named = settings(tmp_path)
+    assert [one.status for one in examine(named, "ec2") if one.check == "instance types"] == ["ok"]
+    misspelt = named.ec2.model_copy(update={"instance_types": ("p4d.24xlarg", "g4dn.*")})
+    found = examine(named.model_copy(update={"ec2": misspelt}), "ec2")
+    (note,) = [one for one in found if one.check == "instance types"]
+    assert note.status == "note" and "did you mean 'p4d.24xlarge'" in note.says
+    assert wrong(found) == {}
+
+
+@pytest.mark.parametrize(("region", "says"), [("us-esat-1", "no region us-esat-1"), ("ap-east-1", "is not enabled")])
+def test_a_wrong_region_is_named(aws: Account, tmp_path: Path, region: str, says: str) -> None:
+    off = {"RegionName": "ap-east-1", "OptInStatus": "not-opted-in"}
+    aws.answers["describe_regions"] = {"Regions": [{"RegionName": REGION, "OptInStatus": "opt-in-not-required"}, off]}
+    assert says in wrong(examine(settings(tmp_path, f'regions = ["{REGION}", "{region}"]'), "ec2"))["regions"]
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "check", "says"),
+    [
+        ("get_bucket_location", {"LocationConstraint": "eu-west-1"}, "bucket", "lies in eu-west-1"),
+        ("get_bucket_policy_status", {"PolicyStatus": {"IsPublic": True}}, "bucket is private", "strangers"),
+        ("list_objects_v2", {}, "bucket can be used", "not in the bucket's list"),
+        ("get_instance_profile", {"InstanceProfile": {"Roles": []}}, "instance profile", "holds no role"),
+    ],
+)
+def test_a_bucket_or_a_profile_that_will_not_do_is_wrong(
+    aws: Account, tmp_path: Path, method: str, answer: dict[str, Any], check: str, says: str
+) -> None:
+    aws.answers[method] = answer
+    assert says in wrong(examine(settings(tmp_path), "ec2"))[check]
+    del aws.answers[method]  # for what the fixture asks afterwards
+
+
+def test_a_bucket_open_to_strangers_is_wrong(aws: Account, tmp_path: Path) -> None:
+    aws.plain("s3").put_bucket_acl(Bucket=BUCKET, ACL="public-read")
+    assert "strangers may read" in wrong(examine(settings(tmp_path), "ec2"))["bucket is private"]
+    blocked = dict.fromkeys(("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy"), True)
+    blocked["RestrictPublicBuckets"] = True
+    aws.plain("s3").put_public_access_block(Bucket=BUCKET, PublicAccessBlockConfiguration=blocked)
+    assert wrong(examine(settings(tmp_path), "ec2")) == {}
+
+
+def test_what_cannot_be_deleted_again_is_said(aws: Account, tmp_path: Path) -> None:
+    aws.refuse["delete_object"] = "AccessDenied"
+    says = wrong(examine(settings(tmp_path), "ec2"))["bucket can be used"]
+    (left,) = aws.keys()
+    assert left in says and "delete it" in says
+    aws.plain("s3").delete_object(Bucket=BUCKET, Key=left)
+
+
+def test_a_missing_service_role_is_made_by_the_command_that_is_printed(aws: Account, tmp_path: Path) -> None:
+    aws.refuse["get_role"] = "NoSuchEntity"
+    says = wrong(examine(settings(tmp_path), "ec2"))
+    assert "create-service-linked-role --aws-service-name spot.amazonaws.com" in says["role AWSServiceRoleForEC2Spot"]
+    assert "ec2fleet.amazonaws.com" in says["role AWSServiceRoleForEC2Fleet"]
+    on_demand = settings(tmp_path, 'markets = ["on-demand"]', "[campaign]", 'market = "on-demand"')
+    assert wrong(examine(on_demand, "ec2")) == {}
+
+
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"Architecture": "arm64"}, "is for arm64"), ({"State": "pending"}, "is gone"),
+    ({"BlockDeviceMappings": [{"Ebs": {"VolumeSize": 200}}]}, "volume_gib"),
+    ({"BlockDeviceMappings": [{"Ebs": {"VolumeSize": 8}}, {"Ebs": {"VolumeSize": 200}}]}, "volume_gib"),
+])  # fmt: skip
+def test_an_image_that_does_not_fit_is_wrong(aws: Account, tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    image = {"ImageId": "ami-1", "Name": "x", "State": "available", "Architecture": "x86_64"}
+    aws.answers["describe_images"] = {"Images": [image | changes]}
+    assert says in wrong(examine(settings(tmp_path), "ec2"))[f"image in {REGION}"]
+
+
+def test_a_network_without_a_way_to_the_bucket_is_wrong(aws: Account, tmp_path: Path) -> None:
+    vpc = aws.plain("ec2").create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    aws.plain("ec2").create_subnet(VpcId=vpc, CidrBlock="10.9.1.0/24")
+    assert "public address" in wrong(examine(settings(tmp_path, f'vpc = "{vpc}"'), "ec2"))[f"network in {REGION}"]
+    gone = settings(tmp_path, 'vpc = "vpc-12345678"')
+    assert "vpc-12345678 is not there" in wrong(examine(gone, "ec2"))[f"network in {REGION}"]
+
+
+def test_a_quota_that_no_type_fits_under_is_named(aws: Account, tmp_path: Path) -> None:
+    aws.answers["get_service_quota"] = {"Quota": {"QuotaName": "All G and VT Spot Instance Requests", "Value": 0.0}}
+    says = wrong(examine(settings(tmp_path), "ec2"))[f"quotas in {REGION}"]
+    assert "'All G and VT Spot Instance Requests'" in says and "Service Quotas" in says
+    aws.refuse["get_service_quota"] = "AccessDeniedException"
+    found = examine(settings(tmp_path), "ec2")
+    assert wrong(found) == {} and [one.status for one in found if one.check == f"quotas in {REGION}"] == ["note"]
+
+
+def test_a_clock_that_is_off_is_wrong_before_aws_refuses_it(aws: Account) -> None:
+    date = "Fri, 20 Nov 2026 12:00:00 GMT"
+    headers = {"ResponseMetadata": {"HTTPHeaders": {"date": date}}}
+    aws.answers["get_caller_identity"] = {"Account": "1", "Arn": "arn:aws:iam::1:user/x"} | headers
+    noon = datetime(2026, 11, 20, 12, tzinfo=UTC)
+    for ahead_s, status in ((0.0, "ok"), (3.0, "ok"), (250.0, "wrong"), (-250.0, "wrong")):
+        now = noon + timedelta(seconds=ahead_s)
+        asking = Ec2Account(ec2_api.Ec2Api(aws.clients), lambda now=now: now)  # type: ignore[misc]
+        (_, clock) = doctor_ec2._identity(asking, REGION)
+        assert clock.status == status, clock.says
+
+
+def test_without_a_bucket_that_is_said_and_the_rest_is_checked(aws: Account, tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    made = made.model_copy(update={"ec2": made.ec2.model_copy(update={"bucket": None})})
+    assert list(wrong(examine(made, "ec2"))) == ["settings"]
+
+
+def test_a_refresh_that_buys_nothing_needs_no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda *_: pytest.fail("asked all the same"))
+    refuse_unless_well(settings(tmp_path), "ec2", 0.0)
+    refuse_unless_well(settings(tmp_path), "local", 1.0)
+
+
+def test_local_machines_have_limits_that_are_worth_knowing(tmp_path: Path) -> None:
+    found = examine(settings(tmp_path), "local")
+    assert wrong(found).keys() == {"instance types"}, "none is stated in this srift.toml"
+    with pytest.raises(SettingsError, match="did you mean 'local'"):
+        examine(settings(tmp_path), "loca")
+
+
+def test_the_command_prints_a_line_a_finding_and_ends_with_1_where_something_is_wrong(
+    aws: Account, tmp_path: Path
+) -> None:
+    settings(tmp_path)
+    well = CliRunner().invoke(app, ["doctor", "--provider", "ec2"])
+    assert well.exit_code == 0 and "all is well" in well.output, well.output
+    aws.refuse["get_bucket_location"] = "NoSuchBucket"
+    ill = CliRunner().invoke(app, ["doctor", "--provider", "ec2", "--json"])
+    assert ill.exit_code == 1, ill.output
+    body = json.loads(ill.stdout)
+    assert not body["well"] and {"check", "status", "says"} == set(body["findings"][0])
+    assert "very-secret-key" not in well.output + ill.output
+
+
+def test_the_command_prints_the_policies_with_the_names_of_this_installation(aws: Account, tmp_path: Path) -> None:
+    settings(tmp_path)
+    printed = CliRunner().invoke(app, ["doctor", "--print-policies"])
+    assert printed.exit_code == 0, printed.output
+    body = json.loads(printed.stdout)
+    assert f"arn:aws:s3:::{BUCKET}/srift/code/*" in json.dumps(body["node-policy"])
+    assert "arn:aws:iam::123456789012:role/srift-node" in json.dumps(body["controller-policy"])
+
+
+def test_a_service_role_that_is_not_shown_gets_the_same_fix_and_the_right_that_may_be_lacking(
+    aws: Account, tmp_path: Path
+) -> None:
+    """IAM judges a role that is not there by its bare name: a policy for its path is answered with AccessDenied."""
+    aws.refuse["get_role"] = "AccessDenied"
+    says = wrong(examine(settings(tmp_path), "ec2"))
+    assert set(says) == {"role AWSServiceRoleForEC2Spot", "role AWSServiceRoleForEC2Fleet"}
+    fix = "create-service-linked-role --aws-service-name spot.amazonaws.com"
+    assert fix in says["role AWSServiceRoleForEC2Spot"] and "iam:GetRole" in says["role AWSServiceRoleForEC2Spot"]
+    aws.refuse["get_role"] = "ExpiredToken"
+    assert "sign in again" in wrong(examine(settings(tmp_path), "ec2"))["role AWSServiceRoleForEC2Spot"]
+
+
+def test_what_the_doctor_cannot_see_of_keys_is_said_with_the_rights_that_they_need(
+    aws: Account, tmp_path: Path
+) -> None:
+    [note] = [one for one in examine(settings(tmp_path), "ec2") if one.check == "encryption keys"]
+    assert note.status == "note"
+    assert all(right in note.says for right in ("kms:GenerateDataKey", "kms:Decrypt", "kms:CreateGrant"))
+
+
+def test_which_types_the_image_leaves_out_is_noted(aws: Account, tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    every = made.model_copy(update={"ec2": made.ec2.model_copy(update={"instance_types": ("gpu",)})})
+    notes = [one.says for one in examine(every, "ec2") if one.check == "instance types" and one.status == "note"]
+    assert ["/ours/ami" in one for one in notes] == [True]
+
+
+def test_private_subnets_are_looked_at_where_they_are_wanted(aws: Account, tmp_path: Path) -> None:
+    says = wrong(examine(settings(tmp_path, 'subnets = "private"'), "ec2"))[f"network in {REGION}"]
+    assert "S3 gateway endpoint" in says
+    [table] = aws.plain("ec2").describe_route_tables()["RouteTables"]
+    service = f"com.amazonaws.{REGION}.s3"
+    aws.plain("ec2").create_vpc_endpoint(
+        VpcId=table["VpcId"], ServiceName=service, VpcEndpointType="Gateway", RouteTableIds=[table["RouteTableId"]]
+    )
+    found = examine(settings(tmp_path, 'subnets = "private"'), "ec2")
+    assert wrong(found) == {}
+    [network] = [one.says for one in found if one.check == f"network in {REGION}"]
+    assert "private subnets" in network
+    interfaces = [words["NetworkInterfaces"][0] for method, words in aws.asked if method == "run_instances"]
+    assert interfaces and not interfaces[-1]["AssociatePublicIpAddress"]

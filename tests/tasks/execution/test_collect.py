@@ -1,0 +1,244 @@
+"""Whoever brings a launch home, and however often: every reported run is in the warehouse, once."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.campaign.campaign import Launch
+from models.campaign.candidates import Measurement
+from models.domain.cluster import Cluster
+from tasks.campaign.budget import Tally
+from tasks.campaign.campaign import serve, serve_launch
+from tasks.execution.collect import Collected, collect, end_and_collect, store_rows
+from tasks.market.offers import note_definitions
+from tasks.providers.base import NotSwept
+from tasks.workspace.settings import Settings
+from tasks.workspace.workspace import Workspace
+from tests.fakes import FakeCluster, FakeProvider, Step, armed, fails, fast, finished, offer, ready, reported
+from tests.tasks.execution.test_attempt import KILLED, job
+from tests.warehouse.builders import NOON, fresh, setup
+from warehouse.database import WarehouseBusy
+from warehouse.reads import mart, training_frames
+
+TRAIN = Measurement(
+    kind="train",
+    workload="tiny",
+    nodes=(0, 1),
+    batches=(8, 8),
+    accumulation_steps=1,
+    message_bytes=(),
+    reason="a pilot",
+    est_s=10.0,
+)
+LAUNCH = Launch(cluster=Cluster.of((2, offer())), items=(TRAIN,) * 3, est_s=30.0, est_usd=0.1, reason="pilots")
+
+
+def installation(home: Path, *scripts: tuple[Step, ...], refusal: str = "") -> Workspace:
+    (home / "tiny.py").write_text("def build(): ...\n")
+    tiny: Any = {"entrypoint": "tiny.py:build", "samples": 1000, "global_batch": 16}
+    settings = Settings(workloads={"tiny": tiny}).model_copy(update={"root": home, "home": home})
+    provider = FakeProvider(home, *scripts, refusal=refusal)
+    return Workspace(settings=settings, warehouse=fresh(home), provider=provider)
+
+
+def fake(here: Workspace) -> FakeProvider:
+    assert isinstance(here.provider, FakeProvider)
+    return here.provider
+
+
+def ran(home: Path, *script: Step) -> Workspace:
+    """After a launch of the runs a, b and c that goes by the script, or else well."""
+    here = installation(home, script or (ready, armed(1), reported("a", "b", "c"), finished(1)), ())
+    serve(here.provider, job(), stop_at=100.0, watch=lambda *_: None, clock=fast())
+    return here
+
+
+def brought(here: Workspace) -> Collected:
+    return collect.fn(here, "r", NOON)
+
+
+def known(here: Workspace) -> dict[str, str]:
+    """Status by run, of all that the warehouse holds."""
+    records = here.warehouse.select("raw_records")
+    return dict(zip(records["run_id"], records["status"], strict=True))
+
+
+def killed_after(*script: Step) -> tuple[Step, ...]:
+    """As SIGKILL leaves it: the mailbox of that moment, machines without a controller, then reaped."""
+
+    def kill(cluster: FakeCluster) -> None:
+        shutil.copytree(cluster.mailbox, cluster.mailbox.parent.parent / "orphan" / "mailbox")
+
+    return (*script, kill)
+
+
+def test_a_controller_that_was_killed_loses_no_record_and_no_row(tmp_path: Path) -> None:
+    died = finished(1, run_id="a", **KILLED)
+    here = ran(tmp_path, *killed_after(ready, armed(1), died, armed(2), reported("b")))
+    fake(here).over.clear()
+    fake(here).end("orphan", tmp_path / "leases" / "orphan" / "mailbox", "reaped")
+    assert brought(here).new == 3
+    assert known(here) == {"a": "failed", "b": "measured", "c": "interrupted"}
+    assert "reaped" in mart(here.warehouse, "failed_runs").set_index("run_id").reason["c"]
+    assert fake(here).over == [] and brought(here).new == 0
+
+
+def test_a_controller_that_was_killed_between_release_and_load_is_made_up_for_by_the_reaper(tmp_path: Path) -> None:
+    here = ran(tmp_path)
+    [lease] = fake(here).over
+    kept = tmp_path / "kept"
+    shutil.copytree(lease.mailbox.parent, kept)
+    assert end_and_collect.fn(here, NOON) == ["3 rows that had not been loaded are in the warehouse now"]
+    assert end_and_collect.fn(here, NOON) == []
+    shutil.copytree(kept, lease.mailbox.parent)  # it died after loading, before forgetting
+    fake(here).over.append(lease)
+    assert brought(here).new == 0 and set(known(here)) == {"a", "b", "c"}
+    assert here.warehouse.select("raw_leases")["usd"].tolist() == [0.5]
+
+
+def blind(now: datetime) -> list[str]:
+    raise NotSwept("ec2", {"us-east-1": "the AWS session has expired"}, ["machine i-1: it was ended"])
+
+
+def test_what_was_measured_is_loaded_though_the_reaper_could_not_look_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = ran(tmp_path)
+    monkeypatch.setattr(here.provider, "reap", blind)
+    with pytest.raises(NotSwept, match="has expired") as raised:
+        end_and_collect.fn(here, NOON)
+    assert raised.value.done == [
+        "machine i-1: it was ended",
+        "3 rows that had not been loaded are in the warehouse now",
+    ]
+    assert set(known(here)) == {"a", "b", "c"} and fake(here).over == []
+
+
+@pytest.mark.parametrize("error", [WarehouseBusy("it is held"), KeyboardInterrupt()])
+def test_what_was_ended_is_said_though_the_warehouse_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException
+) -> None:
+    here = installation(tmp_path, ())
+
+    def broken() -> list[str]:
+        raise error
+
+    monkeypatch.setattr(here.provider, "reap", blind)
+    monkeypatch.setattr(here.warehouse, "migrate", broken)
+    with pytest.raises(type(error)):
+        end_and_collect.fn(here, NOON)
+    said = capsys.readouterr().err
+    assert said.startswith("machine i-1: it was ended\n") and "us-east-1: the AWS session has expired" in said
+    assert fake(here).over == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, RuntimeError])
+def test_ctrl_c_loads_what_was_recorded_before_it_goes_on_its_way(tmp_path: Path, error: type[BaseException]) -> None:
+    def measured(cluster: FakeCluster) -> None:
+        ready(cluster), armed(1)(cluster), reported("r-00-000")(cluster)
+
+    here = installation(tmp_path, (measured, fails(error())))
+    with pytest.raises(error):
+        serve_launch.fn(here, LAUNCH, "r-00", Tally(cap_usd=1.0, stop_at=float("inf")))
+    assert fake(here).held == [] and fake(here).over == []
+    assert known(here)["r-00-000"] == "measured" and len(known(here)) == 2
+    assert here.warehouse.select("raw_records")["refresh_id"].unique().tolist() == ["r"]
+
+
+def test_every_rung_that_was_refused_before_machines_were_had_is_a_row(tmp_path: Path) -> None:
+    here = ran(tmp_path)
+    fake(here).over = [replace(fake(here).over[0], refusals=("no spot in a", "no spot in b"))]
+    assert brought(here).new == 5
+    rows = mart(here.warehouse, "failed_runs", status="refused")
+    assert sorted(rows["reason"]) == ["no spot in a", "no spot in b"] and set(rows["kind"]) == {"launch"}
+
+
+def test_the_leases_of_a_refresh_at_work_are_left_to_it(tmp_path: Path) -> None:
+    here = ran(tmp_path)
+    [lease] = fake(here).over
+    fake(here).end("earlier-00", tmp_path / "leases" / "earlier-00" / "mailbox", "released")
+    shutil.copytree(lease.mailbox, tmp_path / "leases" / "earlier-00" / "mailbox")
+    (tmp_path / "leases" / "earlier-00" / "mailbox" / "node-0" / "records" / "c.json").unlink()
+    with (tmp_path / "refresh.json").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        json.dump({"refresh_id": "r", "pid": 1, "started_at": "then"}, file)
+        file.flush()
+        end_and_collect.fn(here, NOON)
+        assert [one.lease_id for one in fake(here).over] == ["r-00"] and set(known(here)) == {"a", "b"}
+        file.seek(0), file.truncate()  # about to say who it is
+        end_and_collect.fn(here, NOON)
+        assert [one.lease_id for one in fake(here).over] == ["r-00"]
+    assert brought(here).new == 1 and fake(here).over == []
+
+
+def test_a_torn_file_of_the_controllers_does_not_stand_in_the_way_of_the_records(tmp_path: Path) -> None:
+    here = ran(tmp_path, ready, armed(1), reported("a"), finished(1, run_id="b", **KILLED))
+    [lease] = fake(here).over
+    (lease.mailbox / "controller" / "rows" / "b.json").write_text('{"run_id": "b", "sta')
+    notes = brought(here).notes
+    assert known(here)["a"] == "measured" and "b.json could not be read" in notes[0]
+    envelopes = tmp_path / "leases" / "torn" / "mailbox" / "controller" / "envelopes.json"
+    envelopes.parent.mkdir(parents=True)
+    envelopes.write_text('{"a": {"provi')
+    fake(here).end("torn", envelopes.parent.parent, "reaped")
+    assert brought(here).new == 0 and fake(here).over == []
+
+
+def test_a_truncated_record_outlives_its_lease_for_a_person_to_look_at(tmp_path: Path) -> None:
+    def torn(cluster: FakeCluster) -> None:
+        (cluster.mailbox / "node-0" / "records" / "b.json").write_text('{"run_id": "b", "val')
+
+    here = ran(tmp_path, ready, armed(1), reported("a", "c"), torn, finished(1))
+    [note] = brought(here).notes
+    assert known(here) == {"a": "measured", "b": "failed", "c": "measured"} and "truncated" in note
+    assert (tmp_path / "rejected" / "r-00" / "node-0-b.json").read_text() == '{"run_id": "b", "val'
+
+
+def test_a_launch_that_got_no_machines_is_stored_once(tmp_path: Path) -> None:
+    here = installation(tmp_path, refusal="others hold the cores")
+    refused = serve(here.provider, job(), stop_at=100.0, watch=lambda *_: None, clock=fast())
+    for _ in range(2):
+        store_rows(here, refused, "r", NOON)
+    assert known(here) == {"r-00-refused": "refused"}
+    assert mart(here.warehouse, "failed_runs").reason.tolist() == ["others hold the cores"]
+
+
+def test_a_workload_whose_file_changed_is_measured_anew_and_never_pooled_with_its_old_self(tmp_path: Path) -> None:
+    def report(cluster: FakeCluster) -> None:
+        cluster.report("a", workload_digest=here.settings.workload_digest("tiny"))
+
+    here = installation(tmp_path, (ready, armed(1), report, finished(1)))
+    small = here.provider.instance_types()[0].digest
+
+    def envelopes() -> dict[str, Any]:
+        digest = here.settings.workload_digest("tiny")
+        return {"a": setup(workload_digest=digest, instance_digests=[small, small])}
+
+    note_definitions.fn(here, NOON)
+    one = job("a", envelopes=envelopes())
+    serve(here.provider, one, stop_at=100.0, watch=lambda *_: None, clock=fast())
+    brought(here)
+    assert training_frames(here.warehouse, "local")["runs"].run_id.tolist() == ["a"]
+    (tmp_path / "tiny.py").write_text("def build(): ... # with another layer\n")
+    note_definitions.fn(here, NOON)
+    assert training_frames(here.warehouse, "local")["runs"].empty
+    assert known(here) == {"a": "measured"}, "what was measured is history, not gone"
+    (tmp_path / "tiny.py").write_text("def build(): ...\n")
+    note_definitions.fn(here, NOON)
+    assert training_frames(here.warehouse, "local")["runs"].run_id.tolist() == ["a"], "it is its old self again"
+
+
+def test_a_lease_that_another_refresh_brings_home_is_counted_to_the_one_that_bought_it(tmp_path: Path) -> None:
+    here = ran(tmp_path)
+    collect.fn(here, "later", NOON)
+    assert here.warehouse.select("raw_records")["refresh_id"].unique().tolist() == ["r"]
+    spent = mart(here.warehouse, "spend")
+    assert spent[["refresh_id", "measured_runs", "usd"]].values.tolist() == [["r", 3, 0.5]]

@@ -1,0 +1,174 @@
+"""A line of the shopping list becomes items with run ids, files with digests, and envelopes that say where from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from models.campaign.campaign import Launch
+from models.campaign.candidates import Measurement
+from models.domain.cluster import Cluster, InstanceType, Offer
+from tasks.execution.job import START_UP_S, Job, expected_devices, job_of, with_acquired
+from tasks.node.record import ANY, CPU, Devices
+from tasks.providers.ec2.settings import Ec2
+from tasks.workspace.settings import SettingsError
+from tasks.workspace.workspace import Workspace
+from tests.installed import NOON, DescribedMachines, install
+
+
+def wanted(kind: str, workload: str, nodes: tuple[int, ...], batches: tuple[int, ...]) -> Measurement:
+    sizes = (4096,) if kind == "probe" else ()
+    return Measurement(
+        kind=kind,
+        workload=workload,
+        nodes=nodes,
+        batches=batches,
+        accumulation_steps=2 if kind == "train" else 1,
+        message_bytes=sizes,
+        reason=f"a {kind}",
+        est_s=1.0,
+    )
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Workspace:
+    return install(tmp_path, provider=DescribedMachines(unpriced=frozenset({"n.medium"})))
+
+
+def launch(here: Workspace) -> Launch:
+    offers = {o.instance_type.name: o for o in here.provider.offers(NOON) if o.market == "spot"}
+    cluster = Cluster.of((1, offers["s.large"]), (2, offers["s.small"]), (1, offers["n.medium"]))
+    items = (
+        wanted("train", "conv", (0, 1, 2), (32, 8, 8)),
+        wanted("profile", "lm", (1,), (2, 4, 8)),
+        wanted("probe", "", (0, 3), ()),
+    )
+    return Launch(cluster=cluster, items=items, est_s=10.0, est_usd=0.1, reason="three runs")
+
+
+@pytest.fixture
+def job(here: Workspace) -> Job:
+    return job_of(launch(here), here.settings, lease_id="L", seed=5, deadline_s=60.0)
+
+
+def test_items_are_numbered_within_the_lease_and_carry_what_nodes_need(job: Job) -> None:
+    assert [item.run_id for item in job.items] == ["L-000", "L-001", "L-002"]
+    assert [item.nodes for item in job.items] == [[0, 1, 2], [1], [0, 3]]
+    assert job.items[0].batches == [32, 8, 8] and job.items[0].accumulation_steps == 2
+    assert job.items[2].message_bytes == [4096] and job.items[2].workload == ""
+    assert {item.seed for item in job.items} == {5}
+    assert job.deadline_s == 60.0 + START_UP_S
+
+
+def test_each_workload_travels_once_as_it_is_now(here: Workspace, job: Job) -> None:
+    assert {spec.name: path.name for spec, path in job.files} == {"conv": "work.py", "lm": "work.py"}
+    assert {spec.function for spec, _ in job.files} == {"build"}
+    (here.settings.root / "work.py").write_text("def build(): ...\n")
+    after = job_of(launch(here), here.settings, lease_id="L", seed=5, deadline_s=60.0)
+    assert {spec.digest for spec, _ in job.files}.isdisjoint(spec.digest for spec, _ in after.files)
+    assert after.envelopes["L-000"]["workload_digest"] == {s.name: s.digest for s, _ in after.files}["conv"]
+
+
+def test_envelopes_describe_the_hosts_that_take_part_and_no_others(here: Workspace, job: Job) -> None:
+    envelopes = job.envelopes
+    train, profile, probe = (envelopes[f"L-00{n}"] for n in range(3))
+    assert (train["cluster"], train["batch_per_device"], train["layout"]) == ("1xs.large+2xs.small", "32+8+8", "1")
+    assert train["instance_types"] == ["s.large", "s.small", "s.small"]
+    digests = {one.name: one.digest for one in here.provider.instance_types()}
+    assert train["instance_digests"] == [digests[name] for name in train["instance_types"]]
+    assert (train["market"], train["zone"], train["region"]) == ("spot", "a", "here")
+    assert train["usd_per_hour"] == pytest.approx(0.4 * (0.125 + 2 * 0.030))
+    assert (profile["cluster"], profile["batch_per_device"]) == ("1xs.small", None)
+    assert probe["cluster"] == "1xs.large+1xn.medium" and probe["workload"] is None
+    assert probe["usd_per_hour"] is None, "one unknown price makes the whole unknown"
+    assert {one["reason_wanted"] for one in envelopes.values()} == {"a train", "a profile", "a probe"}
+
+
+def test_a_file_that_is_gone_is_named_before_anything_starts(here: Workspace) -> None:
+    (here.settings.root / "work.py").unlink()
+    with pytest.raises(SettingsError, match=r"no file .*work\.py"):
+        job_of(launch(here), here.settings, lease_id="L", seed=5, deadline_s=60.0)
+
+
+def test_devices_travel_to_the_nodes_and_stand_in_the_layout(here: Workspace) -> None:
+    whole = launch(here)
+    run = replace(wanted("train", "conv", (0, 1), (32, 8)), devices=(4, 1))
+    job = job_of(replace(whole, items=(run,)), here.settings, lease_id="L", seed=5, deadline_s=60.0)
+    assert job.items[0].devices == [4, 1] and job.items[0].used == [4, 1]
+    assert job.envelopes["L-000"]["layout"] == "4+1"
+
+
+def test_an_envelope_is_rewritten_by_the_machines_that_were_really_got(job: Job) -> None:
+    dearer = tuple(replace(one, market="on-demand", zone="b", usd_per_hour=1.0) for one in job.cluster.members)
+    got = with_acquired(job.envelopes, job.items, Cluster(members=(job.cluster.members[0], *dearer[1:])))
+    assert (got["L-001"]["market"], got["L-001"]["zone"], got["L-001"]["usd_per_hour"]) == ("on-demand", "b", 1.0)
+    assert got["L-000"]["market"] == "on-demand+spot" and got["L-000"]["usd_per_hour"] == pytest.approx(2.05)
+    same = {name: value for name, value in got["L-001"].items() if name not in ("market", "zone", "usd_per_hour")}
+    assert same.items() <= job.envelopes["L-001"].items()
+    assert with_acquired(job.envelopes, job.items, job.cluster) == job.envelopes
+
+
+def test_the_image_of_the_machines_stands_with_every_run(job: Job) -> None:
+    got = with_acquired(job.envelopes, job.items, job.cluster, image_id="ami-1")
+    assert {one["image_id"] for one in got.values()} == {"ami-1"}
+    moved = with_acquired(got, job.items, job.cluster)
+    assert {one["image_id"] for one in moved.values()} == {"ami-1"}, "a replacement does not make it unknown"
+
+
+def machine(name: str, device: str, devices: int, provider: str = "ec2") -> Offer:
+    kind = InstanceType(
+        name=name, provider=provider, devices=devices, device=device, cores=8.0, memory_gib=32.0,
+        device_memory_gib=16.0, bandwidth_gbps=10.0,
+    )  # fmt: skip
+    return Offer(
+        instance_type=kind, market="spot", zone="a", region="here", usd_per_hour=1.0, interruptions_per_hour=0.0,
+        price_as_of=NOON,
+    )  # fmt: skip
+
+
+MIXED = Cluster.of(
+    (1, machine("g5.12xlarge", "A10G", 4)), (1, machine("c7i.24xlarge", CPU, 1)), (1, machine("s", CPU, 1, "local"))
+)
+
+
+def test_a_machine_is_to_measure_what_its_type_has() -> None:
+    gpu, processor, host = expected_devices(MIXED, emulated=False)
+    assert gpu == Devices(name="A10G", count=4, threads=1)
+    assert processor == Devices(name=CPU, count=1, threads=0), "a rented processor computes with all its cores"
+    assert host == Devices(name=CPU, count=1, threads=1), "a local host is a share of one"
+
+
+def test_only_emulated_machines_may_measure_on_what_they_happen_to_have() -> None:
+    gpu, processor, host = expected_devices(MIXED, emulated=True)
+    assert gpu == Devices(name=ANY, count=4) and processor == Devices(name=ANY, count=1)
+    assert host == expected_devices(MIXED, emulated=False)[2]
+
+
+def test_what_was_expected_travels_to_the_nodes_and_into_the_envelope(job: Job) -> None:
+    assert job.expected == (Devices(name=CPU, count=1, threads=1),) * 4
+    assert job.envelopes["L-000"]["expected_devices"] == [{"name": CPU, "count": 1, "threads": 1}] * 3
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        *("", "https://ec2.us-east-1.amazonaws.com", "https://EC2.us-east-1.AmazonAWS.com.:443/"),
+        *("https://ec2.us-east-1.api.aws", "ec2.us-east-1.api.aws", "https://api.aws"),
+        *("https://ec2.cn-north-1.amazonaws.com.cn", "https://ec2.cn-north-1.api.amazonwebservices.com.cn"),
+        *("https://ec2.eusc-de-east-1.amazonaws.eu", "https://ec2.eusc-de-east-1.api.amazonwebservices.eu"),
+    ],
+)
+def test_machines_of_aws_itself_are_never_taken_for_emulated(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL_EC2", raising=False)
+    settings = here.settings.model_copy(update={"ec2": Ec2(emulated=True)})
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(SettingsError, match="emulated is for an AWS that is emulated"):
+        job_of(launch(here), settings, lease_id="L", seed=5, deadline_s=60.0)
+    for emulated in ("http://127.0.0.1:5000", "http://amazonaws.com.localhost:5000/api.aws"):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", emulated)
+        assert job_of(launch(here), settings, lease_id="L", seed=5, deadline_s=60.0).expected
+    assert not Ec2().emulated

@@ -1,0 +1,213 @@
+"""Offers go into the warehouse and come out as they were; a provider that does not answer leaves the last ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from models.campaign.budget import billed_s
+from models.campaign.campaign import Launch
+from models.domain.cluster import Cluster, InstanceType, Offer
+from tasks.campaign.budget import LATE_S, Tally, allowance
+from tasks.market import offers as prices
+from tasks.providers.base import ProviderError
+from tasks.providers.ec2.prices import billed
+from tasks.providers.ec2.settings import Ec2
+from tasks.workspace.workspace import Workspace, offers_of_market
+from tests.installed import NOON, USD, DescribedMachines, install
+from warehouse.reads import mart
+
+
+def noted(folder: Path, machines: DescribedMachines, *, snapshot: bool = False) -> Workspace:
+    """An installation that noted its machines, and where asked for a first snapshot of their prices."""
+    here = install(folder, provider=machines)
+    prices.note_definitions.fn(here, NOON)
+    if snapshot:
+        prices.snapshot_offers.fn(here, "refresh-1", NOON)
+    return here
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Workspace:
+    return noted(tmp_path, DescribedMachines(unpriced=frozenset({"s.whole"})))
+
+
+def by_type(offer: Offer) -> tuple[str, str]:
+    return offer.instance_type.name, offer.market
+
+
+def test_offers_come_back_as_they_were(here: Workspace) -> None:
+    said = prices.snapshot_offers.fn(here, "refresh-1", NOON)
+    assert said == "prices: 10 offers of 5 instance types, 2 unpriced"
+    assert sorted(prices.current_offers(here), key=by_type) == sorted(here.provider.offers(NOON), key=by_type)
+    assert [o.usd_per_hour for o in prices.current_offers(here) if o.instance_type.name == "s.whole"] == [None, None]
+
+
+def test_the_newest_snapshot_counts_and_silence_keeps_the_last(tmp_path: Path, here: Workspace) -> None:
+    prices.snapshot_offers.fn(here, "refresh-1", NOON)
+    later = NOON + timedelta(hours=1)
+    machines = here.provider
+    assert isinstance(machines, DescribedMachines)
+    machines.unpriced = frozenset()
+    prices.snapshot_offers.fn(here, "refresh-2", later)
+    assert {offer.price_as_of for offer in prices.current_offers(here)} == {later}
+    assert all(offer.usd_per_hour for offer in prices.current_offers(here))
+    machines.down = "the price list did not answer"
+    said = prices.snapshot_offers.fn(here, "refresh-3", later + timedelta(hours=1))
+    assert "the price list did not answer" in said and "last snapshot" in said
+    assert {offer.price_as_of for offer in prices.current_offers(here)} == {later}
+
+
+def test_definitions_are_noted_once(here: Workspace) -> None:
+    prices.note_definitions.fn(here, NOON + timedelta(hours=1))
+    with here.warehouse.read() as connection:
+        assert connection.execute("select count(*) from raw_instance_types").fetchall() == [(5,)]
+    workloads = mart(here.warehouse, "workloads", provider="local")
+    assert workloads.set_index("workload")["samples"].to_dict() == {"conv": 200_000, "lm": 100_000}
+
+
+def test_a_market_is_chosen_by_name(here: Workspace) -> None:
+    offers = here.provider.offers(NOON)
+    assert {offer.market for offer in offers_of_market(offers, "spot")} == {"spot"}
+    assert offers_of_market(offers, "any") == offers
+
+
+def test_a_market_without_a_price_is_named_with_what_to_set(tmp_path: Path, here: Workspace) -> None:
+    machines = here.provider
+    assert isinstance(machines, DescribedMachines)
+    machines.unpriced = frozenset(one.name for one in machines.instance_types())
+    said = prices.snapshot_offers.fn(here, "refresh-1", NOON)
+    assert "no instance type has a price on the spot market" in said
+    assert "spot_usd_per_hour" in said and 'market = "on-demand"' in said
+    said = prices.snapshot_offers.fn(here, "refresh-2", NOON, buying=False)
+    assert said == "prices: 10 offers of 5 instance types, 10 unpriced", "nothing is to be bought, so nothing lacks"
+    assert "give one a usd_per_hour" in prices.nothing_to_buy(machines.offers(NOON), "on-demand")
+
+
+def test_where_no_type_is_stated_it_says_where_to_state_one_and_speaks_of_no_market() -> None:
+    said = prices.nothing_to_buy([], "spot")
+    assert "[local.instance_types.NAME]" in said and "market" not in said
+
+
+class WithPackage(DescribedMachines):
+    """Machines that carry prices of a day before noon, for one type at 9 dollars."""
+
+    def packaged_types(self) -> list[InstanceType]:
+        return self.instance_types()
+
+    def packaged_offers(self) -> list[Offer]:
+        first = DescribedMachines.offers(replace(self, down=""), NOON - timedelta(days=1))[0]
+        return [replace(first, usd_per_hour=9.0), replace(first, zone="b", usd_per_hour=None)]
+
+
+def test_who_cannot_be_asked_answers_from_the_package_at_first(tmp_path: Path) -> None:
+    here = install(tmp_path, provider=WithPackage(down="no credentials"))
+    assert len(prices.offers_now(here, NOON)) == 2, "a dry run has them too"
+    prices.note_definitions.fn(here, NOON)
+    said = prices.snapshot_offers.fn(here, "refresh-1", NOON)
+    assert "2 offers" in said and "1 unpriced" in said and "no credentials" in said and "2026-11-19" in said
+    assert sorted((o.usd_per_hour or 0, o.zone) for o in prices.current_offers(here)) == [(0, "b"), (9.0, "a")]
+    again = prices.snapshot_offers.fn(here, "refresh-2", NOON)
+    assert "the last snapshot stays in use (prices of 2026-11-19)" in again, "the same is not stored twice"
+
+
+def test_prices_that_were_asked_for_are_never_replaced_by_older_ones_of_the_package(tmp_path: Path) -> None:
+    machines = WithPackage()
+    here = noted(tmp_path, machines, snapshot=True)
+    machines.down = "expired"
+    said = prices.snapshot_offers.fn(here, "refresh-2", NOON + timedelta(hours=1))
+    assert "expired; the last snapshot stays in use (prices of 2026-11-20)" in said
+    assert {o.price_as_of for o in prices.current_offers(here)} == {NOON}
+    assert {o.price_as_of for o in prices.offers_now(here, NOON)} == {NOON}
+
+
+def test_definitions_stay_as_they_were_noted_when_nobody_can_be_asked(tmp_path: Path) -> None:
+    class Forgetful(WithPackage):
+        def instance_types(self) -> list[InstanceType]:
+            if self.down:
+                raise ProviderError(self.down)
+            return DescribedMachines.instance_types(self)[:2]
+
+        def packaged_types(self) -> list[InstanceType]:
+            return [replace(one, cores=99.0) for one in DescribedMachines.instance_types(self)]
+
+    machines = Forgetful()
+    here = noted(tmp_path, machines)
+    before = mart(here.warehouse, "instance_types", provider="local").set_index("name")["digest"].to_dict()
+    machines.down = "expired"
+    prices.note_definitions.fn(here, NOON + timedelta(hours=1))
+    after = mart(here.warehouse, "instance_types", provider="local").set_index("name")
+    assert len(before) == 2 and len(after) == 5, "what was never noted comes from the package"
+    assert {name: after.loc[name, "digest"] for name in before} == before
+
+
+def test_where_no_price_was_ever_known_that_is_said(tmp_path: Path) -> None:
+    here = install(tmp_path, provider=DescribedMachines(down="expired"))
+    with pytest.raises(ProviderError, match="expired"):
+        prices.offers_now(here, NOON)
+    prices.note_definitions.fn(here, NOON)
+    assert prices.snapshot_offers.fn(here, "refresh-1", NOON) == "prices: expired; and none were ever known"
+
+
+@dataclass
+class OwnTerms(DescribedMachines):
+    """Machines that are billed by `terms`, as EC2's are."""
+
+    terms: Ec2 = field(default_factory=Ec2)
+
+    def offers(self, now: datetime) -> list[Offer]:
+        return self.billed([replace(one, interruption_source="told") for one in DescribedMachines.offers(self, now)])
+
+    def billed(self, offers: Sequence[Offer]) -> list[Offer]:
+        return billed(offers, self.terms)
+
+
+def test_a_snapshot_keeps_what_everybody_pays_and_a_change_of_ones_own_prices_counts_at_once(tmp_path: Path) -> None:
+    machines = OwnTerms(terms=Ec2.model_validate({"discounts": {"s.*": {"on_demand": 0.5, "spot": 0.1}}}))
+    here = noted(tmp_path, machines, snapshot=True)
+
+    def paid() -> dict[str, float | None]:
+        found = prices.current_offers(here)
+        return {one.market: one.usd_per_hour for one in found if one.instance_type.name == "s.large"}
+
+    assert sorted(prices.current_offers(here), key=by_type) == sorted(machines.offers(NOON), key=by_type)
+    assert paid() == pytest.approx({"on-demand": 0.0625, "spot": 0.045})
+    stored = mart(here.warehouse, "offers", instance_type="s.large").set_index("market")["usd_per_hour"]
+    assert stored.to_dict() == {"on-demand": 0.125, "spot": 0.05}
+    machines.terms = Ec2()
+    assert paid() == {"on-demand": 0.125, "spot": 0.05}
+    assert {one.interruption_source for one in prices.current_offers(here)} == {"told"}
+    assert all(one.storage_usd_per_hour > 0 for one in prices.current_offers(here)), "a volume has a price"
+
+
+def test_a_discount_lowers_no_cap_and_a_dearer_price_raises_it(tmp_path: Path) -> None:
+    """A savings plan may be used up, and then the public price is paid; spot rises as far as on demand."""
+    worst = {}
+    dearer = {"prices": {"s.large": {"on_demand_usd_per_hour": USD["s.large"] + 1.0}}}
+    for name, own in (("none", {}), ("less", {"discounts": {"s.*": 0.5}}), ("more", dearer)):
+        terms = Ec2.model_validate(own)
+        (tmp_path / name).mkdir()
+        here = noted(tmp_path / name, OwnTerms(name="ec2", terms=terms), snapshot=True)
+        found = prices.current_offers(here)
+        spot = next(one for one in found if (one.instance_type.name, one.market) == ("s.large", "spot"))
+        launch = Launch(cluster=Cluster.of((1, spot)), items=(), est_s=600.0, est_usd=0.01, reason="")
+        tally = Tally(cap_usd=9.0, stop_at=1e9, refresh_id="refresh-1")
+        worst[name] = allowance(here, launch, tally, NOON)
+    assert worst["less"].worst_usd == worst["none"].worst_usd
+    paid_s = billed_s(worst["none"].deadline_s, LATE_S)
+    assert worst["more"].worst_usd - worst["none"].worst_usd == pytest.approx(paid_s / 3600)
+
+
+def test_a_market_without_prices_is_no_matter_where_nothing_can_be_launched(tmp_path: Path) -> None:
+    machines = DescribedMachines(
+        name="ec2", unpriced=frozenset(one.name for one in DescribedMachines().instance_types())
+    )
+    bare = install(tmp_path, provider=machines)
+    bucket = bare.settings.ec2.model_copy(update={"bucket": "mine-1"})
+    able = replace(bare, settings=bare.settings.model_copy(update={"ec2": bucket}))
+    for here, hint in ((bare, False), (able, True)):
+        assert ("nothing can be measured" in prices.snapshot_offers.fn(here, "refresh-1", NOON)) is hint

@@ -1,0 +1,142 @@
+"""The metadata service as a machine sees it: tokens first, credentials in time, and no question without an end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from tasks.node.on_ec2.metadata import Metadata, MetadataError
+
+NOW = 1_795_000_000.0  # 2026-11-18T11:06:40Z
+
+
+class Service:
+    """Issues tokens of which each serves `uses` questions, and answers from `values`."""
+
+    def __init__(self, uses: int = 10_000) -> None:
+        self.values: dict[str, str] = {"instance-id": "i-1", "local-ipv4": "10.0.0.4"}
+        self.uses, self.left, self.tokens = uses, 0, 0
+        self.faults: list[int | Exception] = []
+        self.asked: list[str] = []
+
+    def __call__(self, method: str, url: str, headers: Mapping[str, str]) -> tuple[int, str]:
+        assert url.startswith("http://m/latest/")
+        if self.faults:
+            fault = self.faults.pop(0)
+            if isinstance(fault, Exception):
+                raise fault
+            return fault, ""
+        if url.endswith("/api/token"):
+            assert method == "PUT" and int(headers["X-aws-ec2-metadata-token-ttl-seconds"]) <= 21600
+            self.tokens, self.left = self.tokens + 1, self.uses
+            return 200, f"token-{self.tokens}"
+        if headers.get("X-aws-ec2-metadata-token") != f"token-{self.tokens}" or self.left == 0:
+            return 401, ""
+        self.left -= 1
+        path = url.partition("/meta-data/")[2]
+        self.asked.append(path)
+        return (200, self.values[path]) if path in self.values else (404, "")
+
+    def role(self, key: str, expires: str) -> None:
+        body = {"Code": "Success", "AccessKeyId": key, "SecretAccessKey": "s", "Token": "t", "Expiration": expires}
+        self.values["iam/security-credentials/"] = "srift-node"
+        self.values["iam/security-credentials/srift-node"] = json.dumps(body)
+
+
+class Clock:
+    now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def metadata(service: Service, clock: Clock | None = None) -> Metadata:
+    return Metadata("http://m/", ask=service, clock=clock or Clock(), sleep=lambda _: None)
+
+
+def test_it_says_who_the_machine_is_with_one_token() -> None:
+    service = Service()
+    one = metadata(service)
+    assert (one.instance_id(), one.address()) == ("i-1", "10.0.0.4")
+    assert service.tokens == 1
+
+
+def test_a_token_that_has_expired_is_replaced() -> None:
+    service = Service(uses=1)
+    one = metadata(service)
+    assert [one.get("instance-id") for _ in range(3)] == ["i-1"] * 3
+    assert service.tokens == 3
+
+
+def test_faults_are_tried_again_and_not_for_ever() -> None:
+    service = Service()
+    service.faults = [TimeoutError(), 500, 503]
+    assert metadata(service).instance_id() == "i-1"
+    service.faults = [500] * 1000
+    with pytest.raises(MetadataError, match="http://m does not give instance-id: status 500"):
+        metadata(service).instance_id()
+    assert len(service.faults) > 900
+
+
+def test_a_service_without_tokens_is_no_answer_of_nothing() -> None:
+    service = Service()
+    service.faults = [404] * 100
+    with pytest.raises(MetadataError):
+        metadata(service).notice()
+
+
+def test_the_address_comes_from_the_environment_where_ec2_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Metadata().base == "http://169.254.169.254"
+    monkeypatch.setenv("SRIFT_METADATA", "http://10.9.0.1:8111/")
+    assert Metadata().base == "http://10.9.0.1:8111"
+
+
+def test_credentials_are_kept_and_renewed_before_they_expire() -> None:
+    service, clock = Service(), Clock()
+    service.role("first", "2026-11-18T12:06:40Z")
+    one = metadata(service, clock)
+    assert one.keys() == one.keys() == ("first", "s", "t")
+    assert service.asked.count("iam/security-credentials/srift-node") == 1
+    service.role("second", "2026-11-18T18:06:40Z")
+    clock.now = NOW + 3000
+    assert one.keys()[0] == "first"
+    clock.now = NOW + 3400  # 200 s before the end
+    assert one.keys()[0] == "second"
+    service.role("third", "2026-11-18T18:06:40Z")
+    assert one.keys(True)[0] == "third"
+
+
+def test_credentials_that_still_hold_serve_while_the_service_is_away() -> None:
+    service, clock = Service(), Clock()
+    service.role("first", "2026-11-18T12:06:40Z")
+    one = metadata(service, clock)
+    one.keys()
+    clock.now = NOW + 3400
+    service.faults = [500] * 20
+    assert one.keys()[0] == "first"
+    clock.now, service.faults = NOW + 3700, [500] * 20
+    with pytest.raises(MetadataError):
+        one.keys()
+
+
+def test_no_role_and_half_a_role_are_errors_that_can_be_waited_out() -> None:
+    service = Service()
+    with pytest.raises(MetadataError, match="iam/security-credentials/"):
+        metadata(service).keys()
+    service.role("k", "soon")
+    with pytest.raises(OSError, match="not whole"):
+        metadata(service).keys()
+
+
+def test_an_interruption_outweighs_a_recommendation() -> None:
+    service = Service()
+    one = metadata(service)
+    assert one.notice() is None
+    service.values["events/recommendations/rebalance"] = '{"noticeTime": "2026-11-18T13:00:00Z"}'
+    assert one.notice() == {"kind": "rebalance", "action": "", "at": ""}
+    service.values["spot/instance-action"] = '{"action": "stop", "time": "2026-11-18T13:08:40Z"}'
+    assert one.notice() == {"kind": "interruption", "action": "stop", "at": "2026-11-18T13:08:40Z"}
+    service.values["spot/instance-action"] = "not what AWS writes"
+    assert one.notice() == {"kind": "interruption", "action": "terminate", "at": ""}

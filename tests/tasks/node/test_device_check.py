@@ -1,0 +1,219 @@
+"""A machine measures the device that it was bought for, or nothing: the names, the wait, and what a failure leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.node import device, device_check
+from tasks.node.device import NoSuchDevice, own_device
+from tasks.node.device_check import is_named, missing_devices, torch_sees, wait_for_devices, wrong_device
+from tasks.node.processes import EXIT_MAILBOX, EXIT_NO_DEVICE
+from tasks.node.record import ANY, CPU, Devices, Item, Plan, WorkloadFile, write_json
+
+FOUR = Devices(name="A10G", count=4)
+
+
+A100 = "NVIDIA A100-SXM4-40GB"
+
+
+@pytest.mark.parametrize(
+    ("expected", "names", "others"),
+    [
+        ("A10G", ["NVIDIA A10G"], [CPU, "NVIDIA A10", A100]),
+        ("T4", ["Tesla T4"], []),
+        ("T4g", ["NVIDIA T4G"], []),
+        ("V100", ["Tesla V100-SXM2-16GB"], []),
+        ("A100", [A100], ["NVIDIA A10G", f"{A100} MIG 1g.5gb"]),
+        ("H100", ["NVIDIA H100 80GB HBM3"], []),
+        ("H200", ["NVIDIA H200"], []),
+        ("B300", ["NVIDIA B300 SXM6 AC"], []),
+        ("RTX PRO Server 6000", ["NVIDIA RTX PRO 6000 Blackwell Server Edition"], []),
+        ("L4", [], ["NVIDIA L40S", "NVIDIA L4-3Q"]),
+        ("L4 1/8", ["NVIDIA L4-3Q"], ["NVIDIA L40S"]),
+        ("L4 1/2", ["NVIDIA L4"], []),
+        ("L40S", [], ["NVIDIA L4"]),
+        ("Trainium", [], [CPU]),
+        (CPU, [CPU], ["NVIDIA L4"]),
+        (ANY, [CPU, "NVIDIA L4"], []),
+    ],
+)
+def test_a_device_is_known_by_the_name_that_torch_gives_it_and_no_other_goes_under_it(
+    expected: str, names: list[str], others: list[str]
+) -> None:
+    assert [is_named(expected, one) for one in names + others] == [True] * len(names) + [False] * len(others)
+
+
+def test_fewer_than_were_bought_are_not_enough_and_the_sentence_counts_them() -> None:
+    assert missing_devices(FOUR, ["NVIDIA A10G"] * 4) == ""
+    assert "4 x A10G, and torch can use 3 x NVIDIA A10G" in missing_devices(FOUR, ["NVIDIA A10G"] * 3)
+    assert "torch can use no GPU" in missing_devices(FOUR, [])
+    assert missing_devices(FOUR, ["NVIDIA A10G"] * 3 + ["NVIDIA L4"])
+
+
+def test_a_run_is_judged_machine_by_machine_and_what_nobody_told_is_no_fault() -> None:
+    both = [FOUR, Devices(name=CPU, count=1, threads=0)]
+    used = [Devices(name="NVIDIA A10G", count=2), Devices(name=CPU, count=1, threads=8)]
+    assert wrong_device(both, used) == "" == wrong_device([], used) == wrong_device(both, [])
+    assert wrong_device(both, used[::-1]) == "it ran on cpu where A10G was expected"
+    assert "NVIDIA A10G+cpu" in wrong_device([FOUR], [Devices(name="NVIDIA A10G+cpu", count=2)])
+
+
+class Machine:
+    """Its driver works from a moment on. The first look takes `cold_s`, as far as it may."""
+
+    def __init__(self, works_at: float, cold_s: float = 0.0) -> None:
+        self.now, self.works_at, self.looks, self.cold_s = 0.0, works_at, 0, cold_s
+
+    def look(self, within_s: float) -> tuple[list[str], str]:
+        self.looks += 1
+        assert within_s > 0.0
+        needed_s, self.cold_s = self.cold_s, 0.0
+        self.now += min(needed_s, within_s)
+        if needed_s > within_s:
+            return [], f"torch did not answer within {within_s:.0f} s"
+        return (["NVIDIA A10G"] * 4, "") if self.now >= self.works_at else ([], "Error 802: system not yet initialized")
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def waited(self, wait_s: float) -> str:
+        return wait_for_devices(FOUR, self.look, wait_s=wait_s, most_s=300.0, clock=lambda: self.now, sleep=self.sleep)
+
+
+def test_one_that_never_does_costs_no_more_than_the_wait_and_the_reason_is_what_torch_said() -> None:
+    machine = Machine(works_at=1e9)
+    reason = machine.waited(60.0)
+    assert "bought for 4 x A10G" in reason and "Error 802" in reason
+    assert 60.0 <= machine.now < 70.0
+    again = Machine(works_at=1e9)
+    assert again.waited(0.0) and again.looks == 1
+
+
+@pytest.mark.parametrize(("works_at", "cold_s"), [(30.0, 0.0), (0.0, 290.0), (170.0, 120.0)])
+def test_a_driver_that_comes_up_late_is_waited_for_and_a_slow_disk_is_no_fault_of_the_devices(
+    works_at: float, cold_s: float
+) -> None:
+    """The wait begins when the first look is over, which may take as long as the machines have to meet."""
+    assert Machine(works_at, cold_s).waited(60.0) == ""
+
+
+def test_what_a_machine_is_waited_for_has_an_end_however_slow_its_disk_is() -> None:
+    slow = Machine(works_at=1e9, cold_s=1e9)
+    assert "torch did not answer within 300 s" in slow.waited(60.0) and (slow.now, slow.looks) == (300.0, 1)
+    late = Machine(works_at=1e9, cold_s=265.0)
+    assert late.waited(60.0) and late.now <= 300.0
+
+
+def python(folder: Path, script: str) -> str:
+    file = folder / "python"
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+def test_every_look_is_a_process_of_its_own_and_whatever_it_says_is_an_answer(tmp_path: Path) -> None:
+    assert torch_sees(9.0, python(tmp_path, """echo noise; echo '["NVIDIA L4"]'""")) == (["NVIDIA L4"], "")
+    assert torch_sees(9.0, python(tmp_path, "echo Error 802 >&2; echo '[]'")) == ([], "Error 802")
+    assert torch_sees(9.0, python(tmp_path, "echo no kernel image >&2; exit 1")) == ([], "no kernel image")
+    assert torch_sees(9.0, python(tmp_path, "exit 1")) == ([], "exit status 1")
+    assert torch_sees(9.0, str(tmp_path / "none"))[0] == []
+    assert torch_sees(1e-9, python(tmp_path, "exec sleep 9")) == ([], "torch did not answer within 0 s")
+
+
+def plan(*nodes: list[int]) -> Plan:
+    items = [
+        Item(run_id=f"r{n}", kind="train", nodes=one, workload="w", batches=[8] * len(one))
+        for n, one in enumerate(nodes)
+    ]
+    workloads = [WorkloadFile(name="w", digest="d", file="workloads/d.py", function="build")]
+    addresses = ["10.0.0.1", "10.0.0.2"]
+    return Plan(lease_id="l", attempt=1, addresses=addresses, expected=[FOUR] * 2, workloads=workloads, items=items)
+
+
+def check(folder: Path, monkeypatch: pytest.MonkeyPatch, there: list[str]) -> list[str]:
+    """What the check of node 1 becomes, or its exit status."""
+    became: list[str] = []
+    write_json(folder / "plan.json", plan([0], [0, 1], [1]))
+    words = ["--mailbox", str(folder), "--plan", str(folder / "plan.json"), "--node", "1", "--wait-s", "0"]
+    monkeypatch.setattr(sys, "argv", ["node.device_check", *words, "--", "/bin/torchrun", "--nnodes", "2"])
+    monkeypatch.setattr(device_check, "torch_sees", lambda within_s: (there, ""))
+
+    def become(program: str, command: list[str]) -> None:
+        assert program == command[0]
+        became.extend(command)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execv", become)
+    with pytest.raises(SystemExit) as ended:
+        device_check.main()
+    return became or [str(ended.value.code)]
+
+
+def test_with_its_devices_the_machine_starts_what_it_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check(tmp_path, monkeypatch, ["NVIDIA A10G"] * 4) == ["/bin/torchrun", "--nnodes", "2"]
+    assert not list(tmp_path.glob("node-*"))
+
+
+def test_without_them_its_runs_and_no_others_are_failed_with_that_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(tmp_path, monkeypatch, []) == [str(EXIT_NO_DEVICE)]
+    records = [json.loads(file.read_text()) for file in sorted((tmp_path / "node-1" / "records").iterdir())]
+    assert [(one["run_id"], one["status"], one["workload_digest"]) for one in records] == [
+        ("r1", "failed", "d"),
+        ("r2", "failed", "d"),
+    ]
+    assert all(one["reason"].startswith("node 1: this machine was bought for 4 x A10G") for one in records)
+    assert capsys.readouterr().err.startswith(f"srift[{EXIT_NO_DEVICE}]: this machine was bought for")
+
+
+def test_a_full_mailbox_is_told_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(device_check, "write_failed_records", full)
+    assert check(tmp_path, monkeypatch, []) == [str(EXIT_MAILBOX)]
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, *names: str, rank: int = 0) -> list[torch.device]:
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(names))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda one: names[one if isinstance(one, int) else one.index])
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    return current
+
+
+def test_a_rank_takes_the_device_of_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = gpus(monkeypatch, *["NVIDIA A10G"] * 4, rank=3)
+    assert own_device(FOUR) == torch.device("cuda", 3) == current[0]
+    assert device.name_of(torch.device("cuda", 3)) == "NVIDIA A10G"
+    assert own_device(Devices(name=CPU, count=1)) == torch.device("cpu"), "a processor was bought"
+    assert device.name_of(torch.device("cpu")) == CPU
+
+
+@pytest.mark.parametrize("there", [[], ["NVIDIA A10G"] * 3, ["NVIDIA L4"] * 4])
+def test_no_rank_does_on_the_processor_what_a_gpu_was_bought_for(
+    monkeypatch: pytest.MonkeyPatch, there: list[str]
+) -> None:
+    gpus(monkeypatch, *there)
+    with pytest.raises(NoSuchDevice, match="bought for 4 x A10G"):
+        own_device(FOUR)
+
+
+def test_only_where_anything_will_do_is_the_processor_taken_for_want_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch)
+    assert own_device(Devices(name=ANY, count=4)) == torch.device("cpu")
+    gpus(monkeypatch, "NVIDIA L4", rank=1)
+    with pytest.raises(NoSuchDevice, match="1 GPU that torch can use, not 2"):
+        own_device(Devices(name=ANY, count=1))

@@ -1,0 +1,279 @@
+"""When a measurement stops, and what a host takes away: measured again while patience lasts, and told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from models.monitoring.slow_runs import TAKEN
+from tasks.node import measuring, probe, profiler, steps
+from tasks.node.measuring import DISTURBED, Patience, processor_ticks
+from tasks.node.record import Item
+
+SECONDS = st.lists(st.floats(0.001, 10.0), min_size=1, max_size=40)
+BOUNDS = {"least": 8, "most": 30, "most_s": 8.0}
+
+
+@given(SECONDS)
+def test_spread_and_error_do_not_depend_on_the_order_or_the_unit(seconds: list[float]) -> None:
+    milliseconds = [1000 * one for one in reversed(seconds)]
+    assert measuring.spread(milliseconds) == pytest.approx(measuring.spread(seconds))
+    assert measuring.median_error(milliseconds) == pytest.approx(measuring.median_error(seconds))
+
+
+@given(SECONDS, st.floats(0, 1), st.floats(0, 1))
+def test_quantiles_lie_within_the_values_and_rise(seconds: list[float], one: float, other: float) -> None:
+    low, high = (measuring.quantile(seconds, share) for share in sorted((one, other)))
+    assert min(seconds) <= low <= high * (1 + 1e-12) <= max(seconds) * (1 + 1e-9)
+    assert measuring.quantile(seconds, 0.5) == pytest.approx(median(seconds))
+
+
+@given(SECONDS, st.floats(0, 7.9))
+def test_never_enough_before_the_least_steps_while_there_is_time(seconds: list[float], elapsed_s: float) -> None:
+    assume(len(seconds) < BOUNDS["least"])
+    assert not measuring.enough(seconds, elapsed_s=elapsed_s, **BOUNDS)
+
+
+@given(SECONDS)
+def test_the_bounds_end_even_the_noisiest_run(seconds: list[float]) -> None:
+    assert measuring.enough(seconds, elapsed_s=8.0, **BOUNDS)
+    assert measuring.enough(seconds, least=1, most=len(seconds), elapsed_s=0.0, most_s=8.0)
+
+
+def test_nothing_measured_is_never_enough() -> None:
+    assert not measuring.enough([], elapsed_s=100.0, **BOUNDS)
+
+
+def test_a_quiet_run_ends_at_the_least_steps_and_a_noisy_one_goes_on() -> None:
+    quiet = [0.200, 0.201, 0.199, 0.200, 0.202, 0.200, 0.198, 0.200]
+    noisy = [0.200, 0.260, 0.180, 0.240, 0.210, 0.300, 0.190, 0.250]
+    assert measuring.enough(quiet, elapsed_s=1.6, **BOUNDS)
+    assert not measuring.enough(noisy, elapsed_s=1.8, **BOUNDS)
+
+
+def test_one_hiccup_does_not_prolong_a_quiet_run() -> None:
+    assert measuring.enough([0.2] * 7 + [3.0], elapsed_s=4.4, **BOUNDS)
+
+
+def test_a_run_that_still_warms_up_is_not_steady() -> None:
+    warming = [0.30, 0.30, 0.30, 0.30, 0.20, 0.20, 0.20, 0.20, 0.20, 0.20, 0.20, 0.20]
+    assert measuring.drift(warming[:8]) > measuring.DRIFT
+    settling = [0.212, 0.212, 0.212, 0.212, 0.211, 0.203, 0.202, 0.202, 0.202, 0.202]
+    assert not measuring.enough(settling, elapsed_s=2.0, **BOUNDS)
+
+
+@given(SECONDS)
+def test_the_middle_half_leaves_out_as_much_above_as_below(seconds: list[float]) -> None:
+    kept = measuring.central(seconds)
+    assert len(seconds) / 2 <= len(kept) <= len(seconds) / 2 + 2
+    left_out = [one for i, one in enumerate(seconds) if i not in kept]
+    middle = [seconds[i] for i in kept]
+    below = sum(one <= min(middle) for one in left_out)
+    above = sum(one >= max(middle) for one in left_out)
+    assert below + above >= len(left_out) and len(left_out) % 2 == 0
+    assert len(left_out) < 4 or (below and above)
+
+
+def test_a_hiccup_is_not_in_the_middle() -> None:
+    assert 2 not in measuring.central([0.2, 0.21, 9.0, 0.2])
+
+
+@given(SECONDS)
+def test_blocks_never_go_beyond_the_most_steps(seconds: list[float]) -> None:
+    assume(len(seconds) < 30)
+    block = measuring.next_block(seconds, least=8, most=30)
+    assert 1 <= block <= 4 and len(seconds) + block <= 30
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
+    assert measuring.slowest([[1.0, 2.0, 3.0], [2.0, 1.0, 4.0]]) == [2.0, 2.0, 4.0]
+
+
+class Host:
+    """A machine's /proc/stat: what is wanted and what is taken away of it is said by a test."""
+
+    def __init__(self, stat: Path) -> None:
+        self.stat, self.ran, self.taken = stat, 1000, 0
+        self.runs(0)
+
+    def runs(self, ticks: int, taken: int = 0) -> None:
+        self.ran, self.taken = self.ran + ticks, self.taken + taken
+        self.stat.write_text(f"cpu  {self.ran} 0 0 777 88 0 0 {self.taken} 5 5\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    monkeypatch.setattr(measuring, "_STAT", tmp_path / "stat")
+    return Host(tmp_path / "stat")
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets time pass."""
+    passed = [0.0]
+    monkeypatch.setattr(measuring.time, "monotonic", lambda: passed[0])
+    return lambda more: passed.__setitem__(0, passed[0] + more)
+
+
+def measurement(host: Host, pass_s: Callable[[float], None], *taken: int) -> Callable[[], int]:
+    """Returns 0, 1, ...: the first time with so many of a hundred ticks taken away, and so on, ten seconds each."""
+    times = iter(enumerate(taken))
+
+    def measure() -> int:
+        number, away = next(times)
+        host.runs(100 - away, away)
+        pass_s(10.0)
+        return number
+
+    return measure
+
+
+def test_what_was_disturbed_is_measured_again(host: Host, seconds: Callable[[float], None]) -> None:
+    patient = Patience(left_s=60.0)
+    assert patient.undisturbed(measurement(host, seconds, 90, 10, 9, 0), None) == 2
+    assert patient.left_s == 40.0, "what is kept costs no patience"
+    assert patient.taken_share == pytest.approx(0.09)
+    assert DISTURBED == TAKEN, "what is measured again here is what a slow run's cause is there"
+
+
+def test_what_is_not_disturbed_is_measured_once_without_patience_too(
+    host: Host, seconds: Callable[[float], None]
+) -> None:
+    assert Patience().undisturbed(measurement(host, seconds, 0, 0), None) == 0
+    assert Patience().undisturbed(measurement(host, seconds, 90, 0), None) == 0
+    patient = Patience(left_s=60.0)
+
+    def short() -> None:
+        host.runs(9, 9)
+        seconds(10.0)
+
+    patient.undisturbed(short, None)  # 18 ticks are too few to say anything
+    assert patient.left_s == 60.0
+
+
+def test_patience_ends_and_what_is_kept_then_says_how_much_was_taken(
+    host: Host, seconds: Callable[[float], None]
+) -> None:
+    patient = Patience(left_s=15.0)
+    assert patient.undisturbed(measurement(host, seconds, 80, 80, 70, 60), None) == 2
+    assert patient.taken_share == pytest.approx(0.7) and patient.left_s <= 0
+    assert patient.undisturbed(measurement(host, seconds, 20, 20), None) == 0
+    assert patient.taken_share == pytest.approx(0.45), "of all that was kept of the item"
+    patient.reset()
+    assert patient.taken_share == 0.0
+
+
+@pytest.mark.parametrize(("own_s", "others_s"), [(45.0, 100.0), (100.0, 45.0)])
+def test_ranks_repeat_together_and_as_long_as_the_least_patient(
+    own_s: float, others_s: float, host: Host, seconds: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the other machine: ticks taken, wanted, seconds, patience left
+    others = iter([[50.0, 100.0, 30.0, others_s - 30.0 * turn] for turn in range(9)])
+    monkeypatch.setattr(measuring, "gather", lambda mine, _group: [list(mine), next(others)])
+    patient = Patience(left_s=own_s)
+    assert patient.undisturbed(measurement(host, seconds, 0, 0, 0, 0, 0, 0), None) == 2, (
+        "disturbed on the other machine"
+    )
+    assert patient.left_s == -15.0, "the time of the slowest of them, from the least patience"
+    assert patient.taken_share == pytest.approx(0.5)
+
+
+def test_short_measurements_are_told_by_whoever_had_most_taken_away(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "gather", lambda mine, _group: [list(mine), [8.0, 12.0, 1.0, 60.0]])
+    patient = Patience(left_s=60.0)
+    for _ in range(3):  # each alone of too few ticks to say anything
+        patient.undisturbed(lambda: host.runs(12), None)
+    assert patient.taken_share == pytest.approx(8 / 12)
+
+
+@pytest.mark.parametrize("text", [None, "", "cpu 1 2 3", "no processors here at all, none at all"])
+def test_a_kernel_that_does_not_tell_takes_nothing(text: str | None, host: Host) -> None:
+    if text is None:
+        host.stat.unlink()
+    else:
+        host.stat.write_text(text)
+    assert processor_ticks() == (0.0, 0.0)
+    patient = Patience(left_s=60.0)
+    assert patient.undisturbed(lambda: 7, None) == 7 and patient.taken_share == 0.0
+
+
+def test_this_machine_tells_no_more_taken_than_wanted() -> None:
+    taken, wanted = processor_ticks()
+    assert 0.0 <= taken <= wanted
+
+
+def test_a_disturbed_block_trains_but_is_not_measured(host: Host, seconds: Callable[[float], None]) -> None:
+    now, taken = [0.0], iter([*[90] * 4, *[0] * 100])
+
+    def step(*, sync: bool) -> float:
+        away = next(taken)
+        host.runs(100 - away, away)
+        now[0] += 1.0 if away == 0 else 5.0
+        seconds(1.0 if away == 0 else 5.0)
+        return float(sync)
+
+    item = Item(run_id="r", kind="train", nodes=[0], batches=[1], least_steps=8, most_steps=20, most_s=30.0)
+    found = steps._steady(item, step, None, lambda: now[0], Patience(left_s=60.0))
+    assert found.by_rank == [[1.0] * 8] and found.elapsed_s == 8.0, "a disturbed block is no time of the run's"
+    assert len(found.losses) == 12
+
+
+def test_a_run_that_diverges_only_because_it_was_repeated_is_measured(
+    host: Host, seconds: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps_taken = [0]
+
+    def step(*_: Any, **__: Any) -> float:
+        steps_taken[0] += 1
+        away = 90 if steps_taken[0] < 40 else 0
+        host.runs(100 - away, away)
+        seconds(1.0)
+        return 1.0 if steps_taken[0] <= 22 else float("nan")
+
+    monkeypatch.setattr(steps, "one_step", step)
+    model = steps.torch.nn.Linear(1, 1)
+    built: Any = type("Built", (), {"model": model, "device": "cpu", "parameters": 2, "gradient_bytes": 8})()
+    monkeypatch.setattr(steps, "now", lambda _device: float(steps_taken[0]))
+    monkeypatch.setattr(steps, "peak_bytes", lambda _device: 1)
+    item = Item(run_id="r", kind="train", nodes=[0], batches=[1], least_steps=8, most_steps=20, most_s=30.0)
+    values, problem = steps.train(item, built, None, Patience(left_s=1000.0), place=0)
+    assert problem == "" and values["last_loss"] == 1.0 and steps_taken[0] > 40
+
+
+@pytest.mark.parametrize("what", ["without communication", "probe", "profile"])
+def test_whatever_is_measured_waits(what: str, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[Any] = []
+
+    class Waiting(Patience):
+        def undisturbed(self, measure: Callable[[], Any], group: Any) -> Any:
+            waited.append(group)
+            return super().undisturbed(measure, group)
+
+    group: Any = object()
+    monkeypatch.setattr(measuring, "gather", lambda mine, _group: [list(mine)])
+    item = Item(run_id="r", kind="train", nodes=[0, 1], batches=[8, 16], message_bytes=[1024, 2048])
+    if what == "without communication":
+        monkeypatch.setattr(steps, "gather", lambda mine, _group: [list(mine)])
+        monkeypatch.setattr(steps, "meet", lambda _group: None)
+        clock_s = iter(range(100)).__next__
+        assert steps._compute_s(item, lambda sync: 0.0, group, clock_s, Waiting(), step_s=1.0) == [1.0]
+        assert waited == [group]
+    elif what == "probe":
+        monkeypatch.setattr(probe, "_all_reduce_s", lambda *_, repeats: [0.1] * repeats)
+        values, _ = probe.probe(item, group, probe.torch.device("cpu"), Waiting())
+        assert waited == [group] * 2 and [row["bytes"] for row in values["rows"]] == [1024, 2048]
+    else:
+        monkeypatch.setattr(profiler, "_parts", lambda _built, batch: {"batch": batch})
+        monkeypatch.setattr(profiler, "_flops", lambda *_: 1.0)
+        monkeypatch.setattr(profiler, "_buckets", lambda *_: [])
+        built: Any = type("Built", (), {"parameters": 1, "gradient_bytes": 4})()
+        values, _ = profiler.profile(item, built, group, Waiting())
+        assert waited == [None] * 2 and [row["batch"] for row in values["rows"]] == [8, 16]

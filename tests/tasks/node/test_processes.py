@@ -1,0 +1,39 @@
+"""Which of a node's ranks was hit, when torchrun tells of all that ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasks.node.processes import exit_line, exit_reason, worker_exit_code
+
+FIRST = "E1120 11:06 api.py:1002] failed (exitcode: {}) local_rank: 0 (pid: 7931) of binary: python\n"
+ALSO = "  rank      : 1 (local_rank: 1)\n  exitcode  : {} (pid: 7932)\n"
+
+
+def log(first: int, *others: int) -> str:
+    return FIRST.format(first) + "".join(ALSO.format(code) for code in others)
+
+
+@pytest.mark.parametrize(
+    ("codes", "hit"),
+    [
+        ((-9,), -9),
+        ((4, 3), 3),  # the neighbour of a rank that failed is listed first, and only lost its peer
+        ((4, -9), -9),
+        ((3, -15), 3),  # torchrun ended the others itself
+        ((4, -15), 4),
+        ((-15,), -15),
+        ((1, 4), 1),
+    ],
+)
+def test_the_rank_that_was_hit_is_told_from_those_that_lost_it(codes: tuple[int, ...], hit: int) -> None:
+    assert worker_exit_code(log(*codes)) == hit
+
+
+def test_the_reason_is_that_ranks_last_word_else_its_exit_code() -> None:
+    said = f"noise\n{exit_line(3, 'out of memory')}\n{exit_line(4, 'its peer is gone')}\n" + log(4, 3)
+    assert exit_reason(said, 3) == "out of memory"
+    assert exit_reason(said, 4) == "its peer is gone"
+    assert exit_reason("srift: node 1 could not write x\n", 5) == "node 1 could not write x"
+    assert exit_reason(log(-9), -9) == "the worker ended with exit code -9"
+    assert "log" in exit_reason("", None) and worker_exit_code("") is None

@@ -1,0 +1,217 @@
+"""How a worker ends: a mailbox that refuses a file, a lost peer, and a fault of the workload are told apart."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tasks.execution.record_loader import WireRecord
+from tasks.node import launch, worker
+from tasks.node.measuring import Patience
+from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, EXIT_MAILBOX, EXIT_NO_DEVICE
+from tasks.node.record import CPU, MACHINE, Devices, Item, Plan, RankLayout, write_json
+
+
+class Left(Exception):
+    """Stands for the end of the process."""
+
+
+def ended(code: int) -> NoReturn:
+    raise Left(code)
+
+
+class Store:
+    """The launch's: a dictionary, or gone."""
+
+    def __init__(self, gone: bool = False) -> None:
+        self.told: dict[str, str] = {}
+        self.gone = gone
+
+    def set(self, key: str, value: str) -> None:
+        if self.gone:
+            raise dist.DistNetworkError("failed to send")
+        self.told[key] = value
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.told for key in keys)
+
+    def get(self, key: str) -> bytes:
+        return self.told[key].encode()
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
+
+ITEM = Item(run_id="late", kind="train", nodes=[0, 1], devices=[2, 1], workload="w", batches=[2, 2], least_steps=1)
+
+
+def rank(number: int, mailbox: Path, store: Store) -> launch.Launch:
+    plan = Plan(lease_id="l", attempt=1, addresses=["a", "b"], expected=[], workloads=[], items=[ITEM], timeout_s=1.0)
+    return launch.Launch(
+        mailbox=mailbox,
+        plan=plan,
+        layout=RankLayout(devices={0: 2, 1: 1}),
+        rank=number,
+        device=torch.device("cpu"),
+        store=store,  # type: ignore[arg-type]
+        groups={},
+        patience=Patience(),
+        devices=(("NVIDIA L4", 1), ("NVIDIA L4", 1), (CPU, 8)),
+    )
+
+
+def aborted(mine: launch.Launch, error: Exception) -> int:
+    with pytest.raises(Left) as left:
+        worker.abort(mine, 0, ITEM, error, 0.0)
+    return int(left.value.args[0])
+
+
+@pytest.fixture
+def no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os._exit", ended)
+
+
+def told(mailbox: Path) -> dict[str, str]:
+    files = mailbox.glob("node-*/records/late.json")
+    return {file.parents[1].name: json.loads(file.read_text())["reason"] for file in files}
+
+
+@pytest.mark.usefixtures("no_end")
+def test_a_device_that_is_lost_after_the_check_fails_every_run_that_needs_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [Item(run_id="own", kind="train", nodes=[1], batches=[8]), Item(run_id="other", kind="probe", nodes=[0])]
+    expected = [Devices(name="A10G", count=1)] * 2
+    whole = Plan(lease_id="l", attempt=1, addresses=["a", "b"], expected=expected, workloads=[], items=[ITEM, *others])
+    write_json(tmp_path / "plan.json", whole)
+    words = ["node.worker", "--mailbox", str(tmp_path), "--plan", str(tmp_path / "plan.json")]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(worker, "die_with_parent", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("RANK", "2")  # node 0 has two
+    with pytest.raises(Left) as left:
+        worker.main()
+    assert left.value.args == (EXIT_NO_DEVICE,)
+    records = sorted((tmp_path / "node-1" / "records").iterdir())
+    assert [file.stem for file in records] == ["late", "own"]
+    bodies = [json.loads(file.read_text()) for file in records]
+    assert all(one["cause"] == MACHINE and WireRecord.model_validate(one).status == "failed" for one in bodies)
+
+
+@pytest.mark.usefixtures("no_end")
+@pytest.mark.parametrize(("number", "node", "label"), [(1, "node-0", "node 0 device 1"), (2, "node-1", "node 1")])
+def test_a_rank_that_fails_writes_the_record_for_the_first_one_may_be_ended_before(
+    tmp_path: Path, number: int, node: str, label: str
+) -> None:
+    store = Store()
+    assert aborted(rank(number, tmp_path, store), ValueError("row 17")) == EXIT_ITEM_FAILED
+    assert told(tmp_path) == {node: f"{label}: ValueError: row 17"} and list(store.told) == [
+        f"item-0-rank-{number}-error"
+    ]
+    assert aborted(rank(0, tmp_path, store), RuntimeError("Connection closed by peer")) == EXIT_ITEM_FAILED
+    assert told(tmp_path) == dict.fromkeys({"node-0", node}, f"{label}: ValueError: row 17")
+
+
+@pytest.mark.usefixtures("no_end")
+def test_what_was_measured_stays_although_a_neighbour_fails_afterwards(tmp_path: Path) -> None:
+    worker.write_record(rank(0, tmp_path, Store()), ITEM, 0.0, {"step_s": 1.0}, "")
+    aborted(rank(1, tmp_path, Store()), ValueError("row 17"))
+    assert told(tmp_path) == {"node-0": ""}
+
+
+@pytest.mark.usefixtures("no_end")
+def test_with_the_store_gone_a_fault_may_be_the_loss_and_no_record_is_written(tmp_path: Path) -> None:
+    for number in (1, 2):
+        assert aborted(rank(number, tmp_path, Store(gone=True)), ValueError("row 17")) == EXIT_LOST_PEER
+    assert aborted(rank(2, tmp_path, Store()), RuntimeError("Connection closed by peer")) == EXIT_LOST_PEER
+    assert told(tmp_path) == {}
+
+
+def test_a_record_names_the_devices_of_each_of_its_machines(tmp_path: Path) -> None:
+    whole = rank(0, tmp_path, Store())
+    worker.write_record(whole, ITEM, 1.0, {"step_s": 1.0}, "")
+    record = json.loads((tmp_path / "node-0" / "records" / "late.json").read_text())
+    assert record["devices"] == [
+        {"name": "NVIDIA L4", "count": 2, "threads": 1},
+        {"name": CPU, "count": 1, "threads": 8},
+    ]
+    assert WireRecord.model_validate(record)
+    unlike = replace(whole, devices=(("NVIDIA L4", 1), (CPU, 1), (CPU, 8)))
+    assert unlike.used(ITEM)[0].name == "NVIDIA L4+cpu"
+    assert [one.name for one in whole.used(replace(ITEM, nodes=[1], devices=[1]))] == [CPU]
+
+
+def test_a_full_disk_ends_the_launch_and_says_where(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def full(_path: Path, _body: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(launch, "write_json", full)
+    monkeypatch.setattr("os._exit", ended)
+    with pytest.raises(Left, match=str(EXIT_MAILBOX)):
+        launch.report(rank(2, tmp_path, Store()), tmp_path / "node-1" / "records" / "r.json", {})
+    said = capsys.readouterr().err
+    assert said.startswith("srift[5]: node 1 could not write") and "No space left on device" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]"), True),
+        (RuntimeError("Timed out waiting 20000ms for recv operation to complete"), True),
+        (dist.DistNetworkError("failed to recv, got 0 bytes"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x3 and 4x1)"), False),
+        (ValueError("the connection between rows is missing"), False),
+    ],
+)
+def test_a_lost_peer_is_not_taken_for_a_fault_of_the_workload(error: Exception, lost: bool) -> None:
+    assert worker.lost_peer(error) == lost
+
+
+def test_an_explanation_is_one_line_with_the_kind_of_error() -> None:
+    assert launch.explain(ValueError("row 17\nis not a number")) == "ValueError: row 17"
+    assert launch.explain(KeyError()) == "KeyError"
+
+
+def test_each_item_says_what_was_taken_while_it_was_measured_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(item: Item, _group: object, _device: object, patience: Patience) -> tuple[dict[str, float], str]:
+        patience.wanted, patience.taken = (
+            patience.wanted + 100.0,
+            patience.taken + (40.0 if item.run_id == "late" else 0.0),
+        )
+        return {"seconds": 1.0}, ""
+
+    monkeypatch.setattr(worker, "probe", measured)
+    mine = rank(0, tmp_path, Store())
+    late, following = (Item(run_id=name, kind="probe", nodes=[0]) for name in ("late", "next"))
+    told = [worker.measure(mine, one, None)[0]["taken_share"] for one in (late, following, late)]
+    assert told == [0.4, 0.0, 0.4]
+
+
+def test_a_launch_is_as_patient_as_its_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("init_process_group", "barrier"):
+        monkeypatch.setattr(dist, name, lambda *_, **__: None)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "new_group", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "TCPStore", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "PrefixStore", lambda *_: Store())
+    monkeypatch.setattr(launch, "rehearse", lambda *_: None)
+    monkeypatch.setenv("MASTER_ADDR", "a")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setenv("RANK", "0")
+    item = replace(ITEM, nodes=[0], devices=[1])
+    expected = [Devices(name=CPU, count=1)]
+    plan = Plan(lease_id="l", attempt=1, addresses=["a"], expected=expected, workloads=[], items=[item])
+    told = launch.join(Path(), replace(plan, patience_s=33.0))
+    assert told.devices == ((CPU, torch.get_num_threads()),)
+    assert told.patience.left_s == 33.0 and launch.join(Path(), plan).patience.left_s == 0.0

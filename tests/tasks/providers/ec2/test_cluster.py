@@ -1,0 +1,404 @@
+"""A running cluster of EC2 as the controller sees it: the mailbox mirrored, notices, interruptions, replacements."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.execution.mailbox import Mailbox, silent_nodes
+from tasks.node.record import write_json
+from tasks.providers.ec2 import mailbox_s3 as ec2_mirror
+from tasks.providers.ec2.cluster import Ec2Cluster
+from tests.ec2_home import Home
+from tests.fake_ec2 import SILENT, FakeAws, Fault
+from tests.fake_s3 import ROLE, FakeS3
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+@pytest.fixture
+def running(home: Home) -> Iterator[Ec2Cluster]:
+    with home.acquire(home.two()) as cluster:
+        yield cluster
+
+
+def names(home: Home) -> list[str]:
+    return [one.instance_id for one in home.world.alive()]
+
+
+def test_what_nodes_upload_is_in_the_mailbox_and_what_is_written_there_reaches_every_node(
+    home: Home, running: Ec2Cluster
+) -> None:
+    first, second = names(home)
+    home.world.s3.upload(home.world.now, "r-1", first, "ready.json", {"address": "10.0.0.1"})
+    home.world.s3.upload(home.world.now, "r-1", second, "records/r-1-000.json", {"run_id": "r-1-000"})
+    write_json(running.mailbox / "plan.json", {"attempt": 1})
+    (running.mailbox / "workloads").mkdir()
+    (running.mailbox / "workloads" / "abc.py").write_text("x = 1\n")
+    write_json(running.mailbox / "controller" / "envelopes.json", {"r-1-000": {}})
+    assert running.mirror.sync()
+    box = Mailbox(path=running.mailbox, nodes=2)
+    assert (box.ready(), box.recorded()) == (1, {"r-1-000"})
+    for name in (first, second):
+        manifest = home.world.s3.read("r-1", name, "manifest.json")["files"]
+        assert set(manifest) == {"plan.json", "workloads/abc.py", "node.json"}, "the controller's own stays here"
+    puts = home.world.count("s3:PutObject")
+    assert running.mirror.sync() and home.world.count("s3:PutObject") == puts, "nothing new, nothing sent"
+
+
+def test_the_manifest_comes_after_what_it_names(home: Home, running: Ec2Cluster) -> None:
+    one = names(home)[0]
+    write_json(running.mailbox / "plan.json", {"attempt": 1})
+    home.world.faults = [Fault(action="s3:PutObject", code="SlowDown", when=lambda words: "plan" in words["Key"])]
+    assert not running.mirror.sync() and "fewer requests" in running.mirror.problem
+    assert set(home.world.s3.read("r-1", one, "manifest.json")["files"]) == {"node.json"}
+    assert running.mirror.sync()
+    assert "plan.json" in home.world.s3.read("r-1", one, "manifest.json")["files"]
+
+
+def test_half_an_answer_never_appears(home: Home, running: Ec2Cluster) -> None:
+    home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/a.json", {"run_id": "a" * 100})
+    home.world.s3.cut = 1
+    assert not running.mirror.sync() and home.records() == set()
+    assert running.mirror.sync() and home.records() == {"a"}
+    [file] = running.mailbox.glob("node-0/records/*")
+    assert json.loads(file.read_text()) == {"run_id": "a" * 100}
+
+
+@pytest.mark.parametrize("action", ["s3:ListBucket", "s3:GetObject"])
+def test_a_store_that_fails_makes_nobody_silent(home: Home, running: Ec2Cluster, action: str) -> None:
+    box = Mailbox(path=running.mailbox, nodes=2)
+    home.world.s3.skew_s = 3600.0
+    for name in names(home):
+        home.world.s3.upload(home.world.now, "r-1", name, "heartbeat.json", {"phase": "measuring"})
+    running.mirror.sync()
+    assert silent_nodes(box, running.now_unix()) == [], "by the store's clock, however wrong it is"
+    home.world.faults = [Fault(action=action, code=SILENT, times=999)]
+    for _ in range(60):
+        home.world.pass_s(1.0)
+        for name in names(home):
+            home.world.s3.upload(home.world.now, "r-1", name, "heartbeat.json", {"phase": "measuring"})
+        running.mirror.sync()
+    assert silent_nodes(box, running.now_unix()) == []
+    home.world.faults = []
+    home.world.pass_s(60.0)
+    running.mirror.sync()
+    assert silent_nodes(box, running.now_unix()) == [0, 1], "heard again, and nothing new in a minute"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../../evil.json", "records/../../x.json", ".hidden", "a/b/c/d/e.json", "a\nb.json",
+     f"{ROLE}:i-0ffffffffffffffff/out/x.json", "a:b.json"],
+)  # fmt: skip
+def test_a_name_that_leads_elsewhere_is_left_where_it_is(home: Home, running: Ec2Cluster, name: str) -> None:
+    home.world.s3.upload(home.world.now, "r-1", names(home)[0], name, {"evil": True})
+    before = sorted(home.path.rglob("*"))
+    assert running.mirror.sync()
+    assert sorted(home.path.rglob("*")) == before
+
+
+def test_a_flood_of_names_drops_no_record(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ec2_mirror, "MOST_FILES", 5)
+    with home.acquire(home.two()) as running:
+        for number in range(9):
+            home.world.s3.upload(home.world.now, "r-1", names(home)[0], f"a-{number}.json", {})
+        home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/a.json", {"run_id": "a"})
+        assert running.mirror.sync() and home.records() == {"a"}
+        assert len([*running.mailbox.glob("node-0/*.json")]) == 4, "no more than so many in all"
+
+
+def test_an_upload_that_is_too_large_is_left_where_it_is(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ec2_mirror, "MOST_BYTES", 100)
+    with home.acquire(home.two()) as running:
+        for name, size in (("fits", 100), ("large", 101)):
+            home.world.s3.upload(home.world.now, "r-1", names(home)[0], f"records/{name}.json", b"x" * size)
+        assert running.mirror.sync() and home.records() == {"fits"}
+        assert home.world.count("s3:GetObject") == 1
+
+
+def test_a_record_is_on_the_disk_before_it_takes_its_name(
+    home: Home, running: Ec2Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/a.json", b"x" * 77)
+    seen: list[tuple[int, bool]] = []
+    file = running.mailbox / "node-0" / "records" / "a.json"
+    monkeypatch.setattr("os.fsync", lambda handle: seen.append((os.fstat(handle).st_size, file.exists())))
+    assert running.mirror.sync() and file.exists() and seen == [(77, False)]
+
+
+@pytest.mark.parametrize("depth", [40, 990, 100_000])
+def test_what_a_node_nests_deeply_is_nothing_that_it_said(home: Home, depth: int) -> None:
+    nested = b'{"phase": "measuring", "kind": "interruption", "at": ' + b"[" * depth + b"]" * depth + b"}"
+    with home.acquire(home.two()) as running:
+        for name in ("heartbeat.json", "notice.json"):
+            home.world.s3.upload(home.world.now, "r-1", names(home)[0], name, nested)
+        home.world.s3.upload(home.world.now, "r-1", names(home)[1], "heartbeat.json/x.json", {})
+        running.mirror.sync()
+        box = Mailbox(path=running.mailbox, nodes=2)
+        assert box.report(0, running.now_unix()) is None and box.report(1, running.now_unix()) is None
+        assert [one.leaving_s for one in running.nodes()] == [None, None]
+
+
+def test_a_store_that_does_not_answer_keeps_no_machine_alive(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ec2_mirror, "POLL_S", 0.0)
+    home.threaded, ended, asked = True, threading.Event(), threading.Event()
+    home.provider = home.controller()
+    heard: list[bool] = []
+    terminate, listed = home.world._terminate_instances, home.world.s3.list_objects_v2
+
+    def terminated(**words: Any) -> Any:
+        answer = terminate(**words)
+        ended.set()
+        return answer
+
+    def slow(**words: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            asked.set()
+            heard.append(ended.wait(10.0))
+        return listed(**words)
+
+    with home.acquire(home.two()) as running:
+        home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/a.json", {"run_id": "a"})
+        write_json(running.mailbox / "done.json", {})
+        monkeypatch.setattr(FakeAws, "_terminate_instances", lambda self, **words: terminated(**words))
+        monkeypatch.setattr(FakeS3, "list_objects_v2", lambda self, **words: slow(**words))
+        assert asked.wait(10.0)
+    assert heard[0], "the machines were ended while the store kept the mirror waiting"
+    assert home.records() == {"a"} and len(home.provider.ended()) == 1
+
+
+def test_a_stranger_in_the_bucket_is_not_heard(home: Home, running: Ec2Cluster) -> None:
+    home.world.s3.upload(home.world.now, "r-1", "i-0ffffffffffffffff", "records/x.json", {"run_id": "x"})
+    running.mirror.sync()
+    assert home.records() == set()
+
+
+def test_a_file_in_the_place_of_a_folder_does_not_stop_the_others(home: Home) -> None:
+    with home.acquire(home.two()) as running:
+        first, second = names(home)
+        home.world.s3.upload(home.world.now, "r-1", first, "records", {})
+        assert running.mirror.sync()
+        home.world.s3.upload(home.world.now, "r-1", first, "records/a.json", {})
+        home.world.s3.upload(home.world.now, "r-1", second, "records/b.json", {})
+        assert running.mirror.sync() and home.records() == {"b"}
+    assert len(home.provider.ended()) == 1
+
+
+def test_an_interruption_is_told_from_a_failure(home: Home, running: Ec2Cluster) -> None:
+    first, second = names(home)
+    home.world.interrupt(first)
+    home.world.instances[second].end(home.world.now, "Client.InstanceInitiatedShutdown")
+    home.world.pass_s(6.0)
+    lost = running.nodes()
+    assert [one.alive for one in lost] == [False, False]
+    assert [one.interrupted for one in lost] == [True, False]
+    assert "spot market" in lost[0].reason and "shut itself down" in lost[1].reason
+    assert "secret" not in lost[0].reason
+
+
+def test_a_machine_that_ec2_knows_no_more_is_gone(home: Home, running: Ec2Cluster) -> None:
+    assert [one.alive for one in running.nodes()] == [True, True]
+    del home.world.instances[names(home)[1]]
+    home.world.pass_s(6.0)
+    assert [one.alive for one in running.nodes()] == [True, False]
+
+
+def test_a_controller_whose_clock_is_ahead_of_the_stores_takes_nobody_for_silent(home: Home) -> None:
+    home.world.s3.skew_s = -300.0
+    with home.acquire(home.two()) as running:
+        home.world.s3.upload(home.world.now, "r-1", names(home)[0], "heartbeat.json", {"phase": "waiting"})
+        running.mirror.sync()
+        assert silent_nodes(Mailbox(path=running.mailbox, nodes=2), running.now_unix()) == []
+
+
+def test_a_replacement_that_measures_a_run_again_overwrites_no_record(home: Home) -> None:
+    with home.acquire(home.two()) as running:
+        second = names(home)[1]
+        home.world.s3.upload(home.world.now, "r-1", second, "records/a.json", {"run_id": "a", "by": 2})
+        home.world.interrupt(second)
+        assert running.replace(1)
+        third = next(one.instance_id for one in home.world.alive() if one.instance_id > second)
+        home.world.s3.upload(home.world.now, "r-1", third, "records/a.json", b'{"run_id": "a", "b')
+        assert running.mirror.sync() and running.mirror.sync()
+    records = [file.read_text() for file in home.leases.mailbox("r-1").glob("node-*/records/a.json")]
+    assert sorted(records) == ['{"run_id": "a", "b', '{"run_id": "a", "by": 2}']
+
+
+def test_what_aws_says_is_asked_for_every_few_seconds_and_silence_is_no_loss(home: Home, running: Ec2Cluster) -> None:
+    running.nodes()
+    asked = home.world.count("ec2:DescribeInstances")
+    for _ in range(10):
+        running.nodes()
+    assert home.world.count("ec2:DescribeInstances") == asked
+    home.world.faults = [Fault(action="ec2:DescribeInstances", code=SILENT, times=2)]
+    home.world.pass_s(6.0)
+    assert [one.alive for one in running.nodes()] == [True, True]
+
+
+def test_a_notice_counts_down_by_the_stores_clock(home: Home, running: Ec2Cluster) -> None:
+    first, second = names(home)
+    at = home.world.now.timestamp() + 110
+    notice = {"kind": "interruption", "action": "terminate", "at": "", "seen_unix": at}
+    home.world.s3.upload(home.world.now, "r-1", first, "notice.json", notice)
+    home.world.s3.upload(home.world.now, "r-1", second, "notice.json", notice | {"kind": "rebalance"})
+    home.world.pass_s(20.0)
+    running.mirror.sync()
+    leaving, warned = running.nodes()
+    assert (leaving.alive, leaving.notice, leaving.leaving_s) == (True, "interruption", 100.0)
+    assert (warned.alive, warned.notice, warned.leaving_s) == (True, "rebalance", None)
+    home.world.instances[first].end(home.world.now, "Client.InstanceInitiatedShutdown")
+    home.world.pass_s(6.0)
+    assert running.nodes()[0].interrupted, "it went down by itself, for it had been told to"
+
+
+def test_a_replacement_takes_the_rank_and_the_lost_ones_records_stay(home: Home) -> None:
+    with home.acquire(home.two()) as running:
+        first, second = names(home)
+        for name in ("ready.json", "heartbeat.json", "records/a.json"):
+            home.world.s3.upload(home.world.now, "r-1", second, name, {"run_id": "a"})
+        home.world.interrupt(second)
+        write_json(running.mailbox / "plan.json", {"attempt": 1})
+        running.mirror.sync()
+        assert running.replace(1)
+        third = next(name for name in names(home) if name not in (first, second))
+        assert running.addresses == ["10.0.0.1", home.world.instances[third].address]
+        assert [one.alive for one in running.nodes()] == [True, True]
+        assert Mailbox(path=running.mailbox, nodes=2).ready() == 0, "the new one has not reported itself"
+        home.world.s3.upload(home.world.now, "r-1", second, "records/b.json", {"run_id": "b"})
+        running.mirror.sync()
+        assert home.records() == {"a", "b"}
+        assert home.world.s3.read("r-1", third, "node.json") == {"node": 1, "nodes": 2}
+        assert "plan.json" in home.world.s3.read("r-1", third, "manifest.json")["files"]
+    assert home.world.alive() == [] and home.world.bought() == 3
+
+
+def test_a_silent_machine_that_does_not_end_is_not_replaced(home: Home, running: Ec2Cluster) -> None:
+    home.world.immortal = True
+    assert not running.replace(1) and home.world.bought() == 2, "a third would be more than any cap counts"
+    home.world.immortal = False
+    home.world.faults = [Fault(action="ec2:TerminateInstances", code="RequestLimitExceeded", times=3)]
+    assert running.replace(1) and len(home.world.alive()) == 2, "asked again"
+
+
+def test_no_replacement_where_there_is_none(home: Home, running: Ec2Cluster) -> None:
+    home.world.interrupt(names(home)[1])
+    home.world.capacity[("us-east-1c", "spot")] = 0
+    assert not running.replace(1)
+    assert [one.alive for one in running.nodes()] == [True, False]
+    assert [one.code for one in running.refusals] == ["InsufficientInstanceCapacity"]
+    home.world.capacity[("us-east-1c", "spot")] = 1
+    assert running.replace(1), "asked for anew, under a token of its own"
+
+
+def test_records_uploaded_at_the_last_moment_are_brought_home(home: Home) -> None:
+    with home.acquire(home.two()) as running:
+        write_json(running.mailbox / "done.json", {})
+        home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/last.json", {"run_id": "last"})
+        home.world.faults = [Fault(action="s3:ListBucket", code=SILENT, times=3)]
+    assert home.records() == {"last"} and len(home.provider.ended()) == 1
+
+
+def test_what_is_uploaded_while_machines_are_ended_is_brought_home(home: Home) -> None:
+    def sleep(seconds: float) -> None:
+        home.world.pass_s(seconds)
+        for one in home.world.instances.values():
+            if one.ended_at is not None:
+                home.world.s3.upload(home.world.now, "r-1", one.instance_id, "records/last.json", {"run_id": "last"})
+
+    home.provider._clock = replace(home.world.clock, sleep=sleep)
+    with home.acquire(home.two()):
+        ended = home.world.now
+    assert home.records() == {"last"} and (home.world.now - ended).total_seconds() < 60
+
+
+def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are(home: Home) -> None:
+    with home.acquire(home.two()):
+        home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/last.json", {"run_id": "last"})
+        home.world.faults = [Fault(action="s3:GetObject", code="InternalError", times=40)]
+    assert home.world.alive() == [] and home.provider.ended() == []
+    assert len(home.provider.leases()) == 1, "its dollars count all the same"
+    home.world.faults = []
+    home.provider = home.controller()
+    assert [one.lease_id for one in home.provider.ended()] == ["r-1"] and home.records() == {"last"}
+
+
+def test_a_node_speaks_under_its_role_and_instance(home: Home) -> None:
+    with home.acquire(home.two()):
+        keys = {key.split("/")[3] for key in home.world.s3.objects if key.startswith("srift/leases/r-1/")}
+        assert keys == {f"{ROLE}:{name}" for name in names(home)}
+        [code] = [key for key in home.world.s3.objects if key.startswith("srift/code/")]
+        assert code.removesuffix(".tar.gz").rpartition("/")[2] in home.world.alive()[0].user_data
+
+
+def test_mirrors_that_turn_by_themselves_stop_with_their_lease(home: Home) -> None:
+    home.threaded = True
+    home.provider = home.controller()
+    with home.acquire(home.two()):
+        assert any(one.name.startswith("mirror-") for one in threading.enumerate())
+        home.world.s3.upload(home.world.now, "r-1", names(home)[0], "records/a.json", {"run_id": "a"})
+    assert not any(one.name.startswith("mirror-") for one in threading.enumerate()) and home.records() == {"a"}
+
+
+def five_minutes(
+    home: Home, running: Ec2Cluster, upload: Callable[[int], None] = lambda second: None
+) -> tuple[int, int]:
+    """LISTs and GETs of 300 turns, with a heartbeat of both machines every five seconds."""
+    before = home.world.count("s3:ListBucket"), home.world.count("s3:GetObject")
+    for second in range(300):
+        if second % 5 == 0:
+            for name in names(home):
+                home.world.s3.upload(home.world.now, "r-1", name, "heartbeat.json", {"beat": second})
+        upload(second)
+        assert running.mirror.turn()
+        assert silent_nodes(Mailbox(path=running.mailbox, nodes=2), running.now_unix()) == []
+        home.world.pass_s(1.0)
+    return home.world.count("s3:ListBucket") - before[0], home.world.count("s3:GetObject") - before[1]
+
+
+def test_the_store_is_listed_every_five_seconds_while_nothing_changes(home: Home) -> None:
+    with home.acquire(home.two(), deadline_s=7200.0) as running:
+        five_minutes(home, running)
+        lists, gets = five_minutes(home, running)
+    assert lists <= 61 and 12 * lists <= 1.02 * 720, "as prices.PUTS_PER_HOUR counts"
+    assert gets <= 2 * 61, "each heartbeat once"
+
+
+def test_where_something_changes_all_the_time_it_is_listed_every_second_and_no_more(home: Home) -> None:
+    def record(second: int) -> None:
+        if second % 15 == 0:
+            home.world.s3.upload(home.world.now, "r-1", names(home)[0], f"records/{second}.json", {})
+
+    with home.acquire(home.two(), deadline_s=7200.0) as running:
+        lists, _ = five_minutes(home, running, record)
+    assert 295 <= lists <= 300, "as prices.MOST_PUTS_PER_HOUR counts"
+
+
+def test_a_notice_is_heard_within_five_seconds_and_an_answer_to_it_within_one(home: Home) -> None:
+    with home.acquire(home.two(), deadline_s=7200.0) as running:
+        five_minutes(home, running)
+        one = names(home)[0]
+        home.world.s3.upload(home.world.now, "r-1", one, "notice.json", {"kind": "interruption"})
+        turns = 0
+        while running.nodes()[0].notice != "interruption":
+            running.mirror.turn()
+            home.world.pass_s(1.0)
+            turns += 1
+        assert turns <= 5
+        write_json(running.mailbox / "plan.json", {"attempt": 2})
+        running.mirror.turn()
+        assert home.world.s3.read("r-1", one, "plan.json") == {"attempt": 2}, "written is sent in the same turn"
+        home.world.pass_s(1.0)
+        home.world.s3.upload(home.world.now, "r-1", one, "armed-2.json", {})
+        running.mirror.turn()
+        assert (running.mailbox / "node-0" / "armed-2.json").exists(), "an answer is listened for every second"

@@ -1,0 +1,248 @@
+"""Prices, placement scores and what is billed beside a machine; a price of 0 or none is unknown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from botocore.exceptions import ClientError
+
+from models.domain.cluster import ADVISED_MONTHLY_SHARE, Offer, bucket_hazard
+from models.job.interruptions import fit_hazard
+from tasks.providers.base import ProviderError
+from tasks.providers.ec2 import prices as ec2_prices
+from tasks.providers.ec2.api import Ec2Api
+from tasks.providers.ec2.catalogue import instance_type_of
+from tasks.providers.ec2.prices import (
+    advised_buckets,
+    billed,
+    known_price,
+    newest_spot_prices,
+    on_demand_offers,
+    on_demand_prices,
+    spot_offers,
+    zone_scores,
+)
+from tasks.providers.ec2.provider import Ec2Provider
+from tasks.providers.ec2.settings import Ec2
+from tests.ec2_home import Home
+from tests.ec2_world import NOON
+from tests.models.planning import AS_OF, machine
+from tests.tasks.providers.ec2.test_catalogue import answer
+from tests.world.market import product
+
+G9 = instance_type_of(answer())
+
+
+def test_list_prices_by_type() -> None:
+    listed = [json.loads(product(name, "us-east-1", usd)) for name, usd in (("a", 0.5), ("b", None), ("c", 3.25))]
+    assert on_demand_prices(listed) == {"a": 0.5, "c": 3.25}, "a price of 0 is unknown; reserved terms do not count"
+
+
+def test_of_two_list_prices_the_higher_counts_and_other_units_do_not() -> None:
+    twice = [json.loads(product("a", "us-east-1", usd)) for usd in (0.5, 0.55, 0.0)]
+    yearly = json.loads(product("a", "us-east-1", 99.0))
+    (term,) = yearly["terms"]["OnDemand"].values()
+    (dimension,) = term["priceDimensions"].values()
+    dimension["unit"] = "Quantity"
+    assert on_demand_prices([*twice, yearly, {}, {"product": {"attributes": {}}}]) == {"a": 0.55}
+
+
+@pytest.mark.parametrize(
+    ("told", "usd"),
+    [("0.526", 0.526), (1, 1.0), ("0", None), (0.0, None), ("-1", None), (None, None), ("", None), ("nan", None),
+     ("free", None)],
+)  # fmt: skip
+def test_a_price_is_positive_or_unknown(told: object, usd: float | None) -> None:
+    assert known_price(told) == usd
+
+
+def test_the_newest_spot_price_of_each_type_and_zone_counts_whatever_the_order() -> None:
+    rows = [
+        {"InstanceType": "a", "AvailabilityZone": zone, "SpotPrice": usd, "Timestamp": NOON - timedelta(hours=age)}
+        for zone, usd, age in (("1a", "0.2", 1), ("1a", "0.9", 5), ("1b", "0.3", 9), ("1b", "0.0", 2), ("1a", "0.7", 3))
+    ]
+    newest = {("a", "1a"): 0.2, ("a", "1b"): None}
+    assert newest_spot_prices(rows) == newest == newest_spot_prices(rows[::-1])
+
+
+def test_an_unknown_price_makes_an_offer_without_one() -> None:
+    (offer,) = on_demand_offers([G9], {"other": 1.0}, region="us-east-1", price_as_of=NOON)
+    assert offer.usd_per_hour is None
+    found = spot_offers([G9], {(G9.name, "1a"): None, ("other", "1a"): 1.0}, {}, region="us-east-1", price_as_of=NOON)
+    assert [(o.instance_type.name, o.zone, o.usd_per_hour) for o in found] == [(G9.name, "1a", None)]
+
+
+def test_the_advisors_buckets_are_hazards_in_order_and_the_unknown_counts_as_the_worst() -> None:
+    hazards = [bucket_hazard(bucket) for bucket in range(len(ADVISED_MONTHLY_SHARE))]
+    assert hazards == sorted(hazards) and hazards[0] > 0
+    assert bucket_hazard(None) == bucket_hazard(7) == bucket_hazard(-1) == hazards[-1]
+    # over a month, the part of machines that the bucket states is interrupted
+    month = 365.25 * 24 / 12
+    assert 1 - 2.718281828 ** (-hazards[1] * month) == pytest.approx(ADVISED_MONTHLY_SHARE[1], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "bucket", "says"),
+    [
+        ({G9.name: 1}, 1, "Spot Advisor, read 2026-11-20"),
+        ({"b": 1}, None, "does not list it"),
+        ({}, None, "not be read"),
+    ],
+)
+def test_a_spot_offer_says_who_knows_how_often_it_is_interrupted(
+    buckets: dict[str, int], bucket: int | None, says: str
+) -> None:
+    """And the provider's rule is the model's: what one is told of a type that nobody lists, the other takes."""
+    (spot,) = spot_offers([G9], {(G9.name, "1a"): 1.0}, buckets, region="us-east-1", price_as_of=NOON)
+    assert spot.interruptions_per_hour == bucket_hazard(bucket) and says in spot.interruption_source
+    nothing = pd.DataFrame({"instance_type": [], "zone": [], "hours": [], "interruptions": []})
+    unlisted = fit_hazard(nothing).gangs([(G9.name, "1a", None)], np.ones((1, 1))).per_hour[0]
+    assert (spot.interruptions_per_hour == pytest.approx(unlisted)) == (bucket is None)
+
+
+def test_the_advisor_is_read_by_region_and_may_be_absent() -> None:
+    body = {"spot_advisor": {"us-east-1": {"Linux": {"a": {"s": 70, "r": 2}, "b": {"s": 1}}, "Windows": {}}}}
+    assert advised_buckets(body, "us-east-1") == {"a": 2}
+    assert advised_buckets(body, "eu-west-1") == advised_buckets({}, "us-east-1") == {}
+
+
+FILE: dict[str, Any] = {
+    "prices": {"s1.small": {"on_demand_usd_per_hour": 0.5}, "n1.net": {"spot_usd_per_hour": 0.2}},
+    "discounts": {"s*": 0.25, "s1.small": 0.9, "m?.med*": {"on_demand": 0.5, "spot": 0.1}},
+}
+OWN = Ec2.model_validate(FILE)
+
+
+def of(name: str, market: str = "on-demand", usd: float | None = 1.0, region: str = "us-east-1") -> Offer:
+    return Offer(instance_type=replace(machine("small"), name=name), market=market, zone="a", region=region,
+                 usd_per_hour=usd, interruptions_per_hour=0.0, price_as_of=AS_OF)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("offer", "usd", "says"),
+    [
+        (of("s1.small"), 0.5, "[ec2.prices]"),  # a fixed price comes first
+        (of("s1.small", usd=None), 0.5, "[ec2.prices]"),  # and makes an unknown one known
+        (of("s1.small", "spot"), 1.0, ""),  # a number is of prices on demand
+        (of("m1.medium"), 0.5, "discount of 0.5"),
+        (of("m1.medium", "spot"), 0.9, "discount of 0.1"),
+        (of("m1.medium", usd=None), None, ""),  # of nothing known there is no part
+        (of("n1.net", "spot"), 0.2, "[ec2.prices]"),
+        (of("n1.net"), 1.0, ""),
+        (of("l1.large"), 1.0, ""),
+    ],
+)
+def test_a_price_of_ones_own_is_used_and_said(offer: Offer, usd: float | None, says: str) -> None:
+    (found,) = billed([offer], OWN)
+    assert found.usd_per_hour == usd
+    assert says in found.own_price and bool(found.own_price) == bool(says)
+    assert found.public_usd_per_hour == (offer.usd_per_hour if says else None)
+
+
+def test_of_several_patterns_the_first_counts() -> None:
+    (found,) = billed([of("s1.small")], Ec2(discounts=OWN.discounts))
+    assert found.usd_per_hour == 0.75
+
+
+def test_billed_twice_is_billed_once_and_other_terms_start_from_what_everybody_pays() -> None:
+    once = billed([of("m1.medium"), of("s1.small"), of("l1.large")], OWN)
+    assert billed(once, OWN) == once
+    assert [one.usd_per_hour for one in billed(once, Ec2())] == [1.0, 1.0, 1.0]
+
+
+def test_a_volume_costs_what_its_region_asks_and_the_dearest_where_that_is_not_known() -> None:
+    here, there, nowhere = billed(
+        [of("l1.large", region=region) for region in ("us-east-1", "eu-central-1", "xx-nowhere-1")], Ec2(volume_gib=730)
+    )
+    assert here.storage_usd_per_hour == pytest.approx(0.08) and there.storage_usd_per_hour == pytest.approx(0.0952)
+    assert nowhere.storage_usd_per_hour == pytest.approx(0.152)
+    assert here.total_usd_per_hour == pytest.approx(1.08 + here.other_usd_per_hour) and here.other_usd_per_hour > 0
+    assert of("l1.large").total_usd_per_hour == 1.0, "nothing that is not billed is beside a machine"
+
+
+def test_no_region_costs_more_than_the_caps_count() -> None:
+    for region in (*ec2_prices.GP3_USD_PER_GIB_MONTH, "xx-nowhere-1"):
+        beside = ec2_prices.storage_usd_per_hour(region, 100) + ec2_prices.other_usd_per_hour(public=True)
+        assert beside < ec2_prices.most_usd_per_hour_beside(100)
+    assert 0.005 < ec2_prices.other_usd_per_hour(public=True) < 0.016, "an address, and about a cent of requests"
+
+
+def test_a_machine_in_a_private_subnet_pays_for_no_address() -> None:
+    (public,) = billed([of("l1.large")], Ec2())
+    (private,) = billed([of("l1.large")], Ec2(subnets="private"))
+    assert public.other_usd_per_hour - private.other_usd_per_hour == pytest.approx(0.005)
+
+
+def test_packaged_prices_are_billed_as_live_ones_are() -> None:
+    own = Ec2.model_validate(
+        {"instance_types": ["g5.xlarge", "g4dn.xlarge"], "prices": {"g5.xlarge": {"on_demand_usd_per_hour": 0.7}}}
+    )
+    offers = {one.instance_type.name: one for one in Ec2Provider(own).packaged_offers()}
+    assert offers["g5.xlarge"].usd_per_hour == 0.7 and (offers["g5.xlarge"].public_usd_per_hour or 0) > 0.9
+    assert all(one.storage_usd_per_hour > 0 and one.other_usd_per_hour > 0 for one in offers.values())
+
+
+ZONES = [{"ZoneId": f"use1-az{n}", "ZoneName": f"us-east-1{name}"} for n, name in enumerate("abc", start=1)]
+
+
+class Scored:
+    """EC2's two answers; a page of scores at a time."""
+
+    def __init__(self, pages: list[list[dict[str, Any]]]) -> None:
+        self.pages, self.asked = pages, list[dict[str, Any]]()
+
+    def get_spot_placement_scores(self, **words: Any) -> dict[str, Any]:
+        self.asked.append(words)
+        rest = self.pages[len(self.asked) :]
+        return {"SpotPlacementScores": self.pages[len(self.asked) - 1], "NextToken": "more" if rest else ""}
+
+    def describe_availability_zones(self) -> dict[str, Any]:
+        return {"AvailabilityZones": ZONES}
+
+
+def test_scores_are_by_zone_name_whatever_page_they_stand_on() -> None:
+    pages = [[{"AvailabilityZoneId": "use1-az2", "Score": 9}], [{"AvailabilityZoneId": "use1-az1", "Score": 3}]]
+    ec2 = Scored(pages)
+    found = Ec2Api(lambda service, region: ec2).placement_scores("us-east-1", ["g5.xlarge"], 4)
+    assert found == {"us-east-1b": 9, "us-east-1a": 3}
+    assert zone_scores([{"AvailabilityZoneId": "use1-az9", "Score": 9}, {"Region": "us-east-1"}], ZONES) == {}
+    assert ec2.asked[0]["TargetCapacity"] == 4 and ec2.asked[0]["SingleAvailabilityZone"] is True
+
+
+def test_a_denied_question_names_the_action() -> None:
+    class Denied(Scored):
+        def get_spot_placement_scores(self, **words: Any) -> dict[str, Any]:
+            raise ClientError({"Error": {"Code": "UnauthorizedOperation"}}, "GetSpotPlacementScores")
+
+    with pytest.raises(ProviderError, match="ec2:GetSpotPlacementScores in us-east-1"):
+        Ec2Api(lambda service, region: Denied([])).placement_scores("us-east-1", ["g5.xlarge"], 4)
+
+
+def test_zones_of_equal_price_are_tried_by_score_and_who_may_not_ask_is_told_once(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.world.account.spot |= {"us-east-1b": 0.9, "us-east-1c": 0.9}
+    zones = {zone: number for number, zone in enumerate(("us-east-1a", "us-east-1b", "us-east-1c"))}
+    asked: list[str] = []
+
+    def scored(api: Ec2Api, region: str, names: Sequence[str], count: int) -> dict[str, int]:
+        asked.append(f"{count} {names[0]} in {region}")
+        if len(asked) > 1:
+            raise ProviderError("denied: ec2:GetSpotPlacementScores")
+        return zones
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ec2Api, "placement_scores", scored)
+        seen = [home.prospect(home.mixed(), lease_id=f"r-{n}", deadline_s=600.0) for n in range(4)]
+    assert asked == ["3 g4dn.12xlarge in us-east-1"] * 2
+    assert [[rung.zone[-1] for rung in one.rungs[:3]] for one in seen] == [list("acb"), *[list("abc")] * 3]
+    assert [any("GetSpotPlacementScores" in sentence for sentence in one.said) for one in seen] == [
+        *(False, True, False, False)
+    ]

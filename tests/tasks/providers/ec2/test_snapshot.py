@@ -1,0 +1,84 @@
+"""The packaged types and prices: dated, sourced, with unknown prices unknown, and made anew by one command."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tasks.providers.ec2 import snapshot as ec2_snapshot
+from tasks.providers.ec2.catalogue import DEVICE_TFLOPS, wanted
+from tasks.providers.ec2.snapshot import FILE, combined, packaged
+from tests.tasks.providers.ec2.test_catalogue import answer
+
+INSTALLED = {"moto", "apache-libcloud"} <= {one.metadata["Name"] for one in metadata.distributions()}
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def test_it_says_where_it_comes_from_and_under_which_licence() -> None:
+    body = json.loads(gzip.decompress(FILE.read_bytes()))
+    assert {one["package"] for one in body["sources"]} == {"moto", "apache-libcloud"}
+    assert {one["licence"] for one in body["sources"]} == {"Apache-2.0"}
+    assert all(one["version"] and one["what"] for one in body["sources"])
+    assert [one["package"] for one in body["sources"] if "Apache Software Foundation" in one.get("notice", "")]
+    assert datetime.fromisoformat(body["prices_as_of"]).tzinfo is not None
+    assert FILE.stat().st_size < 200_000
+
+
+def test_no_price_in_it_is_zero_and_unknown_ones_are_offered_unpriced() -> None:
+    snapshot = packaged()
+    prices = [usd for prices in snapshot.usd.values() for usd in prices.values()]
+    assert None in prices and all(usd is None or usd > 0 for usd in prices)
+    gpus = wanted(snapshot.instance_types, ["gpu"])
+    offers = snapshot.offers(gpus, ("us-east-1", "eu-west-1"))
+    assert {one.region for one in offers} == {"us-east-1", "eu-west-1"}
+    assert len(offers) > 60 and any(one.usd_per_hour is None for one in offers)
+    assert {one.price_as_of for one in offers} == {snapshot.prices_as_of}
+
+
+def test_speeds_in_it_are_those_of_the_table() -> None:
+    for one in packaged().instance_types:
+        name, _, part = one.device.partition(" 1/")
+        speed = DEVICE_TFLOPS.get(name)
+        assert one.device_tflops == (None if speed is None else speed / float(part or 1)), RENEW_IT
+
+
+RENEW_IT = f"the table changed: {ec2_snapshot.RENEW}"
+
+
+def test_sources_are_combined_by_type_and_region() -> None:
+    prices = {
+        "g9.2xlarge": {
+            "us-east-1": 1.5,
+            "eu-west-1": 0.0,
+            "sa-east-1": 2.0,
+            "us-gov-west-1": 2.0,
+            "us-west-2-lax-1": 3.0,
+        }
+    }
+    offered = {"us-east-1": {"g9.2xlarge"}, "eu-west-1": {"g9.2xlarge"}, "eu-west-2": {"other"}}
+    rows = combined([answer()], offered, prices)
+    assert rows["g9.2xlarge"][-1] == {"eu-west-1": None, "sa-east-1": 2.0, "us-east-1": 1.5}
+    assert combined([answer()], {}, {})["g9.2xlarge"][-1] == {}
+
+
+@pytest.mark.skipif(not INSTALLED, reason="its sources are not installed: pip install -e '.[snapshot]'")
+def test_the_command_makes_the_file_that_is_here_from_the_packages_that_it_names() -> None:
+    made = ec2_snapshot.make(datetime(2026, 11, 20, tzinfo=UTC))
+    there = json.loads(gzip.decompress(FILE.read_bytes()))
+    assert json.loads(json.dumps(made))["instance_types"] == there["instance_types"]
+
+
+def test_the_packages_that_it_is_made_from_are_never_imported() -> None:
+    code = (
+        "import sys, tasks.providers.ec2.snapshot as s; s.packaged(); import tasks.providers.ec2.provider;"
+        "print([m for m in ('moto', 'libcloud', 'boto3', 'botocore') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

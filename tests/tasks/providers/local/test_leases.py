@@ -1,0 +1,221 @@
+"""Leases on disk, and whom the reaper may and may not kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from models.domain.cluster import Cluster
+from tasks.providers.base import LeaseUnreadable, NotSwept, ProviderError
+from tasks.providers.local.cluster import draw_revocations
+from tasks.providers.local.cpu_shares import Affinity
+from tasks.providers.local.leases import LeaseStore, LocalLease
+from tasks.providers.local.processes import HostMark, Process, boot_id, end, identify, is_running
+from tasks.providers.local.provider import LocalProvider
+from tests.fakes import offer
+
+NOW = datetime(2026, 11, 20, 3, 17, tzinfo=UTC)
+GONE = Process(pid=1, start_ticks=2**60)  # process 1 lives, but did not start then
+
+
+@pytest.fixture
+def sleeper() -> Iterator[Process]:
+    """A process of somebody else's."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        found = identify(process.pid)
+        assert found is not None
+        yield found
+        process.kill()
+
+
+def lease(**changes: object) -> LocalLease:
+    made = LocalLease(
+        lease_id="one",
+        cluster="1xlc.small",
+        market="spot",
+        usd_per_hour=0.36,
+        started_at=NOW,
+        deadline_at=NOW + timedelta(hours=1),
+        boot_id=boot_id(),
+        controller=GONE,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def provider(home: Path, *leases: LocalLease) -> LocalProvider:
+    made = LocalProvider(home, {}, home, "python3")
+    made._catalogue.shares = Affinity("not asked")
+    for one in leases:
+        stored(made._store, one)
+    return made
+
+
+def stored(store: LeaseStore, one: LocalLease) -> Path:
+    """The lease's file."""
+    with store.locked():
+        return store.create(one) / "lease.json"
+
+
+def test_a_lease_comes_back_as_it_was_written(tmp_path: Path, sleeper: Process) -> None:
+    store = LeaseStore(tmp_path)
+    written = lease(processes=(sleeper,), groups=("a/b",), ended_at=NOW, usd=0.1, outcome="reaped")
+    stored(store, written)
+    assert store.read("one") == written
+    with pytest.raises(ProviderError, match="exists already"):
+        store.create(written)
+
+
+def test_a_lease_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LeaseStore(tmp_path)
+    path, seen = stored(store, lease()), []
+    monkeypatch.setattr(
+        "os.fsync", lambda handle: seen.append((os.fstat(handle).st_size, "reaped" in path.read_text()))
+    )
+    store.write(lease(outcome="reaped"))
+    assert seen == [(path.stat().st_size, False)]
+
+
+def test_records_of_a_lease_that_nothing_tells_of_are_kept(tmp_path: Path) -> None:
+    local = provider(tmp_path)
+    for text in ("first", "second"):
+        records = stored(local._store, lease()).parent / "mailbox" / "node-0" / "records"
+        records.mkdir(parents=True)
+        (records / "r.json").write_text(text)
+        (local._store.directory("one") / "lease.json").unlink()
+        [sentence] = local.reap(NOW)
+        kept = tmp_path / "rejected" / ("one" if text == "first" else "one.1")
+        assert (kept / "node-0" / "records" / "r.json").read_text() == text
+        assert sentence.endswith(f"moved to {kept}") and local._store.ids() == []
+
+
+def test_a_mailbox_that_cannot_be_moved_stays(tmp_path: Path) -> None:
+    local = provider(tmp_path)
+    records = stored(local._store, lease()).parent / "mailbox" / "node-0" / "records"
+    records.mkdir(parents=True)
+    (records / "r.json").write_text("{}")
+    (local._store.directory("one") / "lease.json").unlink()
+    (tmp_path / "rejected").write_text("a file in the way")
+    [sentence] = local.reap(NOW)
+    assert "cannot be moved" in sentence and (records / "r.json").exists()
+
+
+UNREADABLE = {
+    "unknown key": lambda body: json.dumps(body | {"of_a_newer_version": 1}),
+    "newer schema": lambda body: json.dumps(body | {"schema": 2}),
+    "torn": lambda body: json.dumps(body)[:40],
+    "not an object": lambda body: "[]",
+    "a key is missing": lambda body: json.dumps({"lease_id": "one"}),
+    "nested": lambda body: "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("how", UNREADABLE)
+def test_a_lease_that_cannot_be_read_is_said_and_neither_ended_nor_cleared_away(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = provider(tmp_path)
+    file = stored(local._store, lease())
+    file.write_text(UNREADABLE[how](json.loads(file.read_text())))
+    monkeypatch.setattr(local._store, "end", lambda *_: pytest.fail("its hosts were ended"))
+    with pytest.raises(NotSwept, match=f"(?s)lease one: {file} cannot be read.*srift reap --provider local"):
+        local.reap(NOW, all_of_them=True)
+    assert file.exists()
+    [told] = local.leases()
+    assert told.lease_id == "one" and told.usd_per_hour is None and "cannot be read" in told.problem
+    with pytest.raises(LeaseUnreadable):
+        local.forget("one")
+
+
+def test_a_file_that_cannot_be_opened_is_no_lease_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LeaseStore(tmp_path)
+    stored(store, lease())
+
+    def read_text(self: Path, *_: object) -> str:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", read_text)
+        with pytest.raises(LeaseUnreadable, match="Too many open files"):
+            store.read("one")
+    assert store.read("one") == lease() and store.read("two") is None
+
+
+def test_a_lease_of_an_older_version_has_no_schema_and_is_read(tmp_path: Path) -> None:
+    store = LeaseStore(tmp_path)
+    file = stored(store, lease())
+    body = json.loads(file.read_text())
+    assert body.pop("schema") == 1
+    file.write_text(json.dumps(body))
+    assert store.read("one") == lease()
+
+
+@pytest.mark.parametrize("name", ["", "../one", "a/b", "a:b", ".lock"])
+def test_a_lease_id_cannot_lead_elsewhere(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ProviderError, match="letters"):
+        LeaseStore(tmp_path).directory(name)
+
+
+def test_the_recorded_process_is_ended_and_the_dollars_are_counted(tmp_path: Path, sleeper: Process) -> None:
+    local = provider(tmp_path, lease(processes=(sleeper,)))
+    [sentence] = local.reap(NOW + timedelta(minutes=10))
+    assert "1 processes" in sentence and not is_running(sleeper)
+    [ended] = local.ended()
+    assert ended.usd == pytest.approx(0.06)
+
+
+def test_nothing_is_paid_beyond_the_deadline_however_late_the_reaper(tmp_path: Path) -> None:
+    local = provider(tmp_path, lease())
+    morning = NOW + timedelta(hours=9)
+    assert [one.usd_until(morning) for one in local.leases()] == [pytest.approx(0.36)]
+    local.reap(morning)
+    assert [one.usd for one in local.ended()] == [pytest.approx(0.36)]
+
+
+@pytest.mark.parametrize("case", ["other start", "other boot"])
+def test_a_recycled_process_number_is_left_alone(tmp_path: Path, sleeper: Process, case: str) -> None:
+    stale = replace(sleeper, start_ticks=sleeper.start_ticks - 1) if case == "other start" else sleeper
+    boot = boot_id() if case == "other start" else "an earlier one"
+    local = provider(tmp_path, lease(processes=(stale,), boot_id=boot))
+    [sentence] = local.reap(NOW)
+    assert "0 processes" in sentence
+    assert is_running(sleeper)
+    assert end([replace(sleeper, start_ticks=0)]) == [] and is_running(sleeper)
+
+
+def test_a_live_controllers_lease_is_ended_only_with_all_of_them(tmp_path: Path, sleeper: Process) -> None:
+    local = provider(tmp_path, lease(controller=sleeper))
+    assert local.reap(NOW) == []
+    assert [one.controller_alive for one in local.leases()] == [True]
+    [sentence] = local.reap(NOW, all_of_them=True)
+    assert "one" in sentence and local.leases() == []
+
+
+def test_another_homes_leases_are_none_of_ours(tmp_path: Path) -> None:
+    here, there = provider(tmp_path / "here"), provider(tmp_path / "there", lease())
+    assert here.reap(NOW, all_of_them=True) == []
+    assert [one.lease_id for one in there.leases()] == ["one"]
+    assert here._store.prefix != there._store.prefix
+
+
+def test_a_mark_is_read_as_it_was_written() -> None:
+    mark = HostMark(home="0a1b", lease_id="r-1.2", index=3, cores=0.4)
+    assert HostMark.parse(str(mark)) == mark
+    assert HostMark.parse("srift-host:x") is None and HostMark.parse("srift-host:a:b:c:d") is None
+
+
+def test_revocations_follow_the_hazard_and_the_seed() -> None:
+    spot = replace(offer(), interruptions_per_hour=2.0)
+    many = Cluster.of((4000, spot), (1, replace(spot, market="on-demand", interruptions_per_hour=0.0)))
+    drawn = draw_revocations(many, 7)
+    assert len(drawn) == 4000 and 4000 not in drawn
+    assert sum(drawn.values()) / 4000 == pytest.approx(1800, rel=0.05)
+    assert drawn == draw_revocations(many, 7) != draw_revocations(many, 8)

@@ -1,0 +1,178 @@
+"""One question put to the champion: what is known of the workload, and what is missing to answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from models.domain.cluster import InstanceType
+from models.domain.workload import Goal, Workload
+from models.planner.planner import Plan, nothing
+from models.step_time.dataset import TrainingData
+from models.step_time.model import fit
+from tasks.data_files.imports import import_measurements
+from tasks.market import offers as prices
+from tasks.providers.base import ProviderError
+from tasks.recommendation.ask import Question, answer
+from tasks.recommendation.recommend import plan_one
+from tasks.workspace.settings import IMPORTED, SettingsError
+from tasks.workspace.workspace import Workspace
+from tests.installed import NOON, DescribedMachines, champion, install
+from warehouse.reads import mart, training_frames
+
+ROWS = "workload,provider,cluster,batch_per_device,step_s\nforeign,ec2,2xs.small,16,0.5\nforeign,ec2,1xs.small,16,0.4\n"
+FACTS = "workload,parameters,gradient_bytes{header}\nforeign,25000000,100000000{samples}\n"
+
+
+class Asked:
+    """An installation of EC2 in whose warehouse a workload was imported; the ranking only says what it was asked."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, samples: str = "") -> None:
+        self.here = install(folder, "conv", provider=DescribedMachines(name="ec2"))
+        (folder / "rows.csv").write_text(ROWS)
+        header = ",samples" if samples else ""
+        (folder / "facts.csv").write_text(FACTS.format(header=header, samples=f",{samples}" if samples else ""))
+        import_measurements(self.here.warehouse, folder / "rows.csv", workloads=folder / "facts.csv", now=NOON)
+        self.workloads: list[Workload] = []
+        monkeypatch.setattr("tasks.recommendation.ask.open_workspace", lambda provider: self.here)
+        monkeypatch.setattr("tasks.recommendation.ask.load_champion", lambda home, provider: champion())
+        monkeypatch.setattr("tasks.recommendation.ask.plan_one", self.note)
+
+    def note(self, here: Any, champion: Any, workload: Workload, *rest: Any, **more: Any) -> Plan:
+        self.workloads.append(workload)
+        return replace(nothing(workload), rows=[{"goal": goal.goal} for goal in workload.goals])
+
+    def answer(self, workload: str, **words: int) -> Workload:
+        question = Question(workload=workload, hours=12.0, usd=None, **words)
+        assert len(answer("ec2", question, market="any", top=1)) == 1
+        return self.workloads[-1]
+
+
+def test_a_market_without_prices_is_named_and_not_taken_for_too_few_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked(tmp_path, monkeypatch)
+    offers = asked.here.provider.offers(NOON)
+    monkeypatch.setattr(
+        "tasks.recommendation.ask.current_offers", lambda here: [o for o in offers if o.market == "on-demand"]
+    )
+    with pytest.raises(ProviderError, match="no price on the spot market of ec2 is known: ask with --market any"):
+        answer("ec2", Question(workload="conv", hours=12.0, usd=None), market="spot", top=1)
+
+
+def test_an_imported_workload_is_answered_for_without_a_line_in_srift_toml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked(tmp_path, monkeypatch).answer("foreign", samples=1_000_000, batch=64)
+    assert (asked.samples, asked.global_batch_least, asked.global_batch_most) == (1_000_000, 64, 64)
+    assert asked.digest == IMPORTED, "as the model has met it"
+
+
+def test_samples_may_come_with_the_facts_of_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Asked(tmp_path, monkeypatch, samples="5000")
+    assert world.answer("foreign", batch=32).samples == 5000
+    assert world.answer("foreign", batch=32, samples=7).samples == 7
+
+
+def test_what_is_missing_of_an_imported_workload_is_said_with_where_to_state_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = Asked(tmp_path, monkeypatch)
+    for words in ({}, {"samples": 10}, {"batch": 10}):
+        with pytest.raises(SettingsError, match=r"--samples N --batch B.*\[workloads.foreign\]"):
+            world.answer("foreign", **words)
+    with pytest.raises(SettingsError, match="did you mean 'foreign'"):
+        world.answer("foreigm")
+
+
+def test_the_batch_of_the_question_comes_before_that_of_srift_toml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = Asked(tmp_path, monkeypatch)
+    assert world.answer("conv").global_batch_least == 48
+    asked = world.answer("conv", batch=96)
+    assert (asked.global_batch_least, asked.global_batch_most, asked.samples) == (96, 96, 200_000)
+
+
+def test_a_workload_known_by_imports_alone_has_been_met_once_it_was_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = Asked(tmp_path, monkeypatch)
+    prices.note_definitions.fn(world.here, NOON)
+    model = fit(TrainingData(**training_frames(world.here.warehouse, "ec2")), seed=1)
+    assert model.met_workload(world.answer("foreign", samples=1, batch=1))
+    assert not model.met_workload(world.here.settings.workload("conv")), "noted, but nothing was measured of it"
+
+
+def measured_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """Prices of noon, and measurements of conv that were imported: the cheapest setup three times among them."""
+    here = install(folder)
+    prices.note_definitions.fn(here, NOON)
+    prices.snapshot_offers.fn(here, "refresh-1", NOON)
+    monkeypatch.setattr("tasks.recommendation.ask.open_workspace", lambda provider: here)
+    monkeypatch.setattr("tasks.recommendation.ask.load_champion", lambda home, provider: champion())
+    best = answer("local", QUESTION, market="any", top=1)[0]
+    line = f"conv,local,{best['cluster']},{best['batch_per_device']},{best['accumulation_steps']}"
+    rows = [f"{line},{0.5 + at / 100},2026-11-{20 - at}" for at in range(3)]
+    rows.append("conv,local,2xs.small,8,1,0.6,2026-11-01")
+    header = "workload,provider,cluster,batch_per_device,accumulation_steps,step_s,measured_at"
+    (folder / "rows.csv").write_text("\n".join([header, *rows]) + "\n")
+    import_measurements(here.warehouse, folder / "rows.csv", workloads=None, now=NOON)
+    return here
+
+
+QUESTION = Question(workload="conv", hours=1.5, usd=None)
+
+
+def test_a_decision_reads_the_warehouse_once_and_fits_what_jobs_meet_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured_home(tmp_path, monkeypatch)
+    opened: list[str] = []
+    fitted: list[str] = []
+    connect, circumstances = duckdb.connect, answer.__globals__["circumstances"]
+    monkeypatch.setattr(duckdb, "connect", lambda *words, **more: (opened.append(""), connect(*words, **more))[1])
+    for room in ("ask", "recommend", "pilots"):
+        one = lambda here, room=room: (fitted.append(room), circumstances(here))[1]  # noqa: E731
+        monkeypatch.setattr(f"tasks.recommendation.{room}.circumstances", one)
+    (first,) = answer("local", QUESTION, market="any", top=1, pilots=3)
+    assert first["pilots"] is not None and len(opened) == 1
+    assert fitted == ["ask"]
+
+
+def test_the_answer_is_that_of_reading_everything_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = measured_home(tmp_path, monkeypatch)
+    rows = answer("local", QUESTION, market="any", top=3)
+    asked = replace(here.settings.workload("conv"), goals=(Goal(goal="cheapest_within_deadline", hours=1.5),))
+    everything = mart(here.warehouse, "runs", provider="local")
+    anew = plan_one(here, champion(), asked, prices.current_offers(here), everything, top=3)
+    wanted = [row for row in anew.rows if row["goal"] == "cheapest_within_deadline"]
+    assert [{name: row[name] for name in wanted[0]} for row in rows] == wanted
+    assert rows[0]["measured_runs"] == 3 and rows[0]["newest_measurement_at"].day == 20
+    assert rows[0]["frontier"] == anew.frontier
+
+
+def test_each_device_that_was_never_measured_is_listed_with_its_cheapest_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured_home(tmp_path, monkeypatch)
+    assert answer("local", QUESTION, market="any", top=1)[0]["not_compared"] == []
+    stranger = InstanceType(
+        provider="local", name="x.big", devices=1, device="x", cores=1.0, memory_gib=4.0, device_memory_gib=4.0,
+        bandwidth_gbps=1.0,
+    )  # fmt: skip
+    known = prices.current_offers(answer.__globals__["open_workspace"]("local"))
+    more = [
+        replace(known[0], instance_type=replace(stranger, name=name), usd_per_hour=usd)
+        for name, usd in (("x.big", 2.0), ("x.small", 1.0), ("x.free", None))
+    ]
+    monkeypatch.setattr("tasks.recommendation.ask.current_offers", lambda here: [*known, *more])
+    (listed,) = answer("local", QUESTION, market="any", top=1)[0]["not_compared"]
+    assert (listed["device"], listed["cluster"], listed["usd_per_hour"]) == ("x", "1xx.small", 1.0)
+    more = [replace(one, storage_usd_per_hour=2.0 if one.usd_per_hour == 1.0 else 0.0) for one in more]
+    (listed,) = answer("local", QUESTION, market="any", top=1)[0]["not_compared"]
+    assert listed["cluster"] == "1xx.big", "with its volume"

@@ -1,0 +1,99 @@
+"""What is known of workloads, and who is asked about one where nobody says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasks.data_files.imports import import_measurements
+from tasks.market import offers as prices
+from tasks.recommendation.known_workloads import KnownWorkload, known_workloads, provider_that_knows
+from tasks.workspace.settings import SettingsError
+from tasks.workspace.workspace import Workspace
+from tests.installed import NOON, install
+from tests.warehouse.builders import PROFILE, body, setup
+from warehouse.append import append_records, note_instance_types, note_workloads
+
+ROWS = """workload,provider,cluster,batch_per_device,step_s,precision,measured_at
+vit,ec2,1xg5.xlarge,16,0.5,fp32,2026-01-02
+vit,ec2,2xg4dn.12xlarge,16,0.4,fp16,2026-01-03
+both,ec2,1xg5.xlarge,16,0.5,,
+both,local,1xs.small,16,0.4,,
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Workspace:
+    one = install(tmp_path)
+    (tmp_path / "rows.csv").write_text(ROWS)
+    (tmp_path / "facts.csv").write_text("workload,parameters,gradient_bytes,flops_per_sample\nfacts-only,10,40,1e9\n")
+    import_measurements(one.warehouse, tmp_path / "rows.csv", workloads=None, now=NOON)
+    import_measurements(one.warehouse, None, workloads=tmp_path / "facts.csv", now=NOON)
+    return one
+
+
+def known(here: Workspace) -> dict[tuple[str, str], KnownWorkload]:
+    return {(one.workload, one.provider): one for one in known_workloads(here.warehouse, here.settings)}
+
+
+def test_rows_devices_and_facts_are_told_by_provider(here: Workspace) -> None:
+    found = known(here)
+    assert set(found) == {
+        *(("vit", "ec2"), ("both", "ec2"), ("both", "local"), ("facts-only", "ec2"), ("conv", ""), ("lm", ""))
+    }
+    vit = found["vit", "ec2"].as_json()
+    assert vit["devices"] == ["A10G", "T4"] and f"{vit['newest_measured_at']:%Y-%m-%d}" == "2026-01-03"
+    assert (vit["measured_rows"], vit["imported_rows"], vit["predicted_from"]) == (0, 2, 1)
+    facts = found["facts-only", "ec2"].as_json()
+    assert (facts["parameters"], facts["gradient_bytes"], facts["flops_per_sample"]) == (10, 40, 1e9)
+    assert facts["devices"] == [] and facts["imported_rows"] == 0
+    assert found["conv", ""].in_settings and not vit["in_settings"]
+
+
+def test_what_was_measured_here_is_told_apart_from_what_was_imported(here: Workspace) -> None:
+    with here.warehouse.transact() as connection:
+        note_workloads(connection, [{"workload": "conv", "digest": "w1"}], provider="local", noted_at=NOON)
+        types = {"devices": 1, "device": "cpu", "cores": 1.0, "memory_gib": 1.0, "bandwidth_gbps": 1.0}
+        types |= {"device_memory_gib": 1.0, "device_tflops": None}
+        small = {"provider": "local", "name": "small", "digest": "s1"} | types
+        note_instance_types(connection, [small], noted_at=NOON)
+        runs = [body("one", of=setup(workload="conv")), body("two", of=setup(workload="conv", batch_per_device="16"))]
+        append_records(connection, runs, refresh_id="r", loaded_at=NOON)
+    conv = known(here)["conv", "local"]
+    assert (conv.measured_rows, conv.imported_rows, conv.devices, conv.parameters) == (2, 0, ("cpu",), 10)
+
+
+def test_a_workload_that_was_only_noted_is_not_known(here: Workspace) -> None:
+    prices.note_definitions.fn(here, NOON)
+    assert ("conv", "local") not in known(here) and ("conv", "") in known(here)
+
+
+def test_nothing_is_known_before_the_first_refresh_and_nothing_is_made(tmp_path: Path) -> None:
+    here = install(tmp_path)
+    here.warehouse.path.unlink()
+    assert set(known(here)) == {("conv", ""), ("lm", "")}
+    assert not here.warehouse.path.exists()
+
+
+def test_the_provider_that_knows_the_workload_is_asked(here: Workspace) -> None:
+    def asked(workload: str) -> tuple[str, str]:
+        return provider_that_knows(here.warehouse, here.settings, workload)
+
+    assert asked("conv") == ("local", ""), "known by nobody, and stated in srift.toml"
+    provider, why = asked("vit")
+    assert provider == "ec2" and "ec2 alone" in why
+    assert asked("facts-only")[0] == "ec2"
+    provider, why = asked("both")
+    assert provider == "local" and "--provider ec2" in why
+    with pytest.raises(SettingsError, match="unknown workload 'vitt'; did you mean 'vit'"):
+        asked("vitt")
+
+
+def test_a_profile_alone_makes_a_workload_known(here: Workspace) -> None:
+    with here.warehouse.transact() as connection:
+        note_workloads(connection, [{"workload": "conv", "digest": "w1"}], provider="local", noted_at=NOON)
+        one = setup(workload="conv", cluster="1xsmall", instance_types=["small"], instance_digests=["s1"])
+        profile = body("p", of=one, kind="profile", values=PROFILE)
+        append_records(connection, [profile], refresh_id="r", loaded_at=NOON)
+    assert known(here)["conv", "local"].flops_per_sample == 3.0

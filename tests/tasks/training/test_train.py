@@ -1,0 +1,131 @@
+"""A challenger is fitted, judged, written down with its reason, and put in force only if the rule agrees."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from models.monitoring.cross_validation import predictions_of
+from models.monitoring.promotion import Decision
+from tasks.training import registry
+from tasks.training.registry import Champion
+from tasks.training.train import Challenger, challenge, register
+from tasks.workspace.workspace import Workspace
+from tests.installed import NOON, champion, install, measured, model, scores
+from warehouse import reads
+from warehouse.reads import mart
+
+
+def frames(**changes: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    data = measured()
+    return {name: getattr(data, name) for name in reads.TRAINING_FRAMES} | changes
+
+
+@cache
+def few() -> dict[str, pd.DataFrame]:
+    return frames(runs=measured().runs.head(16))
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Workspace:
+    return install(tmp_path)
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What reaches the registry, which has tests of its own."""
+    seen: dict[str, Any] = {"moves": []}
+    monkeypatch.setattr(registry, "log_challenger", lambda home, provider, model, **rest: seen.update(rest) or 4)
+    for move in ("promote", "refuse"):
+        monkeypatch.setattr(registry, move, lambda *told, move=move: seen["moves"].append((move, *told[1:])))
+    return seen
+
+
+def challenger(promote: bool) -> Challenger:
+    return Challenger(
+        model=model(),
+        held_out=pd.DataFrame(),
+        scoreboard=scores(),
+        decision=Decision(promote=promote, reason="so says the rule."),
+    )
+
+
+def test_the_first_challenger_is_scored_on_rows_held_out_and_promoted() -> None:
+    assert challenge.fn(frames(runs=measured().runs.head(0)), None) is None, "nothing was measured"
+    made = challenge.fn(few(), None)
+    assert made is not None and made.decision.promote
+    assert set(made.model.trained_on) <= set(few()["runs"]["run_id"])
+    assert {"workload", "setup"} <= set(made.scoreboard["split"]) == set(made.held_out["split"])
+    assert set(made.scoreboard.loc[made.scoreboard["split"] == "workload", "group"]) == {"conv", "lm", "all"}
+
+
+def test_a_challenger_that_learned_from_far_less_does_not_replace_the_champion() -> None:
+    made = challenge.fn(few(), champion())
+    assert made is not None and not made.decision.promote
+    assert made.decision.reason.startswith("Refused")
+
+
+def test_a_machine_that_has_one_host_at_a_time_trains_again_and_again() -> None:
+    alone = few()["runs"][few()["runs"]["cluster"].str.fullmatch("1x[^+]*")]
+    assert len(alone)
+    first = challenge.fn(frames(runs=alone), None)
+    assert first is not None and first.decision.promote
+    again = challenge.fn(frames(runs=alone), Champion(version=1, model=first.model))
+    assert again is not None and again.decision.reason
+
+
+@pytest.mark.parametrize("promote", [True, False])
+def test_the_version_its_scores_and_the_decision_are_written_down(
+    here: Workspace, logged: dict[str, Any], promote: bool
+) -> None:
+    assert register.fn(here, challenger(promote), frames(), "refresh-9", NOON) == 4
+    assert logged["moves"] == [("promote" if promote else "refuse", "local", 4, "so says the rule.")]
+    (row,) = mart(here.warehouse, "model_versions", provider="local").to_dict("records")
+    assert (row["version"], row["promoted"], row["reason"]) == ("4", promote, "so says the rule.")
+    assert row["training_digest"] == logged["provenance"].training_digest == reads.training_digest(frames())
+    written = mart(here.warehouse, "scores", provider="local", version="4")
+    assert sorted(written["mean_error"]) == [0.05, 0.05]
+
+
+def test_what_was_held_out_is_drawn_for_the_versions_page(
+    here: Workspace, logged: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bytes] = []
+    keep = registry.log_challenger
+
+    def log(*told: Any, plots: list[Path], **rest: Any) -> int:
+        seen.extend(path.read_bytes()[:4] for path in plots)
+        return keep(*told, **rest)
+
+    monkeypatch.setattr(registry, "log_challenger", log)
+    made = replace(challenger(True), held_out=predictions_of(model(), measured()).assign(split="setup", group="one"))
+    register.fn(here, made, frames(), "refresh-9", NOON)
+    assert seen == [b"\x89PNG"] * 3
+
+
+def test_the_card_tells_the_puller_what_how_well_and_how(here: Workspace, logged: dict[str, Any]) -> None:
+    register.fn(here, challenger(True), frames(), "refresh-9", NOON)
+    card = logged["card"]
+    for words in (
+        "# srift-step-time-local",
+        f"{len(measured().runs)} measured runs",
+        "Workloads: conv, lm.",
+        "s.small",
+        "mean error 5.0%",
+        "90 % intervals cover 90%",
+        "so says the rule.",
+        'mlflow.pyfunc.load_model("models:/srift-step-time-local@champion")',
+    ):
+        assert words in card
+
+
+def test_another_row_is_another_training_set() -> None:
+    runs = measured().runs
+    assert reads.training_digest(frames(runs=runs.sample(frac=1, random_state=1))) == reads.training_digest(frames())
+    changed = runs.assign(step_s=runs["step_s"].where(runs.index > 0, 1.0))
+    assert reads.training_digest(frames(runs=changed)) != reads.training_digest(frames())

@@ -1,0 +1,104 @@
+"""One refresh at a time in a home, and whoever only looks is in nobody's way."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.workspace import locking as turn
+from tasks.workspace.locking import Busy, alone, at_work, at_work_elsewhere, patience_s, refresh_lock
+
+
+def test_a_second_refresh_is_refused_by_name_and_told_what_to_do(tmp_path: Path) -> None:
+    with refresh_lock(tmp_path, "first"):
+        seen = at_work(tmp_path)
+        assert seen is not None and (seen["refresh_id"], seen["pid"]) == ("first", os.getpid())
+        assert at_work_elsewhere(tmp_path) is None
+        refused = pytest.raises(Busy, match=r"refresh first \(process \d+.*nothing was started.*srift reap")
+        with refused, refresh_lock(tmp_path, "second"):
+            pytest.fail("two at once")
+        assert at_work(tmp_path) == seen, "the second one left no trace"
+    assert at_work(tmp_path) is None
+    with refresh_lock(tmp_path, "third"):
+        pass
+
+
+def test_one_that_has_time_says_whom_it_waits_for_and_takes_its_turn_afterwards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    naps: list[float] = []
+    first = refresh_lock(tmp_path, "first")
+    first.__enter__()
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            first.__exit__(None, None, None)
+
+    with refresh_lock(tmp_path, "second", patience_s=60.0, sleep=sleep):
+        assert len(naps) == 3 and (at_work(tmp_path) or {})["refresh_id"] == "second"
+    assert capsys.readouterr().err.count("refresh first (process") == 1, "said once, not every time it looked"
+
+
+def test_patience_has_an_end(tmp_path: Path) -> None:
+    naps: list[float] = []
+    with refresh_lock(tmp_path, "first"):
+        waiting = refresh_lock(tmp_path, "second", patience_s=60.0, sleep=naps.append)
+        with pytest.raises(Busy, match="nothing was started"), waiting:
+            pytest.fail("two at once")
+    assert 50.0 < sum(naps) < 70.0
+
+
+def test_only_a_run_that_a_schedule_started_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert patience_s() == 0.0
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "a-deployment")
+    assert patience_s() > 3600.0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_refresh_that_was_cut_short_is_at_work_no_more(tmp_path: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), refresh_lock(tmp_path, "first"):
+        raise error
+    assert at_work(tmp_path) is None
+    (tmp_path / "refresh.json").write_text('{"refresh_id": "killed", "pid": 1}')  # as SIGKILL leaves it
+    assert at_work(tmp_path) is None
+    with refresh_lock(tmp_path, "second"):
+        pass
+
+
+def test_somebody_who_only_looks_does_not_stop_a_refresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, refused = fcntl.flock, []
+
+    def flock(file: Any, how: int) -> None:
+        if how & fcntl.LOCK_EX and not refused:
+            refused.append(how)
+            raise BlockingIOError
+        real(file, how)
+
+    monkeypatch.setattr(turn.fcntl, "flock", flock)
+    with refresh_lock(tmp_path, "first"):
+        assert refused
+
+
+def test_two_collectors_take_turns(tmp_path: Path) -> None:
+    order: list[str] = []
+    entered = threading.Event()
+
+    def second() -> None:
+        entered.set()
+        with alone(tmp_path, "collect"):
+            order.append("second")
+
+    other = threading.Thread(target=second)
+    with alone(tmp_path, "collect"):
+        other.start()
+        entered.wait(5.0)
+        other.join(0.05)
+        order.append("first")
+    other.join(5.0)
+    assert order == ["first", "second"]

@@ -1,0 +1,115 @@
+"""Prefect is told of the flow runs whose process died, and of no other; with a real Prefect in the tests of flows."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+from uuid import UUID, uuid4
+
+import pytest
+
+from tasks.workspace import prefect_runtime as flow_runs
+from tasks.workspace.prefect_runtime import crash_dead_flow_runs, recorded_flow_run
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tasks.workspace.prefect_runtime import recorded_flow_run
+with recorded_flow_run(Path(sys.argv[1])):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[set[UUID]]]:
+    """What Prefect is told, in place of Prefect: how many of the runs it had for unfinished is that number."""
+    calls: list[set[UUID]] = []
+    monkeypatch.setattr(flow_runs, "_crash", lambda ids: calls.append(set(ids)) or len(ids))
+    yield calls
+
+
+def within(monkeypatch: pytest.MonkeyPatch) -> UUID:
+    """As inside the flow run of that id."""
+    key = uuid4()
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(key))
+    return key
+
+
+def killed(home: Path) -> UUID:
+    """A flow run whose process died by SIGKILL."""
+    key = uuid4()
+    env = {**os.environ, "PREFECT__RUNTIME__FLOW_RUN__ID": str(key), "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", KILLED, str(home)], env=env).returncode == -9
+    return key
+
+
+def test_only_runs_whose_process_is_gone_are_told_and_only_once(
+    tmp_path: Path, told: list[set[UUID]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with recorded_flow_run(tmp_path):
+        assert list(tmp_path.iterdir()) == [], "a flow called as a function left something"
+    assert crash_dead_flow_runs(tmp_path) == [] and told == []
+    dead = killed(tmp_path)
+    within(monkeypatch)
+    with recorded_flow_run(tmp_path):
+        assert crash_dead_flow_runs(tmp_path) == ["1 flow runs whose process was killed are shown as crashed now"]
+        assert told == [{dead}], "a live one was told"
+        assert crash_dead_flow_runs(tmp_path) == []
+    assert crash_dead_flow_runs(tmp_path) == [] and told == [{dead}]
+
+
+@pytest.mark.parametrize(("error", "may_be_unknown"), [(RuntimeError, False), (KeyboardInterrupt, True)])
+def test_how_a_run_ended_is_known_unless_it_was_cut_short(
+    tmp_path: Path,
+    told: list[set[UUID]],
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException],
+    may_be_unknown: bool,
+) -> None:
+    key = within(monkeypatch)
+    with pytest.raises(error), recorded_flow_run(tmp_path):
+        raise error
+    crash_dead_flow_runs(tmp_path)
+    assert told == ([{key}] if may_be_unknown else [])
+
+
+def test_a_prefect_that_does_not_answer_stops_no_reaper_and_is_told_the_next_time(
+    tmp_path: Path, told: list[set[UUID]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(ids: list[UUID]) -> int:
+        raise ConnectionError("connection refused")
+
+    dead = killed(tmp_path)
+    with monkeypatch.context() as context:
+        context.setattr(flow_runs, "_crash", unreachable)
+        (said,) = crash_dead_flow_runs(tmp_path)
+    assert "connection refused" in said and "srift reap" in said
+    crash_dead_flow_runs(tmp_path)
+    assert told == [{dead}]
+
+
+def test_what_cannot_be_opened_or_is_no_run_stops_no_reaper(
+    tmp_path: Path, told: list[set[UUID]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead, refused = killed(tmp_path), killed(tmp_path)
+    folder = tmp_path / "flow-runs"
+    (folder / str(uuid4())).mkdir()
+    (folder / "notes").write_text("of a person")
+    opened = Path.open
+
+    def refuse(self: Path, *words: str) -> IO[str]:
+        if self.name == str(refused):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(self, *words)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", refuse)
+        crash_dead_flow_runs(tmp_path)
+    assert told == [{dead}]
+    crash_dead_flow_runs(tmp_path)
+    assert told[1:] == [{refused}], "the next reaper did not try it again"

@@ -1,0 +1,89 @@
+"""Credentials go to AWS and nowhere else: not to a log, the terminal, the home, the bucket, a machine or the table."""
+
+from __future__ import annotations
+
+import base64
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from models.domain.cluster import Cluster
+from tasks.campaign import dry_run
+from tasks.doctor.report import as_json, as_text, examine, refuse_unless_well
+from tasks.execution.collect import collect
+from tasks.market import offers as prices
+from tasks.providers.base import ProviderError
+from tasks.providers.ec2 import api as ec2_api
+from tasks.providers.ec2.account import Ec2Account
+from tasks.providers.ec2.api import MachinesApi
+from tasks.recommendation import publication
+from tasks.workspace.workspace import open_workspace
+from tests.account import BUCKET, account, project
+
+SECRETS = {
+    "AWS_ACCESS_KEY_ID": "AKIACANARYCANARY0001",
+    "AWS_SECRET_ACCESS_KEY": "canary/of-a-secret+key",
+    "AWS_SESSION_TOKEN": "canary-of-a-session-token==",
+}
+
+
+@pytest.fixture
+def secretive(no_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A project, and the ordinary credentials in the environment, as an operator has them."""
+    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(ec2_api.Ec2Api, "price_list", lambda self, region: iter(()))
+    monkeypatch.setattr(ec2_api, "spot_advisor", dict)
+    monkeypatch.setattr(Ec2Account, "may", lambda *_, **__: (True, ""))  # moto knows no placement groups
+    nothing: dict[str, list[object]] = {"template": [], "placement": [], "security": []}
+    monkeypatch.setattr(MachinesApi, "leftovers", lambda *_: nothing)
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path)
+    return tmp_path
+
+
+def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
+    secretive: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    now = datetime.now(UTC)
+    with account() as aws, caplog.at_level(logging.INFO):
+        for name, value in SECRETS.items():
+            monkeypatch.setenv(name, value)
+        here = open_workspace("ec2")
+        here.warehouse.migrate()
+        refuse_unless_well(here.settings, "ec2", 5.0)
+        findings = examine(here.settings, "ec2")
+        prices.note_definitions.fn(here, now)
+        said = [prices.snapshot_offers.fn(here, "refresh-1", now)]
+        offers, _ = dry_run.with_spot(here.provider.packaged_offers(), "on-demand")  # type: ignore[attr-defined]
+        offer = next(one for one in offers if one.instance_type.name == "g4dn.xlarge")
+        with here.provider.acquire(Cluster.of((1, offer)), lease_id="refresh-1-00", deadline_s=600.0, seed=1):
+            instances = aws.plain("ec2").describe_instances()["Reservations"][0]["Instances"]
+            assert instances, "nothing was launched"
+            script = aws.plain("ec2").describe_instance_attribute(
+                InstanceId=instances[0]["InstanceId"], Attribute="userData"
+            )["UserData"]["Value"]
+            stored = {key: _content(aws, key) for key in list(aws.keys())}
+        collect.fn(here, "refresh-1", now)
+        publication.export_copies.fn(here)
+        with pytest.raises(ProviderError) as refused:
+            ec2_api.Ec2Api(aws.clients).ask("s3:GetObject", "us-east-1", Bucket=BUCKET, Key="nothing")
+        said += [str(refused.value), as_text(findings), str(as_json(findings)), repr(here), repr(vars(here.provider))]
+    out, err = capfd.readouterr()
+    told = {"the terminal": out + err, "the log": caplog.text, "what was said": "\n".join(said),
+            "user-data": base64.b64decode(script).decode(), **stored}  # fmt: skip
+    files = {str(path): path.read_bytes() for path in secretive.rglob("*") if path.is_file()}
+    assert any("leases-ec2" in name for name in files) or stored, "the launch left nothing to look through"
+    assert any(name.endswith("warehouse.duckdb") for name in files) and any("published" in name for name in files)
+    for secret in SECRETS.values():
+        assert [where for where, text in told.items() if secret in text] == []
+        assert [name for name, content in files.items() if secret.encode() in content] == []
+
+
+def _content(aws: object, key: str) -> str:
+    body = aws.plain("s3").get_object(Bucket=BUCKET, Key=key)["Body"].read()  # type: ignore[attr-defined]
+    return f"{key} {body.decode(errors='replace')}"

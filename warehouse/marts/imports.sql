@@ -1,0 +1,36 @@
+-- Grain: one row an import, forgotten ones too: its files, when it was made last, its rows and facts. Times are UTC.
+create or replace view imports as
+with measured as (
+    select
+        import_id,
+        count(*) as measurements,
+        list_sort(list(distinct provider)) as providers,
+        list_sort(list(distinct json_extract_string(body, '$.workload'))) as workloads
+    from raw_import_rows
+    join raw_imports on raw_imports.row_digest = raw_import_rows.row_digest
+    group by import_id
+),
+described as (
+    select
+        import_id,
+        count(distinct workload) as facts,
+        list_sort(list(distinct provider)) as providers,
+        list_sort(list(distinct workload)) as workloads
+    from raw_workload_facts
+    where digest = ''
+    group by import_id
+)
+select
+    files.import_id,
+    files.file,
+    files.facts_file,
+    files.imported_at,
+    files.forgotten,
+    coalesce(measured.measurements, 0) as measurements,
+    coalesce(described.facts, 0) as facts,
+    list_sort(list_distinct(list_concat(measured.providers, described.providers))) as providers,
+    list_sort(list_distinct(list_concat(measured.workloads, described.workloads))) as workloads
+from stg_import_files as files
+left join measured on measured.import_id = files.import_id
+left join described on described.import_id = files.import_id
+order by files.imported_at, files.import_id;

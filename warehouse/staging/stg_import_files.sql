@@ -1,0 +1,10 @@
+-- Grain: one row an import: the files that it read, when it was made last, and whether it was forgotten since.
+create or replace view stg_import_files as
+select
+    import_id,
+    arg_max(file, noted_order) filter (where event = 'imported') as file,
+    arg_max(facts_file, noted_order) filter (where event = 'imported') as facts_file,
+    max(noted_at) filter (where event = 'imported') as imported_at,
+    arg_max(event, noted_order) = 'forgotten' as forgotten
+from raw_import_events
+group by import_id;
