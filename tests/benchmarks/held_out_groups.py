@@ -1,0 +1,172 @@
+"""Which rows are held out to judge the step-time model, by name, committed before the first fit (issue 20).
+
+A *cell* is a workload on a GPU kind. Eight of the twelve cells are for choosing between models, four for the final
+score; so are fourteen and seven of the GPU kinds of the one-machine table. A row of a final cell may be learned from in
+any group, but what is predicted for it is scored by `--final` alone. The final score may be looked at five times.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from models.domain.numeric import BoolArray, FloatArray
+
+SEED, DRAWS, RANDOM_ROWS, PILOTS = 20261123, 10, 12, 3
+NEIGHBOUR_DRAWS, NEIGHBOUR_PART = 3, 0.2
+# The machines that the measurements are from, by kind.
+T4, RTX, V100 = "g4dn.12xlarge", "onprem.8x2080ti", "nd40rs.v2"
+BERT, NEUMF, RESNET18, RESNET50 = "bert-base-squad", "neumf-movielens", "resnet18-cifar10", "resnet50-imagenet"
+# One cell of each workload, every kind among them; and seven of the 21 GPU kinds: drawn once by `default_rng(SEED)`,
+# cells first, and written down here by name.
+FINAL_CELLS = frozenset({(BERT, V100), (NEUMF, T4), (RESNET18, RTX), (RESNET50, T4)})
+CHOOSING_CELLS = (
+    frozenset((workload, kind) for workload in (BERT, NEUMF, RESNET18, RESNET50) for kind in (T4, RTX, V100))
+    - FINAL_CELLS
+)
+# GPU kinds of the one-machine table, all their forms and memories together.
+FINAL_GPUS = frozenset({"2070", "4090", "A40", "A6000", "GH200", "QuadroRTX8000", "TitanRTX"})
+CHOOSING_GPUS = frozenset(
+    {"1080Ti", "2080", "2080Super", "2080Ti", "3070", "3090", "A4000", "A4500", "A5000", "A5500", "H100"}
+    | {"QuadroRTX5000", "QuadroRTX6000", "V100"}
+)
+# Devices of the largest cluster known, and of those asked for.
+SIZES = ((4, 16), (8, 16))
+
+NEIGHBOURS, ALONE, ONE_BATCH, OWN_CHOICE, TWELVE, KIND, KIND_PILOTS, LARGER, EVERYWHERE, NEW_GPU, ONE_GPU = (
+    "between neighbours",
+    "workload on kind: one-device rows",
+    "workload on kind: three pilots at one batch",
+    "workload on kind: three pilots of its own choosing",
+    "workload on kind: twelve random rows",
+    "kind over several machines: one-device rows",
+    "kind: and three pilots of one workload",
+    "larger clusters",
+    "workload everywhere: one-device rows",
+    "one device of a kind never measured, network known on others",
+    "one device of a kind never measured, network known on one",
+)
+TARGETS: dict[str, tuple[float, float]] = {
+    NEIGHBOURS: (5.2, 3.2),
+    ALONE: (13, 11),
+    ONE_BATCH: (9, 7.5),
+    OWN_CHOICE: (7, 5.5),
+    TWELVE: (7, 5.5),
+    KIND: (22, 18),
+    KIND_PILOTS: (15, 11),
+    LARGER: (8, 6),
+    NEW_GPU: (13, 9),
+    ONE_GPU: (20, 14),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """`known` and `asked` are masks over the rows; `choose` pilots are the model's to choose of those asked for."""
+
+    table: str  # the line of the issue's table
+    name: str  # groups of one name are draws of one another
+    draw: int
+    known: BoolArray
+    asked: BoolArray
+    choose: int = 0
+
+
+def described(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs with `kind` (the instance type), `machines`, `ranks`, `full` (every device used) and `even`."""
+    layout = [[int(one) for one in str(text).split("+")] for text in runs["layout"]]
+    kind = runs["cluster"].str.split("x", n=1).str[1].str.split("+").str[0]
+    devices = kind.map({T4: 4, RTX: 8, V100: 8}).to_numpy()
+    return runs.assign(
+        kind=kind,
+        machines=[len(one) for one in layout],
+        ranks=[sum(one) for one in layout],
+        full=[min(one) == most for one, most in zip(layout, devices, strict=True)],
+        even=[len(set(one)) == 1 for one in layout],
+        batch=runs["batch_per_device"].astype(float),
+    )
+
+
+def groups(runs: pd.DataFrame, *, final: bool = False, draws: int = DRAWS) -> Iterator[Group]:
+    """Every group over `runs` (both files, one after the other, as `described`), of the first `draws` draws.
+
+    A row whose seconds are asked for is never known, nor is any other run of the same setup.
+    """
+    cells = FINAL_CELLS if final else CHOOSING_CELLS
+    workload, kind = runs["workload"].to_numpy(str), runs["kind"].to_numpy(str)
+    ranks, machines = runs["ranks"].to_numpy(), runs["machines"].to_numpy()
+    alone = ranks == 1
+    judged = np.array([pair in cells for pair in zip(workload, kind, strict=True)])
+    setup = pd.factorize(runs["workload"] + runs["cluster"] + runs["layout"] + runs["batch"].astype(str))[0]
+
+    def group(table: str, name: str, known: BoolArray, asked: BoolArray, draw: int = 0, choose: int = 0) -> Group:
+        seen = np.isin(setup, setup[known & ~asked])
+        return Group(table=table, name=name, draw=draw, known=known & ~asked, asked=asked & ~seen, choose=choose)
+
+    for draw in range(min(draws, NEIGHBOUR_DRAWS)):
+        taken = np.random.default_rng([SEED, draw]).random(setup.max() + 1)[setup] < NEIGHBOUR_PART
+        yield group(NEIGHBOURS, "all", ~taken, taken & judged, draw)
+    for name, own in sorted(cells):
+        mine = (workload == name) & (kind == own)
+        label, asked = f"{name} on {own}", mine & ~alone
+        yield group(ALONE, label, ~asked, asked)
+        yield group(OWN_CHOICE, label, ~asked, asked, choose=PILOTS)
+        for draw, pilots in enumerate(_pilots(runs, mine, label)[:draws]):
+            yield group(ONE_BATCH, label, ~asked | pilots, asked & ~pilots, draw)
+        for draw in range(draws):
+            random = np.random.default_rng([SEED, draw, zlib.crc32(label.encode())])
+            picked = np.zeros(len(runs), dtype=bool)
+            picked[random.choice(np.flatnonzero(mine), RANDOM_ROWS, replace=False)] = True
+            yield group(TWELVE, label, ~mine | picked, mine & ~picked, draw)
+    for name in sorted({name for name, _ in cells}):
+        own = (workload == name) & ~alone
+        yield group(EVERYWHERE, name, ~own, own & judged)
+    for one in sorted({own for _, own in cells}):
+        own = (kind == one) & ~alone
+        yield group(KIND, one, ~own, own & judged)
+        for name in sorted({workload for workload, kind in CHOOSING_CELLS | FINAL_CELLS}):
+            for draw, pilots in enumerate(_pilots(runs, own & (workload == name), f"{one} by {name}")[: min(draws, 3)]):
+                yield group(KIND_PILOTS, one, ~own | pilots, own & judged & ~pilots, draw)
+    for most, size in SIZES:
+        for one in sorted({own for _, own in cells}):
+            own = kind == one
+            asked = own & judged & (ranks == size) & (machines > 1)
+            yield group(LARGER, one, ~own | (ranks <= most), asked, most)
+
+
+def gpu_groups(table: pd.DataFrame, *, final: bool = False, draws: int = DRAWS) -> Iterator[Group]:
+    """The groups over the one-device rows of `gpu_step_times.csv`: a kind left out, all its forms and memories.
+
+    Then the same with each network known on one other kind only, drawn by lot.
+    """
+    gpu, network = table["gpu"].to_numpy(str), table["network"].to_numpy(str)
+    for one in sorted(FINAL_GPUS if final else CHOOSING_GPUS):
+        asked = gpu == one
+        yield Group(table=NEW_GPU, name=one, draw=0, known=~asked, asked=asked)
+        for name in sorted(set(network[asked])):
+            others = sorted(set(gpu[~asked & (network == name)]))
+            random = np.random.default_rng([SEED, zlib.crc32(f"{one} {name}".encode())])
+            for draw, only in enumerate(random.permutation(others)[: min(draws, 3)]):
+                known = ~asked & ((network != name) | (gpu == only))
+                yield Group(table=ONE_GPU, name=one, draw=draw, known=known, asked=asked & (network == name))
+
+
+def _pilots(runs: pd.DataFrame, own: BoolArray, label: str) -> list[BoolArray]:
+    """One full machine, one device on each of two, two full machines, at one batch: at every batch that has all three.
+
+    In an order drawn by lot from `label`.
+    """
+    full, machines, ranks = (runs[name].to_numpy() for name in ("full", "machines", "ranks"))
+    kinds = [
+        own & full & (machines == 1),
+        own & (machines == 2) & (ranks == 2),
+        own & full & (machines == 2),
+    ]
+    batch: FloatArray = runs["batch"].to_numpy(float)
+    shared = sorted(set(batch[kinds[0]]) & set(batch[kinds[1]]) & set(batch[kinds[2]]))
+    order = np.random.default_rng([SEED, zlib.crc32(label.encode())]).permutation(len(shared))
+    return [(kinds[0] | kinds[1] | kinds[2]) & (batch == shared[at]) for at in order]
