@@ -1,0 +1,152 @@
+"""One optimizer step in closed form, and its parameters with their priors [physics.md].
+
+    step = (s - 1) t + t - f t + ((f t)^p + (C - L)^p)^(1/p) + L       s accumulation steps
+    t    = (T^4 + H^4)^(1/4),  T = T1(b) [1 + sigma h (T1(b) / T1(b0))^eta],  H = T1(b1) eta_H (k - 1)/3
+    h    = ((k - 1)/3)^q                                              k devices on a machine share it
+    C    = s beta(layout) 2 (n - 1)/n G / R + alpha m (1 + G / 25 MB)  n devices on m machines, G bytes of gradient
+    R    = (W^-4 + (F k)^-4)^(-1/4),  W = 50 (B / 50)^gamma           of the slowest link; k devices a machine
+    L    = the same of the last bucket alone, which nothing is left to hide
+
+b0 is the middle and b1 the least batch of a workload; H a host-bound floor of full machines, which slows small batches
+only. Inside one machine C has its own scale and no m. Everything is an array over setups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..domain.numeric import FloatArray
+
+_BYTES, _GBPS, _INSIDE_GBPS, _BUCKET = 1e8, 50.0, 96.0, 25 << 20
+_BYTES_PER_GBIT, _SHARP, _STEEPEST = 1.25e8, 4.0, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """Prior mean and spreads: of what all share, and of the deviations by kind, by workload and by workload on kind.
+
+    A spread of 0: no such deviation. Those of the levels are where learning starts from.
+    """
+
+    mean: float
+    all: float
+    kind: float = 0.0
+    workload: float = 0.0
+    cell: float = 0.0
+
+
+# Between machines a kind is worth a factor of two, a workload 1.2 [physics.md]; logits and slopes in proportion.
+PARAMETERS: dict[str, Parameter] = {
+    "log_scale": Parameter(1.8, 1.0, 0.5, 0.15, 0.1),  # of an exchange between machines, against the nominal rate
+    "machines": Parameter(0.1, 0.2, 0.15, 0.1, 0.05),  # slope in log(m / 2)
+    "two": Parameter(0.2, 0.3, 0.3, 0.1, 0.05),  # two machines: another algorithm
+    "devices": Parameter(0.1, 0.3, 0.2, 0.1, 0.05),  # slope in the log of devices a machine, m > 2
+    "two_devices": Parameter(0.3, 0.4, 0.3, 0.1, 0.05),
+    "imbalance": Parameter(0.0, 0.4, 0.3, 0.1, 0.0),
+    "log_gamma": Parameter(-0.2, 0.2),
+    "log_driven": Parameter(4.6, 0.7),  # Gbit/s by a device
+    "bytes": Parameter(0.0, 0.15),  # exponent of G, less 1
+    "log_alpha": Parameter(-7.0, 1.0, 0.5, 0.3, 0.2),
+    "log_sharpness": Parameter(0.7, 0.4, 0.2, 0.2, 0.0),  # log(p - 1)
+    "log_last": Parameter(-0.7, 0.5, 0.2, 0.3, 0.0),  # log of the last bucket's part of 25 MiB
+    "log_inside": Parameter(0.5, 1.0, 0.8, 0.25, 0.15),
+    "inside_devices": Parameter(0.3, 0.4, 0.3, 0.1, 0.05),
+    "log_inside_alpha": Parameter(-8.0, 1.5, 0.5, 0.3, 0.2),
+    "logit_hidden": Parameter(0.5, 1.0, 0.4, 0.7, 0.3),
+    "log_slowdown": Parameter(-2.5, 0.8, 0.5, 0.6, 0.3),
+    "slowdown_batch": Parameter(0.0, 0.3, 0.2, 0.3, 0.1),
+    "log_crowding": Parameter(0.2, 0.4, 0.3, 0.0, 0.0),
+    "log_host": Parameter(-1.5, 0.7, 0.5, 0.5, 0.3),
+}
+NAMES = tuple(PARAMETERS)
+MEAN = np.array([one.mean for one in PARAMETERS.values()])
+ALL, KIND, WORKLOAD, CELL = (
+    np.array([getattr(one, level) for one in PARAMETERS.values()]) for level in ("all", "kind", "workload", "cell")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What the parameters do not change; (rows, members) of the members that may be slowest, or (rows,)."""
+
+    alone_s: FloatArray  # (rows, members) T1(b); 0 where padded
+    middle_s: FloatArray  # (rows, members) T1(b0)
+    least_s: FloatArray  # (rows, members) T1(b1)
+    devices: FloatArray  # (rows, members) on the machine
+    machines: FloatArray
+    ranks: FloatArray
+    most: FloatArray  # devices of the fullest machine
+    accumulation: FloatArray
+    gradient_bytes: FloatArray
+    gbps: FloatArray  # of the slowest link
+    optimizer_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """(rows,) seconds: the step, the slowest rank's compute, all communication; which member is slowest."""
+
+    step_s: FloatArray
+    compute_s: FloatArray
+    communication_s: FloatArray
+    slowest: np.ndarray[tuple[int, ...], np.dtype[np.intp]]
+
+
+def step_times(line: Line, values: FloatArray) -> Times:
+    """The equation of the module's docstring; `values` is (rows, parameters) in the order of NAMES."""
+    value = {name: values[:, at] for at, name in enumerate(NAMES)}
+    micro = compute_seconds(line, value)
+    slowest = micro.argmax(axis=1)
+    last = np.take_along_axis(micro, slowest[:, None], axis=1)[:, 0]
+    whole, end = exchange_seconds(line, value)
+    hidden = last / (1 + np.exp(-value["logit_hidden"]))
+    early = np.maximum(whole - end, 0.0)
+    power = 1 + np.exp(np.minimum(value["log_sharpness"], 4.0))
+    top = np.maximum(np.maximum(hidden, early), 1e-30)
+    both = top * ((hidden / top) ** power + (early / top) ** power) ** (1 / power)
+    compute = line.accumulation * last + line.optimizer_s
+    return Times(compute + both - hidden + end, compute, whole, slowest)
+
+
+def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
+    """(rows, members) t of a micro-step."""
+    tall = {name: value[name][:, None] for name in ("log_slowdown", "slowdown_batch", "log_crowding", "log_host")}
+    others = np.maximum(line.devices - 1, 0) / 3
+    crowd = np.where(others > 0, np.maximum(others, 1e-9) ** np.minimum(np.exp(tall["log_crowding"]), _STEEPEST), 0.0)
+    part = np.maximum(line.alone_s / np.where(line.middle_s > 0, line.middle_s, 1.0), 1e-6)
+    # below -1 a step would take the longer the smaller its batch is
+    slower = 1 + np.exp(np.minimum(tall["log_slowdown"], 3.0)) * crowd * part ** np.maximum(tall["slowdown_batch"], -1)
+    own, host = line.alone_s * slower, line.least_s * np.exp(np.minimum(tall["log_host"], 3.0)) * others
+    top = np.maximum(np.maximum(own, host), 1e-30)
+    return np.asarray(top * ((own / top) ** 4 + (host / top) ** 4) ** 0.25, dtype=float)
+
+
+def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
+    """(rows,) seconds of exchanging all gradients, and the last bucket alone; 0 on one device."""
+    machines, ranks, across = line.machines, line.ranks, line.machines > 1
+    each = ranks / machines
+    two = machines == 2
+    dense, uneven = np.log(each), 1 - each / line.most
+    link = np.log(_GBPS) + np.exp(value["log_gamma"]) * np.log(np.where(across, line.gbps, _GBPS) / _GBPS)
+    rate = -np.logaddexp(-_SHARP * link, -_SHARP * (value["log_driven"] + dense)) / _SHARP
+    between = (
+        value["log_scale"]
+        + value["machines"] * np.log(np.maximum(machines, 2) / 2)
+        + np.where(two, value["two"] + value["two_devices"] * dense, value["devices"] * dense)
+        + value["imbalance"] * uneven
+        - rate
+    )
+    inside = value["log_inside"] + value["inside_devices"] * dense - np.log(_INSIDE_GBPS)
+    exchanged = ranks > 1
+    ring_s = 2 * (ranks - 1) / np.maximum(ranks, 1) * _BYTES / _BYTES_PER_GBIT
+    carry_s = exchanged * np.exp(np.clip(np.where(across, between, inside), -30, 30)) * ring_s
+    start_s = exchanged * np.where(across, np.exp(value["log_alpha"]) * machines, np.exp(value["log_inside_alpha"]))
+    size = np.log(line.gradient_bytes / _BYTES)
+    bucket = np.minimum(size, np.log(_BUCKET / _BYTES) + value["log_last"])
+    whole, end = (
+        carry_s * np.exp((1 + value["bytes"]) * one) + start_s * (1 + np.exp(one) * (_BYTES / _BUCKET))
+        for one in (size, bucket)
+    )
+    return whole, end

@@ -1,0 +1,357 @@
+"""Step time by levels: every constant is what all share, and what a kind, a workload, a workload on a kind deviate by.
+
+    log step = log formula(setup; theta) + r(setup) + noise,     theta = all + kind + workload + cell
+
+formula.py has the equation and one_device.py its seconds of one device, which are parameters too, tied by their own
+prior. A *cell* is a workload on a kind of machine; r is a Gaussian process between near neighbours of one cell. What
+is unseen keeps its prior, so that an unmeasured workload, three pilots and a thousand rows are one fit with other rows.
+
+All of it is one linear regression around the most probable parameters: z is whitened (0 the prior mean, 1 a spread
+off it), rows of a cell have the covariance K_c of r and noise, and
+
+    A = 1 + sum_c J_c' K_c^-1 J_c,      z ~ N(z_map, A^-1)                               (Laplace)
+
+Spreads of each level are learned by expectation-maximisation with pseudo-counts (empirical Bayes), and widened by what
+leaving out one cell at a time says of the intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy
+
+from ..domain.numeric import FloatArray, IntArray
+from .formula import ALL, CELL, KIND, MEAN, NAMES, WORKLOAD, Line, step_times
+
+# Of the residual between near neighbours: octaves of batch, of machines and of devices a machine, and imbalance, over
+# which a broad and a narrow part of it are alike; and their spreads before they are learned.
+LENGTHS = np.array([[3.0, 1.5, 1.5, 0.5], [1.0, 0.5, 0.5, 0.2]])
+SPREADS = np.array([0.05, 0.04, 0.03])  # broad, narrow, noise of one run
+_PSEUDO = 4.0  # groups that the spreads' starting values count for
+_ROUNDS, _TURNS, _LAST = 4, 5, 4  # of learning spreads; Gauss-Newton steps in each; and at the end
+_SOUGHT_ON, _MOST = 120, 700  # rows of a cell while spreads are learned, and at the end
+_FREEDOM = 4.0  # of outliers' weights
+_STEP = 1e-4
+_LEVELS = ("all", "kind", "workload", "cell")
+_START = {"all": ALL, "kind": KIND, "workload": WORKLOAD, "cell": CELL}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Setups laid out for the regression; `point` is the place of each member's seconds of one device in `log_alone`."""
+
+    line: Line
+    workload: tuple[str, ...]
+    kind: tuple[str, ...]
+    features: FloatArray  # (rows, 4) of the residual
+    point: IntArray  # (rows, members) in `points`; -1 where padded
+
+    def take(self, at: IntArray) -> Rows:
+        """The rows at these positions."""
+        line = Line(*(getattr(self.line, name)[at] for name in Line.__slots__))
+        return Rows(
+            line=line,
+            workload=tuple(self.workload[one] for one in at.tolist()),
+            kind=tuple(self.kind[one] for one in at.tolist()),
+            features=self.features[at],
+            point=self.point[at],
+        )
+
+
+@dataclass(slots=True)
+class Block:
+    """The rows of one cell in the regression."""
+
+    name: tuple[str, str]
+    at: IntArray  # rows
+    columns: IntArray  # of z that they answer to
+    factor: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # Cholesky of K_c
+    slopes: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # J_c
+    off: FloatArray = field(default_factory=lambda: np.zeros(0))  # log measured - log formula at z
+    outlying: FloatArray = field(default_factory=lambda: np.zeros(0))  # factors of the noise's variance
+
+
+class Columns:
+    """Where each level's deviations, and each workload's seconds of one device, stand in z."""
+
+    def __init__(self, cells: Sequence[tuple[str, str]], points: dict[str, int]) -> None:
+        self.groups: dict[tuple[str, object], IntArray] = {}
+        self.count = 0
+        self._add(("all", ""), int((ALL > 0).sum()))
+        for kind in sorted({one for _, one in cells}):
+            self._add(("kind", kind), int((KIND > 0).sum()))
+        for workload in sorted({one for one, _ in cells}):
+            self._add(("workload", workload), int((WORKLOAD > 0).sum()))
+        for cell in sorted(set(cells)):
+            self._add(("cell", cell), int((CELL > 0).sum()))
+        for workload, many in sorted(points.items()):
+            self._add(("alone", workload), many)
+
+    def _add(self, key: tuple[str, object], many: int) -> None:
+        self.groups[key] = np.arange(self.count, self.count + many)
+        self.count += many
+
+    def keys(self, workload: str, kind: str) -> list[tuple[str, object]]:
+        """Of a cell's levels, those that are known or not."""
+        return [("all", ""), ("kind", kind), ("workload", workload), ("cell", (workload, kind))]
+
+    def of(self, workload: str, kind: str) -> IntArray:
+        """Columns that a cell answers to, those of one device last."""
+        keys = [*self.keys(workload, kind), ("alone", workload)]
+        return np.concatenate([self.groups[key] for key in keys if key in self.groups])
+
+
+def kernel(one: FloatArray, other: FloatArray, spread: FloatArray) -> FloatArray:
+    """(one, other) covariance of the residual of one cell by features."""
+    found = np.zeros((len(one), len(other)))
+    for length, own in zip(LENGTHS, spread, strict=False):
+        a, b = one / length, other / length
+        apart = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T
+        found += own**2 * np.exp(-0.5 * np.maximum(apart, 0))
+    return found
+
+
+class Regression:
+    """The fit itself, on rows that were laid out; see the module's docstring."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        log_step: FloatArray,
+        repeats: FloatArray,
+        *,
+        alone: dict[str, tuple[FloatArray, FloatArray]],
+        offsets: dict[str, int],
+    ) -> None:
+        """`alone`: by workload, mean and Cholesky factor of the log seconds of one device of its points, the first of
+        which stands at `offsets[workload]` among all points."""
+        self.rows, self.log_step, self.repeats, self.alone, self.offsets = rows, log_step, repeats, alone, offsets
+        cells = list(zip(rows.workload, rows.kind, strict=True))
+        self.columns = Columns(cells, {name: len(mean) for name, (mean, _) in alone.items()})
+        self.spread = {level: _START[level].copy() for level in _LEVELS}
+        self.residual: dict[str, FloatArray] = {kind: SPREADS.copy() for kind in sorted(set(rows.kind))}
+        self.z = np.zeros(self.columns.count)
+        places: dict[tuple[str, str], list[int]] = {}
+        for at, cell in enumerate(cells):
+            places.setdefault(cell, []).append(at)
+        self.blocks = [
+            Block(name=cell, at=np.array(own), columns=self.columns.of(*cell), outlying=np.ones(len(own)))
+            for cell, own in sorted(places.items())
+        ]
+        self.widened = 1.0
+        self.precision = np.eye(self.columns.count)
+
+    # values and slopes
+
+    def values(self, workload: str, kind: str, z: FloatArray) -> FloatArray:
+        """(parameters,) of a cell."""
+        found = MEAN.copy()
+        for level, group in zip(_LEVELS, self.columns.keys(workload, kind), strict=True):
+            if (level, group[1]) in self.columns.groups:
+                moved = _START[level] > 0
+                found[moved] += self.spread[level][moved] * z[self.columns.groups[level, group[1]]]
+        return found
+
+    def log_alone(self, workload: str, z: FloatArray) -> FloatArray:
+        """(points,) log seconds of one device at a workload's points."""
+        mean, factor = self.alone[workload]
+        return np.asarray(mean + factor @ z[self.columns.groups["alone", workload]], dtype=float)
+
+    def slopes(self, rows: Rows, workload: str, kind: str, z: FloatArray, drift: FloatArray) -> tuple[FloatArray, ...]:
+        """Log step, (rows, parameters) its derivatives, and (rows,) that by the log of the slowest's one device.
+
+        `drift` (rows, members) moves the log seconds of one device from what `rows` has.
+        """
+        line = _moved(rows.line, drift)
+        many, values = len(drift), self.values(workload, kind, z)
+        here = step_times(line, np.tile(values, (many, 1)))
+        base = np.log(here.step_s)
+        found = np.empty((many, len(NAMES)))
+        for at in range(len(NAMES)):
+            moved = values.copy()
+            moved[at] += _STEP
+            found[:, at] = (np.log(step_times(line, np.tile(moved, (many, 1))).step_s) - base) / _STEP
+        longer = step_times(_moved(line, np.full_like(drift, _STEP)), np.tile(values, (many, 1)))
+        return base, found, (np.log(longer.step_s) - base) / _STEP, here.slowest
+
+    def design(self, by: FloatArray, known: Sequence[tuple[str, object]]) -> FloatArray:
+        """(rows, columns) derivative by z of the levels `known`, from that by each parameter."""
+        return np.concatenate(
+            [by[:, _START[level] > 0] * self.spread[level][_START[level] > 0] for level, _ in known], axis=1
+        )
+
+    def _block(self, block: Block, z: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Residuals and slopes of a block."""
+        rows, (workload, kind) = self.rows.take(block.at), block.name
+        mean, factor = self.alone[workload]
+        place = rows.point - self.offsets[workload]
+        moved = self.log_alone(workload, z) - mean
+        drift = np.where(rows.point >= 0, moved[np.maximum(place, 0)], 0.0)
+        base, by, by_alone, slowest = self.slopes(rows, workload, kind, z, drift)
+        own = np.take_along_axis(place, slowest[:, None], axis=1)[:, 0]
+        keys = self.columns.keys(workload, kind)
+        slopes = np.concatenate([self.design(by, keys), by_alone[:, None] * factor[own]], axis=1)
+        return self.log_step[block.at] - base, slopes
+
+    # the fit
+
+    def fit(self, *, seed: int) -> None:
+        """Learn spreads on some rows of each cell, then the parameters on all."""
+        whole = self.blocks
+        self.blocks = self._some(_SOUGHT_ON, seed)
+        for _ in range(_ROUNDS):
+            self._factor()
+            self._search(_TURNS)
+            self._weigh()
+            self._learn_residual()
+            self._learn_spreads()
+        self.blocks = whole
+        self.blocks = self._some(_MOST, seed)
+        self._factor()
+        self._search(2)
+        self._weigh()
+        self._factor()
+        self._search(_LAST)
+        self._calibrate()
+
+    def settle(self) -> None:
+        """At the z and spreads that were learned, everything that predictions need."""
+        self._factor()
+        self._linearise(self.z)
+
+    def _some(self, most: int, seed: int) -> list[Block]:
+        found = []
+        for block in self.blocks:
+            random = np.random.default_rng([seed, len(block.at)])
+            picked = np.sort(random.permutation(len(block.at))[:most])
+            found.append(Block(block.name, block.at[picked], block.columns, outlying=block.outlying[picked]))
+        return found
+
+    def _factor(self) -> None:
+        for block in self.blocks:
+            spread, features = self.residual[block.name[1]], self.rows.features[block.at]
+            noise = spread[2] ** 2 / self.repeats[block.at] * block.outlying
+            block.factor = np.linalg.cholesky(kernel(features, features, spread) + np.diag(noise + 1e-8))
+
+    def _linearise(self, z: FloatArray) -> tuple[float, FloatArray]:
+        """The loss at z and its gradient, after storing slopes, residuals and precision."""
+        self.precision = np.eye(len(z))
+        gradient, loss = z.copy(), 0.5 * float(z @ z)
+        for block in self.blocks:
+            block.off, block.slopes = self._block(block, z)
+            white = scipy.linalg.solve_triangular(block.factor, np.column_stack([block.slopes, block.off]), lower=True)
+            slopes, off = white[:, :-1], white[:, -1]
+            loss += 0.5 * float(off @ off)
+            gradient[block.columns] -= slopes.T @ off
+            self.precision[np.ix_(block.columns, block.columns)] += slopes.T @ slopes
+        return loss, gradient
+
+    def _loss(self, z: FloatArray) -> float:
+        loss = 0.5 * float(z @ z)
+        for block in self.blocks:
+            rows, (workload, kind) = self.rows.take(block.at), block.name
+            moved = self.log_alone(workload, z) - self.alone[workload][0]
+            drift = np.where(rows.point >= 0, moved[np.maximum(rows.point - self.offsets[workload], 0)], 0.0)
+            values = np.tile(self.values(workload, kind, z), (len(block.at), 1))
+            off = self.log_step[block.at] - np.log(step_times(_moved(rows.line, drift), values).step_s)
+            white = scipy.linalg.solve_triangular(block.factor, off, lower=True)
+            loss += 0.5 * float(white @ white)
+        return loss
+
+    def _search(self, turns: int) -> None:
+        """Gauss-Newton with halved steps."""
+        for _ in range(turns):
+            loss, gradient = self._linearise(self.z)
+            step = -scipy.linalg.cho_solve(scipy.linalg.cho_factor(self.precision), gradient)
+            step *= min(1.0, 3.0 / max(float(np.abs(step).max(initial=0.0)), 1e-12))
+            for _ in range(6):
+                if self._loss(self.z + step) < loss:
+                    break
+                step *= 0.5
+            else:
+                return
+            self.z = self.z + step
+            if float(np.abs(step).max(initial=0.0)) < 0.01:
+                break
+        self._linearise(self.z)
+
+    def _weigh(self) -> None:
+        """Outliers by how far each row is from what the others of its cell say."""
+        for block in self.blocks:
+            inverse = scipy.linalg.cho_solve((block.factor, True), np.eye(len(block.at)))
+            away = (inverse @ block.off) / np.sqrt(np.diag(inverse))
+            block.outlying = np.maximum(1.0, block.outlying * (_FREEDOM + away**2) / (_FREEDOM + 1))
+            block.outlying = np.minimum(block.outlying, 1e4)
+
+    def _learn_spreads(self) -> None:
+        covariance = np.linalg.inv(self.precision)
+        for level in _LEVELS[1:]:
+            own = [at for (name, _), at in self.columns.groups.items() if name == level]
+            moved = _START[level] > 0
+            second = sum((self.z[at] ** 2 + np.diag(covariance)[at] for at in own), np.zeros(int(moved.sum())))
+            old = self.spread[level][moved]
+            new = np.sqrt((_PSEUDO * _START[level][moved] ** 2 + old**2 * second) / (_PSEUDO + len(own)))
+            self.spread[level][moved] = new
+            for at in own:
+                self.z[at] *= old / new
+
+    def _learn_residual(self) -> None:
+        """Spreads of the residual and of noise by kind: marginal likelihood of what is left, around the start."""
+        for kind in self.residual:
+            blocks = [block for block in self.blocks if block.name[1] == kind]
+            parts = []
+            for block in blocks:
+                features = self.rows.features[block.at]
+                each = [kernel(features, features, np.eye(2)[at]) for at in range(2)]
+                parts.append((block, *each))
+
+            def loss(shift: FloatArray, parts: list[Any] = parts) -> float:
+                broad, narrow, noise = (SPREADS * np.exp(shift)) ** 2
+                total = 0.5 * float((shift**2).sum()) / 0.5**2
+                for block, one, two in parts:
+                    own = noise / self.repeats[block.at] * block.outlying + 1e-8
+                    factor = np.linalg.cholesky(broad * one + narrow * two + np.diag(own))
+                    white = scipy.linalg.solve_triangular(factor, block.off, lower=True)
+                    total += 0.5 * float(white @ white) + float(np.log(np.diag(factor)).sum())
+                return total
+
+            start = np.log(self.residual[kind] / SPREADS)
+            found = scipy.optimize.minimize(loss, start, method="L-BFGS-B", bounds=[(-2.5, 2.5)] * 3, options={"maxiter": 6})
+            self.residual[kind] = SPREADS * np.exp(found.x)
+
+    def _calibrate(self) -> None:
+        """How much wider intervals of a cell left out must be, by the cells at hand: linearised at the fit."""
+        if len(self.blocks) < 3:
+            return
+        ratios = []
+        for block in self.blocks:
+            white = scipy.linalg.solve_triangular(block.factor, np.column_stack([block.slopes, block.off]), lower=True)
+            slopes, off = white[:, :-1], white[:, -1]
+            rest = self.precision.copy()
+            rest[np.ix_(block.columns, block.columns)] -= slopes.T @ slopes
+            pulled = np.zeros(len(self.z))
+            pulled[block.columns] = slopes.T @ off
+            factor = scipy.linalg.cho_factor(rest)
+            # the stationary point of all: what this block pulled is taken back
+            back = scipy.linalg.cho_solve(factor, pulled)
+            missed = block.off + block.slopes @ back[block.columns]
+            small = scipy.linalg.cho_solve(factor, np.eye(len(self.z))[:, block.columns])[block.columns]
+            shared = np.einsum("ij,jk,ik->i", block.slopes, small, block.slopes)
+            local = (self.residual[block.name[1]] ** 2).sum()
+            excess = np.median(missed**2) / 0.455 - local
+            ratios.append(max(excess, 0.0) / float(np.median(shared)))
+        self.cell_ratios = dict(zip([one.name for one in self.blocks], ratios, strict=True))
+        pooled = (_PSEUDO + float(np.minimum(ratios, 9.0).sum())) / (_PSEUDO + len(ratios))
+        self.widened = float(np.sqrt(np.clip(pooled, 0.25, 9.0)))
+
+
+def _moved(line: Line, drift: FloatArray) -> Line:
+    """The line with its seconds of one device moved by so many logs, (rows, members)."""
+    parts = {name: getattr(line, name) for name in Line.__slots__}
+    return Line(**(parts | {"alone_s": line.alone_s * np.exp(drift)}))
+
+
