@@ -14,7 +14,7 @@ from ..domain.numeric import Z_90, FloatArray, IntArray
 from ..domain.setup_table import SetupArrays, column, read_setups
 from .dataset import TrainingData, TrainingRows, training_rows, workload_buckets
 from .formula import ALL, CELL, KIND, WORKLOAD, Line, step_times
-from .levels import LENGTHS, SPREADS, Block, Regression, Rows, kernel
+from .levels import LENGTHS, Block, Regression, Rows, kernel
 from .machine_specs import Machine, read_machines
 from .one_device import OneDevice
 
@@ -65,7 +65,7 @@ class Known:
         points = [(setups.workloads.names[int(w)], devices[int(k)], float(b)) for w, k, b in distinct.tolist()]
         place = np.full(kind.shape, -1, dtype=np.intp)
         place[present] = where.ravel()
-        log_s, middle, least = self._seconds(points)
+        log_s, middle, least, fixed = self._seconds(points)
         sizes = setups.workloads.values(lambda name: self.gradient_bytes.get(name, 0.0))
         told = [one for one in self.gradient_bytes.values() if one > 0]
         gbps = setups.by_type({name: self.machines[name].bandwidth_gbps for name in setups.names}, np.inf)
@@ -78,6 +78,7 @@ class Known:
             alone_s=of(np.exp(log_s), 0.0),
             middle_s=of(np.exp(middle), 1.0),
             least_s=of(np.exp(least), 0.0),
+            fixed=of(fixed, 0.0),
             devices=np.where(present, layout, 0.0),
             machines=machines,
             ranks=ranks,
@@ -102,18 +103,21 @@ class Known:
         names, kinds, batch = ([one[at] for one in points] for at in range(3))
         return self.alone.at([f"{one}|fp32" for one in names], kinds, np.array(batch, dtype=float))
 
-    def _seconds(self, points: Sequence[tuple[str, str, float]]) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Log seconds of the points, and of their workloads' middle and least batches on their devices."""
+    def _seconds(self, points: Sequence[tuple[str, str, float]]) -> tuple[FloatArray, ...]:
+        """Log seconds of the points, of their workloads' middle and least batches there, and what does not grow."""
+        many = len(points)
+        if not many:
+            return (np.zeros(0),) * 4
         pairs = sorted({one[:2] for one in points})
-        asked = list(points)
+        asked = [(w, k, b * factor) for factor in (1.0, 2**0.5, 0.5**0.5) for w, k, b in points]
         for workload, kind in pairs:
             key = f"{workload}|fp32"
-            least, _ = self.alone.reaches(key)
-            asked += [(workload, kind, 2 ** self.alone.middle.get(key, 5.0)), (workload, kind, least)]
-        found = self.alone.predict(self.at(asked)) if asked else np.zeros(0)
-        many = len(points)
-        which = np.array([pairs.index(one[:2]) for one in points], dtype=np.intp)
-        return found[:many], found[many + 2 * which], found[many + 2 * which + 1]
+            asked += [(workload, kind, 2 ** self.alone.middle.get(key, 5.0)), (workload, kind, self.alone.reaches(key)[0])]
+        found = self.alone.predict(self.at(asked))
+        here, above, below = found[: 3 * many].reshape(3, many)
+        places = {pair: at for at, pair in enumerate(pairs)}
+        which = 3 * many + 2 * np.array([places[one[:2]] for one in points], dtype=np.intp)
+        return here, found[which], found[which + 1], np.clip(1 - (above - below) / np.log(2), 0, 1)
 
 
 def _alone_points(rows: TrainingRows, machines: Mapping[str, Machine]) -> pd.DataFrame:
@@ -251,8 +255,6 @@ class StepTimeRegressor:
         fit = self.regression
         rows, points, log_s = self.known.lay_out(arrays)
         blocks = {block.name: block for block in fit.blocks}
-        noise_usual = float(np.median([one[2] for one in fit.residual.values()] or [SPREADS[2]]))
-        usual = np.median(np.array(list(fit.residual.values()) or [SPREADS]), axis=0)
         for (workload, kind), at in self._groups(rows):
             own = rows.take(at)
             used = np.unique(own.point[own.point >= 0])
@@ -282,7 +284,7 @@ class StepTimeRegressor:
                     more.append((key, fit.design(by, [key]) * _heavier(fit, key[0])))
             root = _root(left)
             more.append((("alone", workload, kind), by_alone[:, None] * root[point]))
-            spread = fit.residual.get(kind, usual)
+            spread = fit.residual_of(workload, kind)
             near = np.where(several, (spread[:2] ** 2).sum(), 0.0)
             mean = base
             block: Block | None = blocks.get((workload, kind))
@@ -293,7 +295,7 @@ class StepTimeRegressor:
                 mean = base + white.T @ solved[:, -1]
                 slopes = slopes - white.T @ solved[:, :-1]
                 near = np.maximum(near - (white**2).sum(axis=0), 0.0)
-            yield (workload, kind), at, mean, columns, slopes, more, near, float(spread[2] ** 2 or noise_usual**2)
+            yield (workload, kind), at, mean, columns, slopes, more, near, float(spread[2] ** 2)
 
 
 def _heavier(fit: Regression, level: str) -> float:

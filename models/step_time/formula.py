@@ -7,6 +7,7 @@
     R    = (W^-4 + (F k)^-4)^(-1/4),  W = 50 (B / 50)^gamma           of the slowest link; k devices a machine
     L    = the same of the last bucket alone, which nothing is left to hide
 
+f    = f0 + (1 - f0) f1 (1 - d log T1 / d log b)                   a device that waits for its host hides more
 b0 is the middle and b1 the least batch of a workload; H a host-bound floor of full machines, which slows small batches
 only. Inside one machine C has its own scale and no m. Everything is an array over setups.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import expit
 
 from ..domain.numeric import FloatArray
 
@@ -39,26 +41,27 @@ class Parameter:
 
 # Between machines a kind is worth a factor of two, a workload 1.2 [physics.md]; logits and slopes in proportion.
 PARAMETERS: dict[str, Parameter] = {
-    "log_scale": Parameter(1.8, 1.0, 0.5, 0.15, 0.1),  # of an exchange between machines, against the nominal rate
-    "machines": Parameter(0.1, 0.2, 0.15, 0.1, 0.05),  # slope in log(m / 2)
-    "two": Parameter(0.2, 0.3, 0.3, 0.1, 0.05),  # two machines: another algorithm
-    "devices": Parameter(0.1, 0.3, 0.2, 0.1, 0.05),  # slope in the log of devices a machine, m > 2
-    "two_devices": Parameter(0.3, 0.4, 0.3, 0.1, 0.05),
-    "imbalance": Parameter(0.0, 0.4, 0.3, 0.1, 0.0),
+    "log_scale": Parameter(1.8, 1.0, 0.6, 0.05, 0.2),  # of an exchange between machines, against the nominal rate
+    "machines": Parameter(0.1, 0.2, 0.2, 0.03, 0.1),  # slope in log(m / 2)
+    "two": Parameter(0.2, 0.3, 0.4, 0.03, 0.1),  # two machines: another algorithm
+    "devices": Parameter(0.1, 0.3, 0.3, 0.03, 0.1),  # slope in the log of devices a machine, m > 2
+    "two_devices": Parameter(0.3, 0.4, 0.3, 0.03, 0.1),
+    "imbalance": Parameter(0.0, 0.4, 0.3, 0.0, 0.1),
     "log_gamma": Parameter(-0.2, 0.2),
-    "log_driven": Parameter(4.6, 0.7),  # Gbit/s by a device
-    "bytes": Parameter(0.0, 0.15),  # exponent of G, less 1
-    "log_alpha": Parameter(-7.0, 1.0, 0.5, 0.3, 0.2),
-    "log_sharpness": Parameter(0.7, 0.4, 0.2, 0.2, 0.0),  # log(p - 1)
-    "log_last": Parameter(-0.7, 0.5, 0.2, 0.3, 0.0),  # log of the last bucket's part of 25 MiB
-    "log_inside": Parameter(0.5, 1.0, 0.8, 0.25, 0.15),
-    "inside_devices": Parameter(0.3, 0.4, 0.3, 0.1, 0.05),
-    "log_inside_alpha": Parameter(-8.0, 1.5, 0.5, 0.3, 0.2),
-    "logit_hidden": Parameter(0.5, 1.0, 0.4, 0.7, 0.3),
-    "log_slowdown": Parameter(-2.5, 0.8, 0.5, 0.6, 0.3),
-    "slowdown_batch": Parameter(0.0, 0.3, 0.2, 0.3, 0.1),
+    "log_driven": Parameter(4.6, 0.5, 0.3),  # Gbit/s by a device
+    "bytes": Parameter(0.0, 0.1, 0.1),  # exponent of G, less 1
+    "log_alpha": Parameter(-7.0, 1.0, 0.7, 0.1, 0.3),
+    "log_sharpness": Parameter(0.7, 0.4, 0.3, 0.1, 0.2),  # log(p - 1)
+    "log_last": Parameter(-0.7, 0.5, 0.2, 0.1, 0.2),  # log of the last bucket's part of 25 MiB
+    "log_inside": Parameter(0.5, 1.0, 0.8, 0.05, 0.3),
+    "inside_devices": Parameter(0.3, 0.6, 0.6, 0.03, 0.1),
+    "log_inside_alpha": Parameter(-8.0, 1.5, 0.7, 0.1, 0.3),
+    "logit_hidden": Parameter(0.5, 1.0, 0.5, 0.5, 0.5),
+    "logit_floor": Parameter(0.5, 1.0, 0.5, 0.0, 0.3),  # the same of what does not grow with the batch
+    "log_slowdown": Parameter(-2.5, 0.8, 0.5, 0.4, 0.4),
+    "slowdown_batch": Parameter(0.0, 0.3, 0.2, 0.2, 0.2),
     "log_crowding": Parameter(0.2, 0.4, 0.3, 0.0, 0.0),
-    "log_host": Parameter(-1.5, 0.7, 0.5, 0.5, 0.3),
+    "log_host": Parameter(-1.5, 0.7, 0.5, 0.4, 0.4),
 }
 NAMES = tuple(PARAMETERS)
 MEAN = np.array([one.mean for one in PARAMETERS.values()])
@@ -74,6 +77,7 @@ class Line:
     alone_s: FloatArray  # (rows, members) T1(b); 0 where padded
     middle_s: FloatArray  # (rows, members) T1(b0)
     least_s: FloatArray  # (rows, members) T1(b1)
+    fixed: FloatArray  # (rows, members) part of T1(b) that does not grow with b: 1 - d log T1 / d log b
     devices: FloatArray  # (rows, members) on the machine
     machines: FloatArray
     ranks: FloatArray
@@ -101,7 +105,9 @@ def step_times(line: Line, values: FloatArray) -> Times:
     slowest = micro.argmax(axis=1)
     last = np.take_along_axis(micro, slowest[:, None], axis=1)[:, 0]
     whole, end = exchange_seconds(line, value)
-    hidden = last / (1 + np.exp(-value["logit_hidden"]))
+    fixed = np.take_along_axis(line.fixed, slowest[:, None], axis=1)[:, 0]
+    covers, floor = expit(value["logit_hidden"]), expit(value["logit_floor"])
+    hidden = last * (covers + (1 - covers) * fixed * floor)
     early = np.maximum(whole - end, 0.0)
     power = 1 + np.exp(np.minimum(value["log_sharpness"], 4.0))
     top = np.maximum(np.maximum(hidden, early), 1e-30)
@@ -138,10 +144,13 @@ def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArr
         + value["imbalance"] * uneven
         - rate
     )
-    inside = value["log_inside"] + value["inside_devices"] * dense - np.log(_INSIDE_GBPS)
+    inside = value["log_inside"] + value["inside_devices"] * np.log(line.most / 2) - np.log(_INSIDE_GBPS)
     exchanged = ranks > 1
-    ring_s = 2 * (ranks - 1) / np.maximum(ranks, 1) * _BYTES / _BYTES_PER_GBIT
-    carry_s = exchanged * np.exp(np.clip(np.where(across, between, inside), -30, 30)) * ring_s
+    unit_s = 2 * _BYTES / _BYTES_PER_GBIT
+    carry_s = unit_s * (
+        (ranks - 1) / np.maximum(ranks, 1) * across * np.exp(np.clip(between, -30, 30))
+        + (line.most - 1) / line.most * np.exp(np.clip(inside, -30, 30))
+    )
     start_s = exchanged * np.where(across, np.exp(value["log_alpha"]) * machines, np.exp(value["log_inside_alpha"]))
     size = np.log(line.gradient_bytes / _BYTES)
     bucket = np.minimum(size, np.log(_BUCKET / _BYTES) + value["log_last"])

@@ -35,6 +35,7 @@ _PSEUDO = 4.0  # groups that the spreads' starting values count for
 _ROUNDS, _TURNS, _LAST = 4, 5, 4  # of learning spreads; Gauss-Newton steps in each; and at the end
 _SOUGHT_ON, _MOST = 120, 700  # rows of a cell while spreads are learned, and at the end
 _FREEDOM = 4.0  # of outliers' weights
+_TAIL = 4.0  # of deviations
 _STEP = 1e-4
 _LEVELS = ("all", "kind", "workload", "cell")
 _START = {"all": ALL, "kind": KIND, "workload": WORKLOAD, "cell": CELL}
@@ -133,7 +134,7 @@ class Regression:
         cells = list(zip(rows.workload, rows.kind, strict=True))
         self.columns = Columns(cells, {name: len(mean) for name, (mean, _) in alone.items()})
         self.spread = {level: _START[level].copy() for level in _LEVELS}
-        self.residual: dict[str, FloatArray] = {kind: SPREADS.copy() for kind in sorted(set(rows.kind))}
+        self.residual: dict[tuple[str, str], FloatArray] = {cell: SPREADS.copy() for cell in sorted(set(cells))}
         self.z = np.zeros(self.columns.count)
         places: dict[tuple[str, str], list[int]] = {}
         for at, cell in enumerate(cells):
@@ -144,6 +145,7 @@ class Regression:
         ]
         self.widened = 1.0
         self.precision = np.eye(self.columns.count)
+        self.prior = np.ones(self.columns.count)  # precisions of z: a deviation far out counts less, as Student's t has it
 
     # values and slopes
 
@@ -233,14 +235,14 @@ class Regression:
 
     def _factor(self) -> None:
         for block in self.blocks:
-            spread, features = self.residual[block.name[1]], self.rows.features[block.at]
+            spread, features = self.residual[block.name], self.rows.features[block.at]
             noise = spread[2] ** 2 / self.repeats[block.at] * block.outlying
             block.factor = np.linalg.cholesky(kernel(features, features, spread) + np.diag(noise + 1e-8))
 
     def _linearise(self, z: FloatArray) -> tuple[float, FloatArray]:
         """The loss at z and its gradient, after storing slopes, residuals and precision."""
-        self.precision = np.eye(len(z))
-        gradient, loss = z.copy(), 0.5 * float(z @ z)
+        self.precision = np.diag(self.prior)
+        gradient, loss = self.prior * z, 0.5 * float(z @ (self.prior * z))
         for block in self.blocks:
             block.off, block.slopes = self._block(block, z)
             white = scipy.linalg.solve_triangular(block.factor, np.column_stack([block.slopes, block.off]), lower=True)
@@ -251,7 +253,7 @@ class Regression:
         return loss, gradient
 
     def _loss(self, z: FloatArray) -> float:
-        loss = 0.5 * float(z @ z)
+        loss = 0.5 * float(z @ (self.prior * z))
         for block in self.blocks:
             rows, (workload, kind) = self.rows.take(block.at), block.name
             moved = self.log_alone(workload, z) - self.alone[workload][0]
@@ -286,13 +288,16 @@ class Regression:
             away = (inverse @ block.off) / np.sqrt(np.diag(inverse))
             block.outlying = np.maximum(1.0, block.outlying * (_FREEDOM + away**2) / (_FREEDOM + 1))
             block.outlying = np.minimum(block.outlying, 1e4)
+        for (level, _), at in self.columns.groups.items():
+            if level in ("kind", "workload", "cell"):
+                self.prior[at] = (_TAIL + 1) / (_TAIL + self.z[at] ** 2)
 
     def _learn_spreads(self) -> None:
         covariance = np.linalg.inv(self.precision)
         for level in _LEVELS[1:]:
             own = [at for (name, _), at in self.columns.groups.items() if name == level]
             moved = _START[level] > 0
-            second = sum((self.z[at] ** 2 + np.diag(covariance)[at] for at in own), np.zeros(int(moved.sum())))
+            second = sum((self.prior[at] * (self.z[at] ** 2 + np.diag(covariance)[at]) for at in own), np.zeros(int(moved.sum())))
             old = self.spread[level][moved]
             new = np.sqrt((_PSEUDO * _START[level][moved] ** 2 + old**2 * second) / (_PSEUDO + len(own)))
             self.spread[level][moved] = new
@@ -300,14 +305,10 @@ class Regression:
                 self.z[at] *= old / new
 
     def _learn_residual(self) -> None:
-        """Spreads of the residual and of noise by kind: marginal likelihood of what is left, around the start."""
-        for kind in self.residual:
-            blocks = [block for block in self.blocks if block.name[1] == kind]
-            parts = []
-            for block in blocks:
-                features = self.rows.features[block.at]
-                each = [kernel(features, features, np.eye(2)[at]) for at in range(2)]
-                parts.append((block, *each))
+        """Spreads of the residual and of noise by cell: marginal likelihood of what is left, around the start."""
+        for block in self.blocks:
+            features = self.rows.features[block.at]
+            parts = [(block, *(kernel(features, features, np.eye(2)[at]) for at in range(2)))]
 
             def loss(shift: FloatArray, parts: list[Any] = parts) -> float:
                 broad, narrow, noise = (SPREADS * np.exp(shift)) ** 2
@@ -319,9 +320,14 @@ class Regression:
                     total += 0.5 * float(white @ white) + float(np.log(np.diag(factor)).sum())
                 return total
 
-            start = np.log(self.residual[kind] / SPREADS)
-            found = scipy.optimize.minimize(loss, start, method="L-BFGS-B", bounds=[(-2.5, 2.5)] * 3, options={"maxiter": 6})
-            self.residual[kind] = SPREADS * np.exp(found.x)
+            start = np.log(self.residual[block.name] / SPREADS)
+            found = scipy.optimize.minimize(loss, start, method="L-BFGS-B", bounds=[(-1.0, 1.8)] * 3, options={"maxiter": 6})
+            self.residual[block.name] = SPREADS * np.exp(found.x)
+
+    def residual_of(self, workload: str, kind: str) -> FloatArray:
+        """Spreads of the residual and of noise in a cell; of one never measured the median of its kind, or of all."""
+        near = [one for cell, one in self.residual.items() if cell[1] == kind] or list(self.residual.values())
+        return self.residual.get((workload, kind), np.median(near or [SPREADS], axis=0))
 
     def _calibrate(self) -> None:
         """How much wider intervals of a cell left out must be, by the cells at hand: linearised at the fit."""
@@ -341,7 +347,7 @@ class Regression:
             missed = block.off + block.slopes @ back[block.columns]
             small = scipy.linalg.cho_solve(factor, np.eye(len(self.z))[:, block.columns])[block.columns]
             shared = np.einsum("ij,jk,ik->i", block.slopes, small, block.slopes)
-            local = (self.residual[block.name[1]] ** 2).sum()
+            local = (self.residual[block.name] ** 2).sum()
             excess = np.median(missed**2) / 0.455 - local
             ratios.append(max(excess, 0.0) / float(np.median(shared)))
         self.cell_ratios = dict(zip([one.name for one in self.blocks], ratios, strict=True))
