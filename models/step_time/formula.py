@@ -3,13 +3,14 @@
     step = (s - 1) t + t - f t + ((f t)^p + (C - L)^p)^(1/p) + L       s accumulation steps
     t    = (T^4 + H^4)^(1/4),  T = T1(b) [1 + sigma h (T1(b) / T1(b0))^eta],  H = T1(b1) eta_H (k - 1)/3
     h    = ((k - 1)/3)^q                                              k devices on a machine share it
-    C    = s beta(layout) 2 (n - 1)/n G / R + alpha m (1 + G / 25 MB)  n devices on m machines, G bytes of gradient
+    C    = s beta(layout) 2 (n - 1)/n G / R + alpha m (1 + G / 25 MB)  n devices on m machines, G bytes of gradient,
+           and what the fullest machine adds inside, with its own s, alpha and growth in its devices
     R    = (W^-4 + (F k)^-4)^(-1/4),  W = 50 (B / 50)^gamma           of the slowest link; k devices a machine
     L    = the same of the last bucket alone, which nothing is left to hide
 
 f    = f0 + (1 - f0) f1 (1 - d log T1 / d log b)                   a device that waits for its host hides more
 b0 is the middle and b1 the least batch of a workload; H a host-bound floor of full machines, which slows small batches
-only. Inside one machine C has its own scale and no m. Everything is an array over setups.
+only. Everything is an array over setups.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ PARAMETERS: dict[str, Parameter] = {
     "inside_devices": Parameter(0.3, 0.6, 0.6, 0.03, 0.1),
     "log_inside_alpha": Parameter(-8.0, 1.5, 0.7, 0.1, 0.3),
     "logit_hidden": Parameter(0.5, 1.0, 0.5, 0.5, 0.5),
-    "logit_floor": Parameter(0.5, 1.0, 0.5, 0.0, 0.3),  # the same of what does not grow with the batch
+    "logit_floor": Parameter(0.0, 1.0, 1.0, 0.0, 0.3),  # the same of what does not grow with the batch
     "log_slowdown": Parameter(-2.5, 0.8, 0.5, 0.4, 0.4),
     "slowdown_batch": Parameter(0.0, 0.3, 0.2, 0.2, 0.2),
     "log_crowding": Parameter(0.2, 0.4, 0.3, 0.0, 0.0),
@@ -144,14 +145,15 @@ def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArr
         + value["imbalance"] * uneven
         - rate
     )
-    inside = value["log_inside"] + value["inside_devices"] * np.log(line.most / 2) - np.log(_INSIDE_GBPS)
-    exchanged = ranks > 1
+    crowd = value["inside_devices"] * np.log(np.maximum(line.most, 1) / 2)
+    inside = np.exp(np.clip(value["log_inside"] + crowd - np.log(_INSIDE_GBPS), -30, 30))
     unit_s = 2 * _BYTES / _BYTES_PER_GBIT
     carry_s = unit_s * (
         (ranks - 1) / np.maximum(ranks, 1) * across * np.exp(np.clip(between, -30, 30))
-        + (line.most - 1) / line.most * np.exp(np.clip(inside, -30, 30))
+        + (line.most - 1) / line.most * inside
     )
-    start_s = exchanged * np.where(across, np.exp(value["log_alpha"]) * machines, np.exp(value["log_inside_alpha"]))
+    start_s = across * np.exp(value["log_alpha"]) * machines
+    start_s = start_s + (line.most > 1) * np.exp(np.minimum(value["log_inside_alpha"] + crowd, 5.0))
     size = np.log(line.gradient_bytes / _BYTES)
     bucket = np.minimum(size, np.log(_BUCKET / _BYTES) + value["log_last"])
     whole, end = (

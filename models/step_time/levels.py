@@ -32,9 +32,10 @@ from .formula import ALL, CELL, KIND, MEAN, NAMES, WORKLOAD, Line, step_times
 LENGTHS = np.array([[3.0, 1.5, 1.5, 0.5], [1.0, 0.5, 0.5, 0.2]])
 SPREADS = np.array([0.05, 0.04, 0.03])  # broad, narrow, noise of one run
 _PSEUDO = 4.0  # groups that the spreads' starting values count for
-_ROUNDS, _TURNS, _LAST = 4, 5, 4  # of learning spreads; Gauss-Newton steps in each; and at the end
+_LOOSER = (6.0, 3.0, 1.5, 1.0, 1.0, 1.0, 1.0)  # rounds of learning spreads, and how wide the residual is in each
+_TURNS, _LAST = 8, 10  # Gauss-Newton steps in each, and at the end
 _SOUGHT_ON, _MOST = 120, 700  # rows of a cell while spreads are learned, and at the end
-_FREEDOM = 4.0  # of outliers' weights
+_FREEDOM = 2.0  # of outliers' weights
 _TAIL = 4.0  # of deviations
 _STEP = 1e-4
 _LEVELS = ("all", "kind", "workload", "cell")
@@ -205,19 +206,27 @@ class Regression:
         """Learn spreads on some rows of each cell, then the parameters on all."""
         whole = self.blocks
         self.blocks = self._some(_SOUGHT_ON, seed)
-        for _ in range(_ROUNDS):
+        for at, looser in enumerate(_LOOSER):
+            if looser > 1:  # a wide residual first: no row of a poor start pulls the parameters far off
+                self.residual = {cell: looser * SPREADS for cell in self.residual}
             self._factor()
             self._search(_TURNS)
             self._weigh()
-            self._learn_residual()
-            self._learn_spreads()
+            if looser == 1:
+                self._learn_residual()
+            if at:
+                self._learn_spreads()
         self.blocks = whole
         self.blocks = self._some(_MOST, seed)
         self._factor()
-        self._search(2)
+        self._search(3)
         self._weigh()
         self._factor()
         self._search(_LAST)
+        # what neighbours tell may be more than what the parameters were sought with: a cell that no formula fits
+        self._learn_residual(2.7)
+        self._factor()
+        self._linearise(self.z)
         self._calibrate()
 
     def settle(self) -> None:
@@ -304,7 +313,7 @@ class Regression:
             for at in own:
                 self.z[at] *= old / new
 
-    def _learn_residual(self) -> None:
+    def _learn_residual(self, most: float = 0.5) -> None:
         """Spreads of the residual and of noise by cell: marginal likelihood of what is left, around the start."""
         for block in self.blocks:
             features = self.rows.features[block.at]
@@ -312,7 +321,7 @@ class Regression:
 
             def loss(shift: FloatArray, parts: list[Any] = parts) -> float:
                 broad, narrow, noise = (SPREADS * np.exp(shift)) ** 2
-                total = 0.5 * float((shift**2).sum()) / 0.5**2
+                total = 0.5 * float((shift**2).sum()) / 0.8**2
                 for block, one, two in parts:
                     own = noise / self.repeats[block.at] * block.outlying + 1e-8
                     factor = np.linalg.cholesky(broad * one + narrow * two + np.diag(own))
@@ -321,7 +330,7 @@ class Regression:
                 return total
 
             start = np.log(self.residual[block.name] / SPREADS)
-            found = scipy.optimize.minimize(loss, start, method="L-BFGS-B", bounds=[(-1.0, 1.8)] * 3, options={"maxiter": 6})
+            found = scipy.optimize.minimize(loss, start, method="L-BFGS-B", bounds=[(-1.0, most)] * 3, options={"maxiter": 6})
             self.residual[block.name] = SPREADS * np.exp(found.x)
 
     def residual_of(self, workload: str, kind: str) -> FloatArray:
