@@ -232,16 +232,16 @@ class StepTimeRegressor:
     def _moments(self, arrays: SetupArrays) -> tuple[FloatArray, ...]:
         """(rows,) mean log seconds and the variances of levels, of the residual and of one run."""
         found = np.zeros((4, len(arrays.workloads)))
-        for _, at, mean, columns, slopes, more, near, noise in self._parts(arrays):
+        for cell, at, mean, columns, slopes, more, near, noise in self._parts(arrays):
             covariance = self._covariance()[np.ix_(columns, columns)]
             level = np.einsum("ij,jk,ik->i", slopes, covariance, slopes)
-            level = self._widening(level + sum((one**2).sum(axis=1) for _, one in more))
+            level = self._widening(cell[1]) ** 2 * (level + sum((one**2).sum(axis=1) for _, one in more))
             found[:, at] = mean, level, near, np.full(len(at), noise)
         return tuple(found)
 
-    def _widening(self, level: FloatArray) -> FloatArray:
+    def _widening(self, kind: str) -> float:
         assert self.regression is not None
-        return level * self.regression.widened**2
+        return self.regression.widened.get(kind, self.regression.widened.get("", 1.0))
 
     def _covariance(self) -> FloatArray:
         assert self.regression is not None
@@ -284,7 +284,7 @@ class StepTimeRegressor:
                     more.append((key, fit.design(by, [key]) * _heavier(fit, key[0])))
             root = _root(left)
             more.append((("alone", workload, kind), by_alone[:, None] * root[point]))
-            spread = fit.residual_of(workload, kind)
+            spread, wider = fit.residual_of(workload, kind)
             near = np.where(several, (spread[:2] ** 2).sum(), 0.0)
             mean = base
             block: Block | None = blocks.get((workload, kind))
@@ -295,7 +295,7 @@ class StepTimeRegressor:
                 mean = base + white.T @ solved[:, -1]
                 slopes = slopes - white.T @ solved[:, :-1]
                 near = np.maximum(near - (white**2).sum(axis=0), 0.0)
-            yield (workload, kind), at, mean, columns, slopes, more, near, float(spread[2] ** 2)
+            yield (workload, kind), at, mean, columns, slopes, more, near * wider**2, float(spread[2] * wider) ** 2
 
 
 def _heavier(fit: Regression, level: str) -> float:

@@ -51,12 +51,12 @@ PARAMETERS: dict[str, Parameter] = {
     "log_gamma": Parameter(-0.2, 0.2),
     "log_driven": Parameter(4.6, 0.5, 0.3),  # Gbit/s by a device
     "bytes": Parameter(0.0, 0.1, 0.1),  # exponent of G, less 1
-    "log_alpha": Parameter(-7.0, 1.0, 0.7, 0.1, 0.3),
+    "log_alpha": Parameter(-8.0, 0.7, 0.4, 0.05, 0.3),  # of a bucket: launches take 20 to 300 microseconds [D]
     "log_sharpness": Parameter(0.7, 0.4, 0.3, 0.1, 0.2),  # log(p - 1)
     "log_last": Parameter(-0.7, 0.5, 0.2, 0.1, 0.2),  # log of the last bucket's part of 25 MiB
     "log_inside": Parameter(0.5, 1.0, 0.8, 0.05, 0.3),
     "inside_devices": Parameter(0.3, 0.6, 0.6, 0.03, 0.1),
-    "log_inside_alpha": Parameter(-8.0, 1.5, 0.7, 0.1, 0.3),
+    "log_inside_alpha": Parameter(-9.0, 0.7, 0.4, 0.05, 0.3),
     "logit_hidden": Parameter(0.5, 1.0, 0.5, 0.5, 0.5),
     "logit_floor": Parameter(0.0, 1.0, 1.0, 0.0, 0.3),  # the same of what does not grow with the batch
     "log_slowdown": Parameter(-2.5, 0.8, 0.5, 0.4, 0.4),

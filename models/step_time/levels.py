@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from ..domain.numeric import FloatArray, IntArray
+from ..domain.numeric import Z_90, FloatArray, IntArray
 from .formula import ALL, CELL, KIND, MEAN, NAMES, WORKLOAD, Line, step_times
 
 # Of the residual between near neighbours: octaves of batch, of machines and of devices a machine, and imbalance, over
@@ -36,8 +36,10 @@ _LOOSER = (6.0, 3.0, 1.5, 1.0, 1.0, 1.0, 1.0)  # rounds of learning spreads, and
 _TURNS, _LAST = 8, 10  # Gauss-Newton steps in each, and at the end
 _SOUGHT_ON, _MOST = 120, 700  # rows of a cell while spreads are learned, and at the end
 _FREEDOM = 2.0  # of outliers' weights
+_ENOUGH, _RESIDUAL_SD = 40, 0.5  # rows that tell a cell's own spreads; and how far these are from their kind's, in logs
 _TAIL = 4.0  # of deviations
 _STEP = 1e-4
+_SETTLED = 3e-4  # part of the loss below which a step is the last
 _LEVELS = ("all", "kind", "workload", "cell")
 _START = {"all": ALL, "kind": KIND, "workload": WORKLOAD, "cell": CELL}
 
@@ -144,7 +146,8 @@ class Regression:
             Block(name=cell, at=np.array(own), columns=self.columns.of(*cell), outlying=np.ones(len(own)))
             for cell, own in sorted(places.items())
         ]
-        self.widened = 1.0
+        self.noisier: dict[tuple[str, str], float] = {}
+        self.widened: dict[str, float] = {}  # by kind; "" for one never measured
         self.precision = np.eye(self.columns.count)
         self.prior = np.ones(self.columns.count)  # precisions of z: a deviation far out counts less, as Student's t has it
 
@@ -227,6 +230,7 @@ class Regression:
         self._learn_residual(2.7)
         self._factor()
         self._linearise(self.z)
+        self._judge_noise()
         self._calibrate()
 
     def settle(self) -> None:
@@ -280,13 +284,14 @@ class Regression:
             step = -scipy.linalg.cho_solve(scipy.linalg.cho_factor(self.precision), gradient)
             step *= min(1.0, 3.0 / max(float(np.abs(step).max(initial=0.0)), 1e-12))
             for _ in range(6):
-                if self._loss(self.z + step) < loss:
+                reached = self._loss(self.z + step)
+                if reached < loss:
                     break
                 step *= 0.5
             else:
                 return
             self.z = self.z + step
-            if float(np.abs(step).max(initial=0.0)) < 0.01:
+            if loss - reached < _SETTLED * abs(loss) + 0.05:
                 break
         self._linearise(self.z)
 
@@ -314,29 +319,50 @@ class Regression:
                 self.z[at] *= old / new
 
     def _learn_residual(self, most: float = 0.5) -> None:
-        """Spreads of the residual and of noise by cell: marginal likelihood of what is left, around the start."""
+        """Spreads of the residual and of noise by cell: marginal likelihood of what is left, around its kind's."""
+        usual = {kind: self._of_kind(kind, self.residual, SPREADS) for kind in {one.name[1] for one in self.blocks}}
         for block in self.blocks:
             features = self.rows.features[block.at]
-            parts = [(block, *(kernel(features, features, np.eye(2)[at]) for at in range(2)))]
+            each = [kernel(features, features, np.eye(2)[at]) for at in range(2)]
+            centre = usual[block.name[1]]
 
-            def loss(shift: FloatArray, parts: list[Any] = parts) -> float:
-                broad, narrow, noise = (SPREADS * np.exp(shift)) ** 2
-                total = 0.5 * float((shift**2).sum()) / 0.8**2
-                for block, one, two in parts:
-                    own = noise / self.repeats[block.at] * block.outlying + 1e-8
-                    factor = np.linalg.cholesky(broad * one + narrow * two + np.diag(own))
-                    white = scipy.linalg.solve_triangular(factor, block.off, lower=True)
-                    total += 0.5 * float(white @ white) + float(np.log(np.diag(factor)).sum())
-                return total
+            def loss(shift: FloatArray, block: Block = block, each: Any = each, centre: FloatArray = centre) -> float:
+                broad, narrow, noise = (centre * np.exp(shift)) ** 2
+                own = noise / self.repeats[block.at] * block.outlying + 1e-8
+                factor = np.linalg.cholesky(broad * each[0] + narrow * each[1] + np.diag(own))
+                white = scipy.linalg.solve_triangular(factor, block.off, lower=True)
+                fit = 0.5 * float(white @ white) + float(np.log(np.diag(factor)).sum())
+                return fit + 0.5 * float((shift**2).sum()) / _RESIDUAL_SD**2
 
-            start = np.log(self.residual[block.name] / SPREADS)
-            found = scipy.optimize.minimize(loss, start, method="L-BFGS-B", bounds=[(-1.0, most)] * 3, options={"maxiter": 6})
-            self.residual[block.name] = SPREADS * np.exp(found.x)
+            bounds = list(zip(np.log(0.3 * SPREADS / centre), np.log(np.exp(most) * SPREADS / centre), strict=True))
+            start = np.clip(np.log(self.residual[block.name] / centre), *np.array(bounds).T)
+            found = scipy.optimize.minimize(loss, start, method="L-BFGS-B", bounds=bounds, options={"maxiter": 6})
+            self.residual[block.name] = centre * np.exp(found.x)
 
-    def residual_of(self, workload: str, kind: str) -> FloatArray:
-        """Spreads of the residual and of noise in a cell; of one never measured the median of its kind, or of all."""
-        near = [one for cell, one in self.residual.items() if cell[1] == kind] or list(self.residual.values())
-        return self.residual.get((workload, kind), np.median(near or [SPREADS], axis=0))
+    def _of_kind(self, kind: str, values: dict[tuple[str, str], Any], default: Any) -> Any:
+        """Geometric middle over the cells of a kind that have rows enough, else over all such cells, else the default."""
+        many = {one.name: len(one.at) for one in self.blocks}
+        enough = {cell: one for cell, one in values.items() if many.get(cell, 0) >= _ENOUGH}
+        own = [one for cell, one in enough.items() if cell[1] == kind] or list(enough.values()) or [default]
+        return np.exp(np.median(np.log(own), axis=0))
+
+    def _judge_noise(self) -> None:
+        """How much farther off rows are from what the others of their cell say than the spreads have it."""
+        for block in self.blocks:
+            inverse = scipy.linalg.cho_solve((block.factor, True), np.eye(len(block.at)))
+            spread = self.residual[block.name][2] ** 2 / self.repeats[block.at]
+            away = (inverse @ block.off) / np.diag(inverse)
+            sd = np.sqrt(np.maximum(1 / np.diag(inverse) - spread * (block.outlying - 1), 1e-6))
+            self.noisier[block.name] = float(np.clip(np.quantile(np.abs(away) / sd, 0.9) / Z_90, 0.8, 4.0))
+
+    def residual_of(self, workload: str, kind: str) -> tuple[FloatArray, float]:
+        """Spreads of the residual and of noise in a cell, and how much wider both are; those of its kind or of all
+        where too few rows tell."""
+        many = {one.name: len(one.at) for one in self.blocks}.get((workload, kind), 0)
+        noisier = self.noisier if many >= _ENOUGH else {}
+        wider = noisier.get((workload, kind), float(self._of_kind(kind, self.noisier, 1.3)))
+        spread = self.residual.get((workload, kind), self._of_kind(kind, self.residual, SPREADS))
+        return spread, wider
 
     def _calibrate(self) -> None:
         """How much wider intervals of a cell left out must be, by the cells at hand: linearised at the fit."""
@@ -356,13 +382,16 @@ class Regression:
             missed = block.off + block.slopes @ back[block.columns]
             small = scipy.linalg.cho_solve(factor, np.eye(len(self.z))[:, block.columns])[block.columns]
             shared = np.einsum("ij,jk,ik->i", block.slopes, small, block.slopes)
-            local = (self.residual[block.name] ** 2).sum()
+            local = (self.residual[block.name] ** 2).sum() * self.noisier[block.name] ** 2
             excess = np.median(missed**2) / 0.455 - local
             ratios.append(max(excess, 0.0) / float(np.median(shared)))
         self.cell_ratios = dict(zip([one.name for one in self.blocks], ratios, strict=True))
-        pooled = (_PSEUDO + float(np.minimum(ratios, 9.0).sum())) / (_PSEUDO + len(ratios))
-        self.widened = float(np.sqrt(np.clip(pooled, 0.25, 9.0)))
-
+        capped = {cell: float(np.clip(one, 0.04, 16.0)) for cell, one in self.cell_ratios.items()}
+        every = float(np.exp((np.log(list(capped.values()))).sum() / (_PSEUDO + len(capped))))
+        for kind in sorted({one for _, one in capped}):
+            own = [one for (_, name), one in capped.items() if name == kind]
+            self.widened[kind] = float(np.sqrt((_PSEUDO / 2 * every + sum(own)) / (_PSEUDO / 2 + len(own))))
+        self.widened[""] = max(1.0, float(np.median(list(self.widened.values()))))
 
 def _moved(line: Line, drift: FloatArray) -> Line:
     """The line with its seconds of one device moved by so many logs, (rows, members)."""
