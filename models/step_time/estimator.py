@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ import pandas as pd
 import scipy
 
 from ..domain.numeric import Z_90, FloatArray, IntArray
-from ..domain.setup_table import SetupArrays, column, read_setups
+from ..domain.setup_table import SetupArrays, read_setups
 from .dataset import TrainingData, TrainingRows, training_rows, workload_buckets
-from .formula import ALL, CELL, KIND, WORKLOAD, Line, step_times
+from .formula import Line
 from .levels import LENGTHS, Block, Regression, Rows, kernel
 from .machine_specs import Machine, read_machines
 from .one_device import OneDevice
@@ -24,7 +25,9 @@ _USUAL_BYTES = 1e8  # of gradients where nobody's are told
 _ALONE_SD, _WAITED_SD, _GUESSED_SD, _WAITING_SD = 0.01, 0.08, 0.3, 0.05
 _LEAST_COMPUTE, _COMPUTE_PART = 0.02, 0.7
 _PSEUDO = 4.0
-_START = {"all": ALL, "kind": KIND, "workload": WORKLOAD, "cell": CELL}
+_WAVES = 128  # random features of each part of the residual, for draws
+MOST_JOINT = 4000  # setups whose covariance is held in memory at once
+FORMAT = "srift-step-time-8"
 
 
 def device_kind(name: str, machine: Machine) -> str:
@@ -58,7 +61,8 @@ class Known:
             kind, batch, layout = kind[:, :1], batch[:, :1], layout.max(axis=1, keepdims=True)
             present = kind >= 0
         triples = np.stack(
-            [np.broadcast_to(setups.workloads.codes[:, None], kind.shape)[present], kind[present], batch[present]], axis=1
+            [np.broadcast_to(setups.workloads.codes[:, None], kind.shape)[present], kind[present], batch[present]],
+            axis=1,
         )
         distinct, where = np.unique(triples, axis=0, return_inverse=True)
         devices = [device_kind(name, self.machines[name]) for name in setups.names]
@@ -90,7 +94,12 @@ class Known:
         )
         each = ranks / machines
         features = np.stack(
-            [np.log2(setups.samples / setups.accumulation / ranks), np.log2(machines), np.log2(each), 1 - each / line.most],
+            [
+                np.log2(setups.samples / setups.accumulation / ranks),
+                np.log2(machines),
+                np.log2(each),
+                1 - each / line.most,
+            ],
             axis=1,
         )
         rows = Rows(
@@ -112,7 +121,10 @@ class Known:
         asked = [(w, k, b * factor) for factor in (1.0, 2**0.5, 0.5**0.5) for w, k, b in points]
         for workload, kind in pairs:
             key = f"{workload}|fp32"
-            asked += [(workload, kind, 2 ** self.alone.middle.get(key, 5.0)), (workload, kind, self.alone.reaches(key)[0])]
+            asked += [
+                (workload, kind, 2 ** self.alone.middle.get(key, 5.0)),
+                (workload, kind, self.alone.reaches(key)[0]),
+            ]
         found = self.alone.predict(self.at(asked))
         here, above, below = found[: 3 * many].reshape(3, many)
         places = {pair: at for at, pair in enumerate(pairs)}
@@ -166,6 +178,10 @@ class StepTimeRegressor:
     known: Known | None = None
     regression: Regression | None = None
     provider: str = "local"
+    _setups: SetupArrays | None = field(default=None, repr=False)
+    _points: dict[str, Any] = field(default_factory=dict, repr=False)
+    _inverse: FloatArray | None = field(default=None, repr=False)
+    _root: FloatArray | None = field(default=None, repr=False)
 
     def fit(self, data: TrainingData) -> StepTimeRegressor:
         """Learn from the runs of plain ddp in fp32. Raises ValueError where there is nothing to learn from."""
@@ -185,23 +201,24 @@ class StepTimeRegressor:
         self.known = Known(machines=machines, alone=alone, gradient_bytes=sizes)
         self.provider = rows.provider
         several = np.flatnonzero(rows.setups.ranks > 1)
-        self._regress(rows.take(several))
+        rows = rows.take(several)
+        self._lay_out(rows.setups, np.log(rows.step_s), rows.repeats)
+        assert self.regression is not None
+        self.regression.fit(seed=self.seed)
         return self
 
-    def _regress(self, rows: TrainingRows) -> None:
+    def _lay_out(self, setups: SetupArrays, log_step: FloatArray, repeats: FloatArray) -> None:
         assert self.known is not None
-        laid, points, log_s = self.known.lay_out(rows.setups)
+        self._setups, self._points = setups, {}
+        laid, points, log_s = self.known.lay_out(setups)
         alone, offsets = {}, {}
-        self._points: dict[str, Any] = {}
         for workload in sorted({one[0] for one in points}):
-            own = [at for at, one in enumerate(points) if one[0] == workload]  # contiguous: np.unique sorts by workload
+            own = [at for at, one in enumerate(points) if one[0] == workload]  # together: they are sorted by workload
             at = self.known.at([points[one] for one in own])
-            covariance = self.known.alone.covariance(at, at)
-            factor = np.linalg.cholesky(covariance + 1e-8 * np.eye(len(own)))
+            factor = np.linalg.cholesky(self.known.alone.covariance(at, at) + 1e-8 * np.eye(len(own)))
             alone[workload], offsets[workload] = (log_s[own], factor), own[0]
             self._points[workload] = (at, factor)
-        self.regression = Regression(laid, np.log(rows.step_s), rows.repeats, alone=alone, offsets=offsets)
-        self.regression.fit(seed=self.seed)
+        self.regression = Regression(laid, log_step, repeats, alone=alone, offsets=offsets)
 
     # predictions
 
@@ -232,12 +249,68 @@ class StepTimeRegressor:
     def _moments(self, arrays: SetupArrays) -> tuple[FloatArray, ...]:
         """(rows,) mean log seconds and the variances of levels, of the residual and of one run."""
         found = np.zeros((4, len(arrays.workloads)))
-        for cell, at, mean, columns, slopes, more, near, noise in self._parts(arrays):
-            covariance = self._covariance()[np.ix_(columns, columns)]
-            level = np.einsum("ij,jk,ik->i", slopes, covariance, slopes)
-            level = self._widening(cell[1]) ** 2 * (level + sum((one**2).sum(axis=1) for _, one in more))
-            found[:, at] = mean, level, near, np.full(len(at), noise)
+        covariance = self._covariance()
+        for part in self._parts(arrays):
+            own = covariance[np.ix_(part.columns, part.columns)]
+            level = ((part.slopes @ own) * part.slopes).sum(axis=1)
+            level += sum((one**2).sum(axis=1) for _, one in part.unknown)
+            found[:, part.at] = part.mean, part.widened**2 * level, part.near, np.full(len(part.at), part.noise)
         return tuple(found)
+
+    def joint(self, setups: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Of log step seconds jointly: mean (setups,), covariance (setups, setups) and variance of a run's noise.
+
+        Raises ValueError above 4,000 setups at once, and as `predict` does.
+        """
+        if len(setups) > MOST_JOINT:
+            raise ValueError(f"{len(setups)} setups at once: at most {MOST_JOINT} jointly")
+        assert self.regression is not None
+        arrays = self._read(setups)
+        many = len(setups)
+        mean, noise, wider = np.zeros(many), np.zeros(many), np.zeros(many)
+        slopes = np.zeros((many, self.regression.columns.count))
+        unknown: dict[object, FloatArray] = {}
+        near = np.zeros((many, many))
+        for part in self._parts(arrays):
+            mean[part.at], noise[part.at], wider[part.at] = part.mean, part.noise, part.widened
+            slopes[np.ix_(part.at, part.columns)] = part.slopes
+            for key, own in part.unknown:
+                unknown.setdefault(key, np.zeros((many, own.shape[1])))[part.at] = own
+            alike = kernel(part.features, part.features, part.spread) * np.multiply.outer(part.several, part.several)
+            near[np.ix_(part.at, part.at)] = part.wider**2 * (alike - part.white.T @ part.white)
+        level = slopes @ self._covariance() @ slopes.T
+        for own in unknown.values():
+            level += own @ own.T
+        return mean, level * np.multiply.outer(wider, wider) + near, noise
+
+    def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> FloatArray:
+        """(setups, count) step seconds, drawn jointly: what two setups share in error moves together.
+
+        A setup's draws do not depend on what else is asked about. They come in pairs, one above what `predict` says
+        and one as far below. Raises ValueError as `predict` does.
+        """
+        assert self.regression is not None
+        arrays = self._read(setups)
+        half = (count + 1) // 2
+        if self._root is None:
+            self._root = np.linalg.cholesky(self._covariance())
+        shared = self._root @ np.random.default_rng([seed, 0]).standard_normal((len(self._root), half))
+        mean, off = np.zeros(len(setups)), np.zeros((len(setups), half))
+        for part in self._parts(arrays):
+            own = part.slopes @ shared[part.columns]
+            for key, slopes in part.unknown:
+                own += slopes @ _random(seed, key).standard_normal((slopes.shape[1], half))
+            field_ = _Field.of(part, seed=seed, count=half)
+            near = field_.at(part.features) * part.several[:, None]
+            if part.block is not None and part.white.shape[0]:
+                measured = self.regression.rows.features[part.block.at]
+                noise = _random(seed, ("noise", part.cell)).standard_normal((len(measured), half))
+                sd = part.spread[2] * np.sqrt(part.block.outlying / self.regression.repeats[part.block.at])
+                told = field_.at(measured) + sd[:, None] * noise
+                near -= part.white.T @ scipy.linalg.solve_triangular(part.block.factor, told, lower=True)
+            mean[part.at], off[part.at] = part.mean, part.widened * own + part.wider * near
+        paired = np.stack([off, -off], axis=2).reshape(len(setups), -1)[:, :count]
+        return np.asarray(np.exp(mean[:, None] + paired), dtype=float)
 
     def _widening(self, kind: str) -> float:
         assert self.regression is not None
@@ -245,57 +318,173 @@ class StepTimeRegressor:
 
     def _covariance(self) -> FloatArray:
         assert self.regression is not None
-        if getattr(self, "_inverse", None) is None:
+        if self._inverse is None:
             self._inverse = np.linalg.inv(self.regression.precision)
         return self._inverse
 
-    def _parts(self, arrays: SetupArrays) -> Any:
-        """By cell: rows, mean, columns of z with slopes, (key, slopes) of what is unknown, residual variance, noise."""
+    def _parts(self, arrays: SetupArrays) -> Iterator[_Part]:
+        """The setups cell by cell."""
         assert self.known is not None and self.regression is not None
         fit = self.regression
-        rows, points, log_s = self.known.lay_out(arrays)
+        rows, points, _ = self.known.lay_out(arrays)
         blocks = {block.name: block for block in fit.blocks}
         for (workload, kind), at in self._groups(rows):
             own = rows.take(at)
-            used = np.unique(own.point[own.point >= 0])
-            where = np.full(len(points), 0, dtype=np.intp)
-            where[used] = np.arange(len(used))
+            used, place = np.unique(own.point[own.point >= 0], return_inverse=True)
+            where = np.full(own.point.shape, 0, dtype=np.intp)
+            where[own.point >= 0] = place
             asked = self.known.at([points[one] for one in used])
-            if workload in self._points:
-                trained, factor = self._points[workload]
-                cross = self.known.alone.covariance(asked, trained)
-                tied = scipy.linalg.solve_triangular(factor, cross.T, lower=True).T
-                z_alone = fit.z[fit.columns.groups["alone", workload]]
-                moved = tied @ z_alone
-            else:
-                tied, moved = np.zeros((len(used), 0)), np.zeros(len(used))
-            left = self.known.alone.covariance(asked, asked) - tied @ tied.T
-            drift = np.where(own.point >= 0, moved[where[np.maximum(own.point, 0)]], 0.0)
-            base, by, by_alone, slowest = fit.slopes(own, workload, kind, fit.z, drift)
+            tied, moved, left = self._tied(workload, asked)
+            base, by, by_alone, slowest = fit.slopes(
+                own, workload, kind, fit.z, np.where(own.point >= 0, moved[where], 0.0)
+            )
+            point = np.take_along_axis(where, slowest[:, None], axis=1)[:, 0]
             keys = fit.columns.keys(workload, kind)
             met = [key for key in keys if key in fit.columns.groups]
-            point = where[np.take_along_axis(own.point, slowest[:, None], axis=1)[:, 0]]
             slopes = np.concatenate([fit.design(by, met), by_alone[:, None] * tied[point]], axis=1)
-            columns = fit.columns.of(workload, kind)
-            several = own.line.ranks > 1
-            more: list[tuple[object, FloatArray]] = []
-            for key in keys:
-                if key not in fit.columns.groups:
-                    more.append((key, fit.design(by, [key]) * _heavier(fit, key[0])))
-            root = _root(left)
-            more.append((("alone", workload, kind), by_alone[:, None] * root[point]))
+            unknown: list[tuple[tuple[str, object], FloatArray]] = [
+                (key, fit.design(by, [key]) * _heavier(fit, key[0])) for key in keys if key not in fit.columns.groups
+            ]
+            unknown.append((("alone", (workload, kind)), by_alone[:, None] * _root(left)[point]))
+            several = (own.line.ranks > 1).astype(float)
             spread, wider = fit.residual_of(workload, kind)
-            near = np.where(several, (spread[:2] ** 2).sum(), 0.0)
-            mean = base
-            block: Block | None = blocks.get((workload, kind))
-            if block is not None and several.any():
+            near, mean, block = several * (spread[:2] ** 2).sum(), base, blocks.get((workload, kind))
+            white = np.zeros((0, len(at)))
+            if block is not None:
                 cross = kernel(own.features, fit.rows.features[block.at], spread) * several[:, None]
                 white = scipy.linalg.solve_triangular(block.factor, cross.T, lower=True)
-                solved = scipy.linalg.solve_triangular(block.factor, np.column_stack([block.slopes, block.off]), lower=True)
+                solved = fit.solved(block)
                 mean = base + white.T @ solved[:, -1]
                 slopes = slopes - white.T @ solved[:, :-1]
                 near = np.maximum(near - (white**2).sum(axis=0), 0.0)
-            yield (workload, kind), at, mean, columns, slopes, more, near * wider**2, float(spread[2] * wider) ** 2
+            yield _Part(
+                cell=(workload, kind),
+                at=at,
+                mean=mean,
+                columns=fit.columns.of(workload, kind),
+                slopes=slopes,
+                unknown=unknown,
+                near=near * wider**2,
+                noise=float(spread[2] * wider) ** 2,
+                spread=spread,
+                wider=wider,
+                widened=self._widening(kind),
+                features=own.features,
+                several=several,
+                white=white,
+                block=block,
+            )
+
+    def _tied(self, workload: str, asked: Any) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """(asked, columns) by the points that were learned with, what these moved, and the covariance that is left."""
+        assert self.known is not None and self.regression is not None
+        alone = self.known.alone
+        if workload not in self._points:
+            many = len(asked.octave)
+            return np.zeros((many, 0)), np.zeros(many), alone.covariance(asked, asked)
+        trained, factor = self._points[workload]
+        cross = alone.covariance(trained, asked)
+        tied = scipy.linalg.solve_triangular(factor, cross, lower=True).T
+        moved = tied @ self.regression.z[self.regression.columns.groups["alone", workload]]
+        return tied, moved, alone.covariance(asked, asked) - tied @ tied.T
+
+    # as text and back
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that `from_dict` reads."""
+        assert self.known is not None and self.regression is not None and self._setups is not None
+        setups, fit = self._setups, self.regression
+        return {
+            "format": FORMAT,
+            "seed": self.seed,
+            "provider": self.provider,
+            "machines": {name: asdict(one) for name, one in self.known.machines.items()},
+            "alone": self.known.alone.to_dict(),
+            "gradient_bytes": self.known.gradient_bytes,
+            "rows": {
+                "workloads": list(setups.workloads),
+                "types": [list(one) for one in setups.types],
+                "batch": setups.batch.tolist(),
+                "layout": setups.layout.tolist(),
+                "accumulation": setups.accumulation.tolist(),
+                "log_step": fit.log_step.tolist(),
+                "repeats": fit.repeats.tolist(),
+            },
+            "fit": fit.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> StepTimeRegressor:
+        """The inverse of `to_dict`. Raises ValueError on another format."""
+        if body.get("format") != FORMAT:
+            raise ValueError(f"not a step-time model of the format {FORMAT}")
+        model = cls(seed=body["seed"], provider=body["provider"])
+        model.known = Known(
+            machines={name: Machine(**one) for name, one in body["machines"].items()},
+            alone=OneDevice.from_dict(body["alone"]),
+            gradient_bytes=dict(body["gradient_bytes"]),
+        )
+        rows = body["rows"]
+        width = max((len(one) for one in rows["types"]), default=1)
+        setups = SetupArrays.of(
+            rows["workloads"],
+            rows["types"],
+            batch=np.array(rows["batch"], dtype=float).reshape(-1, width),
+            layout=np.array(rows["layout"], dtype=float).reshape(-1, width),
+            accumulation=np.array(rows["accumulation"], dtype=float),
+        )
+        model._lay_out(setups, np.array(rows["log_step"]), np.array(rows["repeats"]))
+        assert model.regression is not None
+        model.regression.read(body["fit"])
+        return model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Setups of one cell as the regression sees them."""
+
+    cell: tuple[str, str]
+    at: IntArray
+    mean: FloatArray
+    columns: IntArray  # of z
+    slopes: FloatArray
+    unknown: list[tuple[tuple[str, object], FloatArray]]  # slopes by what was never measured
+    near: FloatArray  # variance of the residual
+    noise: float  # variance of one run
+    spread: FloatArray
+    wider: float  # factor on the residual's and the noise's spread
+    widened: float  # factor on the levels' spread
+    features: FloatArray
+    several: FloatArray  # 1 for more than one device
+    white: FloatArray
+    block: Block | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """Draws of a cell's residual before any row is known, by random Fourier features: the same wherever it is asked."""
+
+    waves: FloatArray
+    phases: FloatArray
+    weights: FloatArray
+
+    @classmethod
+    def of(cls, part: _Part, *, seed: int, count: int) -> _Field:
+        """`count` draws."""
+        random = _random(seed, ("field", part.cell))
+        waves = random.standard_normal((len(LENGTHS), _WAVES, LENGTHS.shape[1])) / LENGTHS[:, None, :]
+        phases = random.uniform(0, 2 * np.pi, (len(LENGTHS), _WAVES))
+        scale = part.spread[:2, None, None] * np.sqrt(2 / _WAVES)
+        weights = scale * random.standard_normal((len(LENGTHS), _WAVES, count))
+        return cls(waves.reshape(-1, LENGTHS.shape[1]), phases.ravel(), weights.reshape(-1, count))
+
+    def at(self, features: FloatArray) -> FloatArray:
+        """(rows, count)."""
+        return np.asarray(np.cos(features @ self.waves.T + self.phases) @ self.weights, dtype=float)
+
+
+def _random(seed: int, key: object) -> np.random.Generator:
+    return np.random.default_rng([seed, zlib.crc32(repr(key).encode())])
 
 
 def _heavier(fit: Regression, level: str) -> float:
@@ -307,6 +496,3 @@ def _heavier(fit: Regression, level: str) -> float:
 def _root(covariance: FloatArray) -> FloatArray:
     values, vectors = np.linalg.eigh(0.5 * (covariance + covariance.T))
     return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)), dtype=float)
-
-
-__all__ = ["StepTimeRegressor", "LENGTHS", "column", "step_times"]

@@ -120,7 +120,9 @@ def step_times(line: Line, values: FloatArray) -> Times:
 
 def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
     """(rows, members) t of a micro-step."""
-    tall = {name: value[name][:, None] for name in ("log_slowdown", "slowdown_batch", "log_crowding", "log_host", "level")}
+    tall = {
+        name: value[name][:, None] for name in ("log_slowdown", "slowdown_batch", "log_crowding", "log_host", "level")
+    }
     others = np.maximum(line.devices - 1, 0) / 3
     crowd = np.where(others > 0, np.maximum(others, 1e-9) ** np.minimum(np.exp(tall["log_crowding"]), _STEEPEST), 0.0)
     part = np.maximum(line.alone_s / np.where(line.middle_s > 0, line.middle_s, 1.0), 1e-6)

@@ -17,7 +17,7 @@ leaving out one cell at a time says of the intervals.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,9 +34,13 @@ SPREADS = np.array([0.05, 0.04, 0.03])  # broad, narrow, noise of one run
 _PSEUDO = 4.0  # groups that the spreads' starting values count for
 _LOOSER = (6.0, 3.0, 1.5, 1.0, 1.0, 1.0, 1.0)  # rounds of learning spreads, and how wide the residual is in each
 _TURNS, _LAST = 8, 10  # Gauss-Newton steps in each, and at the end
-_SOUGHT_ON, _MOST = 120, 700  # rows of a cell while spreads are learned, and at the end
+_SOUGHT_ON, _SEARCHED, _MOST = (
+    120,
+    400,
+    1200,
+)  # rows of a cell: while spreads are learned; at the end; for neighbours
 _FREEDOM = 2.0  # of outliers' weights
-_ENOUGH, _RESIDUAL_SD = 40, 0.5  # rows that tell a cell's own spreads; and how far these are from their kind's, in logs
+_ENOUGH, _RESIDUAL_SD = 40, 0.5  # rows that tell a cell's own spreads; logs from its kind's
 _TAIL = 4.0  # of deviations
 _STEP = 1e-4
 _SETTLED = 3e-4  # part of the loss below which a step is the last
@@ -46,7 +50,7 @@ _START = {"all": ALL, "kind": KIND, "workload": WORKLOAD, "cell": CELL}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Setups laid out for the regression; `point` is the place of each member's seconds of one device in `log_alone`."""
+    """Setups laid out for the regression; `point`: where each member's seconds of one device stand among the points."""
 
     line: Line
     workload: tuple[str, ...]
@@ -77,6 +81,7 @@ class Block:
     slopes: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # J_c
     off: FloatArray = field(default_factory=lambda: np.zeros(0))  # log measured - log formula at z
     outlying: FloatArray = field(default_factory=lambda: np.zeros(0))  # factors of the noise's variance
+    solved: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # slopes and off, whitened by `factor`
 
 
 class Columns:
@@ -149,7 +154,9 @@ class Regression:
         self.noisier: dict[tuple[str, str], float] = {}
         self.widened: dict[str, float] = {}  # by kind; "" for one never measured
         self.precision = np.eye(self.columns.count)
-        self.prior = np.ones(self.columns.count)  # precisions of z: a deviation far out counts less, as Student's t has it
+        self.prior = np.ones(
+            self.columns.count
+        )  # precisions of z: a deviation far out counts less, as Student's t has it
 
     # values and slopes
 
@@ -203,6 +210,39 @@ class Regression:
         slopes = np.concatenate([self.design(by, keys), by_alone[:, None] * factor[own]], axis=1)
         return self.log_step[block.at] - base, slopes
 
+    def solved(self, block: Block) -> FloatArray:
+        """(rows, columns + 1) slopes and residuals of a block, whitened by its covariance."""
+        if not block.solved.size:
+            sides = np.column_stack([block.slopes, block.off])
+            block.solved = scipy.linalg.solve_triangular(block.factor, sides, lower=True)
+        return block.solved
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was learned, as plain values."""
+        return {
+            "z": self.z.tolist(),
+            "prior": self.prior.tolist(),
+            "spread": {level: one.tolist() for level, one in self.spread.items()},
+            "residual": [[*cell, *one.tolist()] for cell, one in self.residual.items()],
+            "noisier": [[*cell, one] for cell, one in self.noisier.items()],
+            "widened": self.widened,
+            "blocks": [[*one.name, one.at.tolist(), one.outlying.tolist()] for one in self.blocks],
+        }
+
+    def read(self, body: Mapping[str, Any]) -> None:
+        """What `to_dict` wrote of the same rows."""
+        self.z, self.prior = np.array(body["z"]), np.array(body["prior"])
+        self.spread = {level: np.array(one) for level, one in body["spread"].items()}
+        self.residual = {(one, two): np.array(rest) for one, two, *rest in body["residual"]}
+        self.noisier = {(one, two): value for one, two, value in body["noisier"]}
+        self.widened = dict(body["widened"])
+        self.blocks = [
+            Block((one, two), np.array(at, dtype=np.intp), self.columns.of(one, two), outlying=np.array(outlying))
+            for one, two, at, outlying in body["blocks"]
+        ]
+        self._factor()
+        self._linearise(self.z)
+
     # the fit
 
     def fit(self, *, seed: int) -> None:
@@ -211,7 +251,7 @@ class Regression:
         self.blocks = self._some(_SOUGHT_ON, seed)
         for at, looser in enumerate(_LOOSER):
             if looser > 1:  # a wide residual first: no row of a poor start pulls the parameters far off
-                self.residual = {cell: looser * SPREADS for cell in self.residual}
+                self.residual = dict.fromkeys(self.residual, looser * SPREADS)
             self._factor()
             self._search(_TURNS)
             self._weigh()
@@ -220,7 +260,7 @@ class Regression:
             if at:
                 self._learn_spreads()
         self.blocks = whole
-        self.blocks = self._some(_MOST, seed)
+        self.blocks = self._some(_SEARCHED, seed)
         self._factor()
         self._search(3)
         self._weigh()
@@ -228,15 +268,18 @@ class Regression:
         self._search(_LAST)
         # what neighbours tell may be more than what the parameters were sought with: a cell that no formula fits
         self._learn_residual(2.7)
+        searched, self.blocks = {one.name: one for one in self.blocks}, whole
+        self.blocks = self._some(_MOST, seed)
+        for block in self.blocks:  # the same order of rows, by one seed: those that were searched come first
+            outlying = dict(zip(searched[block.name].at.tolist(), searched[block.name].outlying.tolist(), strict=True))
+            block.outlying = np.array([outlying.get(at, 1.0) for at in block.at.tolist()])
+        self._factor()
+        self._linearise(self.z)
+        self._weigh(prior=False)
         self._factor()
         self._linearise(self.z)
         self._judge_noise()
         self._calibrate()
-
-    def settle(self) -> None:
-        """At the z and spreads that were learned, everything that predictions need."""
-        self._factor()
-        self._linearise(self.z)
 
     def _some(self, most: int, seed: int) -> list[Block]:
         found = []
@@ -295,7 +338,7 @@ class Regression:
                 break
         self._linearise(self.z)
 
-    def _weigh(self) -> None:
+    def _weigh(self, *, prior: bool = True) -> None:
         """Outliers by how far each row is from what the others of its cell say."""
         for block in self.blocks:
             inverse = scipy.linalg.cho_solve((block.factor, True), np.eye(len(block.at)))
@@ -303,7 +346,7 @@ class Regression:
             block.outlying = np.maximum(1.0, block.outlying * (_FREEDOM + away**2) / (_FREEDOM + 1))
             block.outlying = np.minimum(block.outlying, 1e4)
         for (level, _), at in self.columns.groups.items():
-            if level in ("kind", "workload", "cell"):
+            if prior and level in ("kind", "workload", "cell"):
                 self.prior[at] = (_TAIL + 1) / (_TAIL + self.z[at] ** 2)
 
     def _learn_spreads(self) -> None:
@@ -311,7 +354,9 @@ class Regression:
         for level in _LEVELS[1:]:
             own = [at for (name, _), at in self.columns.groups.items() if name == level]
             moved = _START[level] > 0
-            second = sum((self.prior[at] * (self.z[at] ** 2 + np.diag(covariance)[at]) for at in own), np.zeros(int(moved.sum())))
+            second = sum(
+                (self.prior[at] * (self.z[at] ** 2 + np.diag(covariance)[at]) for at in own), np.zeros(int(moved.sum()))
+            )
             old = self.spread[level][moved]
             new = np.sqrt((_PSEUDO * _START[level][moved] ** 2 + old**2 * second) / (_PSEUDO + len(own)))
             self.spread[level][moved] = new
@@ -340,7 +385,7 @@ class Regression:
             self.residual[block.name] = centre * np.exp(found.x)
 
     def _of_kind(self, kind: str, values: dict[tuple[str, str], Any], default: Any) -> Any:
-        """Geometric middle over the cells of a kind that have rows enough, else over all such cells, else the default."""
+        """Geometric median of the cells of a kind that have rows enough, else of all such cells, else the default."""
         many = {one.name: len(one.at) for one in self.blocks}
         enough = {cell: one for cell, one in values.items() if many.get(cell, 0) >= _ENOUGH}
         own = [one for cell, one in enough.items() if cell[1] == kind] or list(enough.values()) or [default]
@@ -393,9 +438,8 @@ class Regression:
             self.widened[kind] = float(np.sqrt((_PSEUDO / 2 * every + sum(own)) / (_PSEUDO / 2 + len(own))))
         self.widened[""] = max(1.0, float(np.median(list(self.widened.values()))))
 
+
 def _moved(line: Line, drift: FloatArray) -> Line:
     """The line with its seconds of one device moved by so many logs, (rows, members)."""
     parts = {name: getattr(line, name) for name in Line.__slots__}
     return Line(**(parts | {"alone_s": line.alone_s * np.exp(drift)}))
-
-

@@ -11,6 +11,7 @@ The form is of physics.md (a ridge regression of it errs by 13 % on kinds never 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -117,7 +118,7 @@ class OneDevice:
         sheets: Mapping[str, tuple[float, float]],
         learn: bool = True,
     ) -> OneDevice:
-        """`sd` of each log, beyond which it counts as an outlier; `sheets` by kind, or `kind|workload` where that says more.
+        """`sd` of each log, beyond which it is an outlier; `sheets` by kind, or `kind|workload` where that says more.
 
         Points that are not finite are left out. Raises ValueError where none is left.
         """
@@ -231,15 +232,15 @@ class OneDevice:
 
 def _number(known: Mapping[str, int], name: str) -> int:
     """Of a name: its own, or one below zero that no other name is likely to have (Python's hash changes by process)."""
-    import zlib  # noqa: PLC0415
-
     return known.get(name, -1 - zlib.crc32(name.encode()))
 
 
 def _learned(model: OneDevice) -> dict[str, float]:
     """Spreads by marginal likelihood, each a priori within a factor of two of its default, on some of the points."""
     every = np.arange(len(model.log_s))
-    picked = every if len(every) <= _MOST_LEARNED else np.sort(np.random.default_rng(0).permutation(every)[:_MOST_LEARNED])
+    picked = (
+        every if len(every) <= _MOST_LEARNED else np.sort(np.random.default_rng(0).permutation(every)[:_MOST_LEARNED])
+    )
     points, off = model.points.take(picked), (model.log_s - _mean(model.points))[picked]
     sd = model.sd[picked]
     start = np.log(np.array([SPREADS[name] for name in _NAMES]))
@@ -257,5 +258,7 @@ def _learned(model: OneDevice) -> dict[str, float]:
         fit = 0.5 * (free + len(off)) * np.log1p((white @ white) / free) if len(off) < 3 else 0.5 * white @ white
         return float(fit + np.log(np.diag(factor)).sum() + 0.5 * ((shift / np.log(2)) ** 2).sum())
 
-    found = scipy.optimize.minimize(loss, np.zeros(len(start)), method="L-BFGS-B", options={"maxiter": 15}, bounds=[(-3, 3)] * len(start))
+    found = scipy.optimize.minimize(
+        loss, np.zeros(len(start)), method="L-BFGS-B", options={"maxiter": 15}, bounds=[(-3, 3)] * len(start)
+    )
     return {name: float(one) for name, one in zip(_NAMES, np.exp(start + found.x), strict=True)}
