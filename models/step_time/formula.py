@@ -45,8 +45,8 @@ PARAMETERS: dict[str, Parameter] = {
     "log_scale": Parameter(1.8, 1.0, 0.6, 0.05, 0.2),  # of an exchange between machines, against the nominal rate
     "machines": Parameter(0.1, 0.2, 0.2, 0.03, 0.1),  # slope in log(m / 2)
     "two": Parameter(0.2, 0.3, 0.4, 0.03, 0.1),  # two machines: another algorithm
-    "devices": Parameter(0.1, 0.3, 0.3, 0.03, 0.1),  # slope in the log of devices a machine, m > 2
-    "two_devices": Parameter(0.3, 0.4, 0.3, 0.03, 0.1),
+    "devices": Parameter(0.1, 0.3, 0.3, 0.03, 0.2),  # slope in the log of devices a machine, m > 2
+    "two_devices": Parameter(0.3, 0.4, 0.3, 0.03, 0.2),
     "imbalance": Parameter(0.0, 0.4, 0.3, 0.0, 0.1),
     "log_gamma": Parameter(-0.2, 0.2),
     "log_driven": Parameter(4.6, 0.5, 0.3),  # Gbit/s by a device
@@ -55,7 +55,7 @@ PARAMETERS: dict[str, Parameter] = {
     "log_sharpness": Parameter(0.7, 0.4, 0.3, 0.1, 0.2),  # log(p - 1)
     "log_last": Parameter(-0.7, 0.5, 0.2, 0.1, 0.2),  # log of the last bucket's part of 25 MiB
     "log_inside": Parameter(0.5, 1.0, 0.8, 0.05, 0.3),
-    "inside_devices": Parameter(0.3, 0.6, 0.6, 0.03, 0.1),
+    "inside_devices": Parameter(0.3, 0.6, 0.6, 0.03, 0.4),
     "log_inside_alpha": Parameter(-9.0, 0.7, 0.4, 0.05, 0.3),
     "logit_hidden": Parameter(0.5, 1.0, 0.5, 0.5, 0.5),
     "logit_floor": Parameter(0.0, 1.0, 1.0, 0.0, 0.3),  # the same of what does not grow with the batch
@@ -63,7 +63,7 @@ PARAMETERS: dict[str, Parameter] = {
     "slowdown_batch": Parameter(0.0, 0.3, 0.2, 0.2, 0.2),
     "log_crowding": Parameter(0.2, 0.4, 0.3, 0.0, 0.0),
     "log_host": Parameter(-1.5, 0.7, 0.5, 0.4, 0.4),
-    "level": Parameter(0.0, 0.05, 0.1, 0.0, 0.15),  # of the host's part of T1, in company against alone
+    "level": Parameter(0.0, 0.05, 0.15, 0.0, 0.2),  # of the host's part of T1, in company against alone
 }
 NAMES = tuple(PARAMETERS)
 MEAN = np.array([one.mean for one in PARAMETERS.values()])

@@ -1,0 +1,335 @@
+"""How good is the step-time model on groups of rows that it has not seen: the table of issue 20, by one command.
+
+`python -m tests.benchmarks.held_out` prints error (mean, median), coverage and median width of the 90 % intervals by
+line of the table, then by group. The groups are those for choosing between models; `--final` takes the others, which
+may be looked at five times in all: docs/lab-notes.md has each. `--rivals` adds the model in force and the textbook,
+`--ablations` what each term is worth by kind. Needs the files of ../shared/data; without them it says so and exits 1.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import pandas as pd
+import typer
+
+from models.domain.numeric import Z_90, BoolArray
+from models.step_time import dataset, formula, levels
+from models.step_time.dataset import TrainingData
+from models.step_time.estimator import StepTimeRegressor
+from models.step_time.model import fit as fit_shipped
+from models.step_time.one_device import OneDevice
+from tests.benchmarks.held_out_groups import (
+    ALONE,
+    CHOOSING_CELLS,
+    FINAL_CELLS,
+    KIND,
+    NEIGHBOURS,
+    ONE_BATCH,
+    RTX,
+    T4,
+    TARGETS,
+    TWELVE,
+    V100,
+    Group,
+    described,
+    gpu_groups,
+    groups,
+)
+from tests.benchmarks.rivals import predict_textbook
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+SHEETS = Path(__file__).parents[2] / "warehouse" / "seeds" / "gpu_data_sheets.csv"
+# The devices of the machines that the measurements are from, and the one-machine table's names where they are others.
+_DEVICES = {T4: (4, "t4", 48.0, 50.0), RTX: (8, "rtx2080ti", 40.0, 50.0), V100: (8, "v100", 40.0, 100.0)}
+_SHEET_OF = {"2070": "rtx2070", "2080": "rtx2080", "2080Super": "rtx2080super", "2080Ti": "rtx2080ti"}
+_SHEET_OF |= {"3070": "rtx3070", "3090": "rtx3090", "4090": "rtx4090", "H100PCIe": "h100-pcie", "H100SXM": "h100"}
+_CANDIDATES, _TARGETS = 400, 250  # rows that the model's own pilots are chosen among, and for
+# What a parameter is where its term is left out: nothing of it.
+NEUTRAL: dict[str, float] = {
+    "machines": 0.0,
+    "two": 0.0,
+    "devices": 0.0,
+    "two_devices": 0.0,
+    "imbalance": 0.0,
+    "log_gamma": 0.0,
+    "log_driven": 9.0,
+    "bytes": 0.0,
+    "log_alpha": -20.0,
+    "log_last": -10.0,
+    "inside_devices": 0.0,
+    "log_inside_alpha": -20.0,
+    "logit_floor": -20.0,
+    "log_slowdown": -20.0,
+    "slowdown_batch": 0.0,
+    "log_crowding": 0.0,
+    "log_host": -20.0,
+    "level": 0.0,
+}
+
+
+def sheets(path: Path = SHEETS) -> dict[str, tuple[float, float]]:
+    """GB/s and TFLOP/s of what runs in fp32 (TF32 where there is one) by device, and by `device|workload` in fp16."""
+    table = pd.read_csv(path).drop_duplicates("device", keep="last").set_index("device")
+    rate = table["tf32_tflops"].fillna(table["fp32_tflops"])
+    return {str(name): (float(table["bandwidth_gbytes_s"][name]), float(rate[name])) for name in table.index}
+
+
+def read_runs(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Runs as `described`, facts of the workloads, instance types."""
+    runs = pd.concat(
+        [pd.read_csv(folder / name) for name in ("training_runs.csv", "training_runs_gpus.csv")], ignore_index=True
+    )
+    types = [
+        {"name": name, "devices": count, "device": device, "cores": cores, "bandwidth_gbps": gbps}
+        for name, (count, device, cores, gbps) in _DEVICES.items()
+    ]
+    return described(runs.assign(provider="ec2")), pd.read_csv(folder / "workloads.csv"), pd.DataFrame(types)
+
+
+class Bench:
+    """The rows, and what is fitted to them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runs, self.facts, self.types = read_runs(folder)
+        self.sheets = sheets()
+        self.table = read_gpu_table(folder)
+
+    def data(self, known: BoolArray) -> TrainingData:
+        """The known rows as the warehouse would have them."""
+        none = pd.DataFrame()
+        return TrainingData(
+            runs=self.runs[known],
+            profiles=none,
+            buckets=none,
+            probes=none,
+            workloads=self.facts,
+            instance_types=self.types,
+        )
+
+    def fit(self, known: BoolArray) -> StepTimeRegressor:
+        """The model on the known rows."""
+        return StepTimeRegressor(seed=0, sheets=self.sheets).fit(self.data(known))
+
+    def score(self, group: Group, *, rivals: bool = False) -> pd.DataFrame:
+        """The asked rows with predictions: columns table, group, kind, measured_s, ours, low_s, high_s, rivals."""
+        known, asked = group.known, group.asked
+        model = self.fit(known)
+        if group.choose:
+            chosen = self._own_choice(model, asked, group.choose)
+            known, asked = known | chosen, asked & ~chosen
+            model = self.fit(known)
+        rows = self.runs[asked]
+        hidden = rows.drop(columns=["step_s", "sync_s"])
+        ours = model.predict(hidden)
+        found = pd.DataFrame(
+            {
+                "table": group.table,
+                "group": group.name,
+                "draw": group.draw,
+                "kind": rows["kind"],
+                "measured_s": rows["step_s"],
+                "ours": ours["step_s"],
+                "low_s": ours["step_low_s"],
+                "high_s": ours["step_high_s"],
+            }
+        )
+        if rivals:
+            devices = {name: one[0] for name, one in _DEVICES.items()}
+            facts = self.facts.set_index("workload")["gradient_bytes"]
+            told = self.runs.assign(gradient_bytes=self.runs["workload"].map(facts))
+            found["textbook"] = predict_textbook(told[known], told[asked].drop(columns=["step_s", "sync_s"]), devices)
+            shipped = fit_shipped(self.data(known), seed=0).predict(hidden)
+            found["shipped"], found["shipped_low"] = shipped["step_s"], shipped["step_low_s"]
+            found["shipped_high"] = shipped["step_high_s"]
+        return found
+
+    def _own_choice(self, model: StepTimeRegressor, asked: BoolArray, count: int) -> BoolArray:
+        """The rows that together take most off the variance of the others, chosen one after the other."""
+        places = np.flatnonzero(asked)
+        places = np.sort(np.random.default_rng(0).permutation(places)[:_CANDIDATES])
+        _, covariance, noise = model.joint(self.runs.iloc[places].drop(columns=["step_s", "sync_s"]))
+        chosen: list[int] = []
+        for _ in range(count):
+            gain = (covariance[:_TARGETS] ** 2).sum(axis=0) / (np.diag(covariance) + noise)
+            gain[chosen] = -1
+            best = int(gain.argmax())
+            chosen.append(best)
+            column = covariance[:, best].copy()
+            covariance = covariance - np.outer(column, column) / (column[best] + noise[best])
+        mask = np.zeros(len(self.runs), dtype=bool)
+        mask[places[chosen]] = True
+        return mask
+
+    def score_gpu(self, group: Group) -> pd.DataFrame:
+        """The same of a group of the one-machine table."""
+        known, asked = self.table[group.known], self.table[group.asked]
+        model = OneDevice.fit(
+            list(known["workload"]),
+            list(known["kind"]),
+            known["batch"].to_numpy(float),
+            np.log(known["step_s"].to_numpy(float)),
+            np.full(len(known), 0.01),
+            sheets=gpu_sheets(self.table),
+        )
+        points = model.at(list(asked["workload"]), list(asked["kind"]), asked["batch"].to_numpy(float))
+        middle = model.predict(points)
+        spread = np.sqrt(np.diag(model.covariance(points, points)) + model.spread["run"] ** 2)
+        return pd.DataFrame(
+            {
+                "table": group.table,
+                "group": group.name,
+                "draw": group.draw,
+                "kind": asked["kind"],
+                "measured_s": asked["step_s"],
+                "ours": np.exp(middle),
+                "low_s": np.exp(middle - Z_90 * spread),
+                "high_s": np.exp(middle + Z_90 * spread),
+            }
+        )
+
+
+def read_gpu_table(folder: Path) -> pd.DataFrame:
+    """One-device rows of the one-machine table; `workload` is network|precision, `kind` a data sheet."""
+    table = pd.read_csv(folder / "gpu_step_times.csv")
+    table = table[table["devices"] == 1].reset_index(drop=True)
+    form = table["form"].fillna("").where(table["gpu"] == "H100", "")
+    name = table["gpu"] + form
+    return table.assign(
+        workload=table["network"] + "|" + table["precision"],
+        kind=[_SHEET_OF.get(one, one.lower()) for one in name],
+        batch=table["batch_per_device"].astype(float),
+    )
+
+
+def gpu_sheets(table: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """By `kind|workload`: the rate at that precision."""
+    sheet = pd.read_csv(SHEETS).drop_duplicates("device").set_index("device")
+    found: dict[str, tuple[float, float]] = {}
+    for kind, workload in sorted(set(zip(table["kind"], table["workload"], strict=True))):
+        own = sheet.loc[kind]
+        plain = own["fp32_tflops"] if np.isnan(own["tf32_tflops"]) else own["tf32_tflops"]
+        rate = own["fp16_tflops"] if workload.endswith("fp16") else plain
+        found[f"{kind}|{workload}"] = (float(own["bandwidth_gbytes_s"]), float(rate))
+    return found
+
+
+def figures(scored: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Mean and median error, coverage and median width in per cent: of each draw, then the mean of the draws."""
+    measured = scored["measured_s"].to_numpy(float)
+    told = scored.assign(
+        error=100 * np.abs(scored["ours"] / measured - 1),
+        inside=100.0 * ((scored["low_s"] <= measured) & (measured <= scored["high_s"])),
+        width=100 * (scored["high_s"] - scored["low_s"]) / scored["ours"],
+    )
+    named = {"mean": ("error", "mean"), "median": ("error", "median")}
+    named |= {"covers": ("inside", "mean"), "width": ("width", "median")}
+    for rival in ("textbook", "shipped"):
+        if rival in scored:
+            told[rival] = 100 * np.abs(scored[rival] / measured - 1)
+            named[rival] = (rival, "mean")
+    if "shipped" in scored:
+        told["shipped_covers"] = 100.0 * ((scored["shipped_low"] <= measured) & (measured <= scored["shipped_high"]))
+        named["shipped_covers"] = ("shipped_covers", "mean")
+    return told.groupby([*by, "draw"], sort=False).agg(**named).groupby(by, sort=False).mean()
+
+
+def summary(scored: pd.DataFrame) -> pd.DataFrame:
+    """By line of the issue's table: the mean of its groups, its worst coverage and its targets."""
+    each = figures(scored, ["table", "group"])
+    found = each.groupby("table", sort=False).mean()
+    found.insert(3, "worst", each.groupby("table", sort=False)["covers"].min())
+    found["target"] = ["{} / {}".format(*TARGETS[name]) if name in TARGETS else "" for name in found.index]
+    return found
+
+
+@contextmanager
+def without(name: str) -> Iterator[None]:
+    """The formula without a parameter's term, or without the residual (`residual`) or a level (`level kind`)."""
+    arrays = (formula.MEAN, formula.ALL, formula.KIND, formula.WORKLOAD, formula.CELL)
+    saved, spreads = [one.copy() for one in arrays], levels.SPREADS.copy()
+    try:
+        if name in NEUTRAL:
+            at = formula.NAMES.index(name)
+            for one, value in zip(arrays, (NEUTRAL[name], 0.0, 0.0, 0.0, 0.0), strict=True):
+                one[at] = value
+        elif name == "residual":
+            levels.SPREADS[:2] = 1e-3
+        elif name.startswith("deviations by "):
+            dict(zip(("kind", "workload", "cell"), arrays[2:], strict=True))[name.removeprefix("deviations by ")][:] = (
+                0.0
+            )
+        yield
+    finally:
+        for one, old in zip(arrays, saved, strict=True):
+            one[:] = old
+        levels.SPREADS[:] = spreads
+
+
+def ablations(bench: Bench, wanted: list[str], *, draws: int) -> pd.DataFrame:
+    """Mean error by kind and what it grows by without each term, over the choosing groups of a workload on a kind."""
+    every = ["", "residual", *(f"deviations by {one}" for one in ("kind", "workload", "cell")), *NEUTRAL]
+    names = ["", *wanted] if wanted else every
+    asked = [one for one in groups(bench.runs, draws=draws) if one.table in (ALONE, ONE_BATCH, TWELVE)]
+    found = {}
+    for name in names:
+        with without(name):
+            scored = pd.concat([bench.score(group) for group in asked], ignore_index=True)
+        found[name or "everything"] = figures(scored, ["kind", "table"])["mean"].unstack(0).mean()
+        typer.echo(f"  {name or 'everything'}: " + str(found[name or "everything"].round(2).to_dict()))
+    table = pd.DataFrame(found).T
+    return pd.concat([table.iloc[:1], table.iloc[1:] - table.iloc[0]])
+
+
+_SHORT: Mapping[str, str] = {
+    "neighbours": NEIGHBOURS,
+    "alone": ALONE,
+    "pilots": ONE_BATCH,
+    "twelve": TWELVE,
+    "kind": KIND,
+}
+
+
+def held_out(
+    folder: Annotated[Path, typer.Option(help="Where the measured data are.")] = DATA,
+    final: Annotated[bool, typer.Option(help="The groups of the final score: five looks in all.")] = False,
+    draws: Annotated[int, typer.Option(min=1, help="Draws of pilots and of twelve rows.")] = 3,
+    rivals: Annotated[bool, typer.Option(help="The model in force and the textbook, too: slow.")] = False,
+    ablate: Annotated[bool, typer.Option("--ablations", help="What each term is worth.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="Lines of the table, or terms: alone, pilots, ...")] = None,
+) -> None:
+    """Print the table of issue 20."""
+    if not (folder / "training_runs_gpus.csv").exists():
+        typer.echo(f"no measured data in {folder}: nothing to judge by")
+        raise typer.Exit(1)
+    dataset.MOST_SETUPS = 9000 if hasattr(dataset, "MOST_SETUPS") else 6000
+    bench = Bench(folder)
+    if ablate:
+        typer.echo(ablations(bench, only or [], draws=draws).round(2).to_string())
+        return
+    lines = {_SHORT.get(one, one) for one in only or []}
+    scored, started = [], time.perf_counter()
+    for group in groups(bench.runs, final=final, draws=draws):
+        if not lines or group.table in lines:
+            scored.append(bench.score(group, rivals=rivals))
+    for group in gpu_groups(bench.table, final=final, draws=min(draws, 3)):
+        if not lines or group.table in lines:
+            scored.append(bench.score_gpu(group))
+    every = pd.concat(scored, ignore_index=True)
+    typer.echo(figures(every, ["table", "group"]).round(1).to_string())
+    typer.echo("")
+    near = every[every["table"] == NEIGHBOURS]
+    if len(near):
+        typer.echo(figures(near, ["kind"]).round(1).to_string() + "\n")
+    typer.echo(summary(every).round(1).to_string())
+    cells = FINAL_CELLS if final else CHOOSING_CELLS
+    typer.echo(f"\n{len(cells)} cells, {draws} draws, {time.perf_counter() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    typer.run(held_out)
