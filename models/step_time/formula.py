@@ -43,9 +43,9 @@ class Parameter:
 # Between machines a kind is worth a factor of two, a workload 1.2 [physics.md]; logits and slopes in proportion.
 PARAMETERS: dict[str, Parameter] = {
     "log_scale": Parameter(1.8, 1.0, 0.6, 0.05, 0.2),  # of an exchange between machines, against the nominal rate
-    "machines": Parameter(0.1, 0.2, 0.2, 0.03, 0.1),  # slope in log(m / 2)
+    "machines": Parameter(0.1, 0.1, 0.1, 0.03, 0.06),  # slope in log(m / 2)
     "two": Parameter(0.2, 0.3, 0.4, 0.03, 0.1),  # two machines: another algorithm
-    "devices": Parameter(0.1, 0.3, 0.3, 0.03, 0.2),  # slope in the log of devices a machine, m > 2
+    "devices": Parameter(0.1, 0.2, 0.2, 0.03, 0.1),  # slope in the log of devices a machine, m > 2
     "two_devices": Parameter(0.3, 0.4, 0.3, 0.03, 0.2),
     "imbalance": Parameter(0.0, 0.4, 0.3, 0.0, 0.1),
     "log_gamma": Parameter(-0.2, 0.2),
@@ -61,7 +61,7 @@ PARAMETERS: dict[str, Parameter] = {
     "logit_floor": Parameter(0.0, 1.0, 1.0, 0.0, 0.3),  # the same of what does not grow with the batch
     "log_slowdown": Parameter(-2.5, 0.8, 0.5, 0.4, 0.4),
     "slowdown_batch": Parameter(0.0, 0.3, 0.2, 0.2, 0.2),
-    "log_crowding": Parameter(0.2, 0.4, 0.3, 0.0, 0.0),
+    "log_crowding": Parameter(0.3, 0.2, 0.2, 0.0, 0.2),
     "log_host": Parameter(-1.5, 0.7, 0.5, 0.4, 0.4),
     "level": Parameter(0.0, 0.05, 0.15, 0.0, 0.2),  # of the host's part of T1, in company against alone
 }

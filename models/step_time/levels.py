@@ -434,8 +434,8 @@ class Regression:
         capped = {cell: float(np.clip(one, 0.04, 16.0)) for cell, one in self.cell_ratios.items()}
         every = float(np.exp((np.log(list(capped.values()))).sum() / (_PSEUDO + len(capped))))
         for kind in sorted({one for _, one in capped}):
-            own = [one for (_, name), one in capped.items() if name == kind]
-            self.widened[kind] = float(np.sqrt((_PSEUDO / 2 * every + sum(own)) / (_PSEUDO / 2 + len(own))))
+            own = [np.log(one) for (_, name), one in capped.items() if name == kind]
+            self.widened[kind] = float(np.exp((2 * np.log(every) + sum(own)) / (2 + len(own)) / 2))
         self.widened[""] = max(1.0, float(np.median(list(self.widened.values()))))
 
 

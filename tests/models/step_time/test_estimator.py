@@ -1,0 +1,196 @@
+"""The step-time regressor: it recovers what made the data, its draws move together, and no bad row breaks it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from models.step_time.dataset import TrainingData
+from models.step_time.estimator import StepTimeRegressor
+from models.step_time.formula import MEAN, NAMES
+from models.step_time.one_device import OneDevice
+
+TYPES = pd.DataFrame(
+    [
+        {"name": "fast", "devices": 4, "device": "a", "cores": 32.0, "bandwidth_gbps": 50.0, "device_tflops": 10.0},
+        {"name": "slow", "devices": 4, "device": "b", "cores": 32.0, "bandwidth_gbps": 50.0, "device_tflops": 5.0},
+    ]
+)
+GRADIENTS = {"small": 2e7, "middle": 1e8, "large": 4e8}
+SPEED = {"fast": 1.0, "slow": 0.5}
+
+
+def seconds(workload: str, kind: str, layout: list[int], batch: float, *, link: float = 2.0) -> float:
+    """A plain truth: half of compute hides an exchange that grows with the bytes and a little with the machines."""
+    alone = (0.02 + 0.004 * batch * (GRADIENTS[workload] / 1e8) ** 0.3) / SPEED[kind]
+    ranks, machines = sum(layout), len(layout)
+    if ranks == 1:
+        return alone
+    gbps = 50 / link if machines > 1 else 80.0
+    exchange = 2 * (ranks - 1) / ranks * GRADIENTS[workload] * 8e-9 / gbps * machines**0.1
+    return alone - 0.5 * alone + ((0.5 * alone) ** 3 + exchange**3) ** (1 / 3)
+
+
+def runs(workloads: list[str], kinds: list[str], *, noise: float = 0.02, seed: int = 0) -> pd.DataFrame:
+    """Every layout of up to four machines at four batches."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for workload in workloads:
+        for kind in kinds:
+            for layout in ([1], [2], [4], [1, 1], [2, 2], [4, 4], [1, 1, 1, 1], [4, 4, 4, 4]):
+                for batch in (8, 16, 32, 64):
+                    step = seconds(workload, kind, layout, batch) * np.exp(noise * random.standard_normal())
+                    rows.append(
+                        {
+                            "workload": workload,
+                            "cluster": f"{len(layout)}x{kind}",
+                            "layout": "+".join(map(str, layout)),
+                            "batch_per_device": str(batch),
+                            "step_s": step,
+                            "provider": "ec2",
+                        }
+                    )
+    return pd.DataFrame(rows)
+
+
+def fitted(rows: pd.DataFrame) -> StepTimeRegressor:
+    """The model on these runs."""
+    none = pd.DataFrame()
+    facts = pd.DataFrame([{"workload": name, "gradient_bytes": size} for name, size in GRADIENTS.items()])
+    data = TrainingData(runs=rows, profiles=none, buckets=none, probes=none, workloads=facts, instance_types=TYPES)
+    return StepTimeRegressor(seed=0).fit(data)
+
+
+@pytest.fixture(scope="module")
+def everything() -> pd.DataFrame:
+    return runs(["small", "middle", "large"], ["fast", "slow"])
+
+
+def asked(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.drop(columns="step_s")
+
+
+def test_a_workload_known_by_one_device_is_predicted_from_the_others(everything: pd.DataFrame) -> None:
+    held = (everything["workload"] == "middle") & (everything["cluster"].str.endswith("fast"))
+    held &= everything["layout"] != "1"
+    model = fitted(everything[~held])
+    predicted = model.predict(asked(everything[held]))
+    error = np.abs(predicted["step_s"] / everything.loc[held, "step_s"] - 1)
+    assert error.mean() < 0.10
+    truth = everything.loc[held, "step_s"]
+    assert ((predicted["step_low_s"] <= truth) & (truth <= predicted["step_high_s"])).mean() > 0.8
+
+
+def test_rows_of_its_own_narrow_the_interval_and_the_error(everything: pd.DataFrame) -> None:
+    held = (everything["workload"] == "middle") & (everything["cluster"].str.endswith("fast"))
+    pilots = held & everything["batch_per_device"].eq("16")
+    before = fitted(everything[~held | (everything["layout"] == "1")]).predict(asked(everything[held & ~pilots]))
+    after = fitted(everything[~held | (everything["layout"] == "1") | pilots]).predict(
+        asked(everything[held & ~pilots])
+    )
+    width = [np.log(one["step_high_s"] / one["step_low_s"]).median() for one in (before, after)]
+    assert width[1] < 0.7 * width[0]
+    assert np.abs(after["step_s"] / everything.loc[held & ~pilots, "step_s"] - 1).mean() < 0.06
+
+
+def test_draws_have_the_joint_covariance_and_do_not_depend_on_what_else_is_asked(everything: pd.DataFrame) -> None:
+    model = fitted(everything[(everything["workload"] != "large") | (everything["layout"] == "1")])
+    setups = asked(everything[(everything["workload"] == "large") & (everything["layout"] != "1")]).iloc[::4]
+    drawn = np.log(model.draws(setups, count=2000, seed=3))
+    mean, covariance, noise = model.joint(setups)
+    assert np.allclose(drawn.mean(axis=1), mean, atol=1e-9)  # they come in pairs
+    spread = np.sqrt(np.diag(covariance))
+    assert np.allclose(drawn.std(axis=1) / spread, 1, atol=0.15)
+    stated = covariance / np.multiply.outer(spread, spread)
+    assert np.abs(np.corrcoef(drawn) - stated).max() < 0.15
+    assert stated[np.triu_indices(len(stated), 1)].mean() > 0.3  # an unmeasured workload errs together
+    assert np.allclose(np.exp(drawn[2:4]), model.draws(setups.iloc[2:4], count=2000, seed=3))
+    assert (noise > 0).all()
+
+
+def test_reads_back_what_it_wrote(everything: pd.DataFrame) -> None:
+    model = fitted(everything)
+    again = StepTimeRegressor.from_dict(json.loads(json.dumps(model.to_dict(), allow_nan=False)))
+    pd.testing.assert_frame_equal(again.predict(asked(everything)), model.predict(asked(everything)))
+    with pytest.raises(ValueError, match="format"):
+        StepTimeRegressor.from_dict({"format": "other"})
+
+
+def test_an_outlier_of_ten_moves_little(everything: pd.DataFrame) -> None:
+    wild = everything.copy()
+    at = wild.index[(wild["layout"] == "4+4")][5]
+    wild.loc[at, "step_s"] *= 10
+    other = asked(everything.drop(index=at))
+    ratio = fitted(wild).predict(other)["step_s"] / fitted(everything).predict(other)["step_s"]
+    assert np.abs(np.log(ratio)).max() < 0.1
+
+
+@pytest.mark.parametrize("case", ["one row", "one batch", "contradictory", "not numbers", "one device only"])
+def test_bad_or_few_rows_give_finite_positive_seconds(everything: pd.DataFrame, case: str) -> None:
+    rows = everything.copy()
+    if case == "one row":
+        rows = rows.iloc[[0]]
+    elif case == "one batch":
+        rows = rows[rows["batch_per_device"] == "16"]
+    elif case == "contradictory":
+        rows = pd.concat([rows, rows.assign(step_s=100 * rows["step_s"]), rows.assign(step_s=1e-6)])
+    elif case == "not numbers":
+        rows.loc[rows.index[::7], "step_s"] = 0.0
+        rows.loc[rows.index[::11], "step_s"] = np.nan
+        rows.loc[rows.index[::13], "step_s"] = np.inf
+    else:
+        rows = rows[rows["layout"] == "1"]
+    model = fitted(rows)
+    known = everything[everything["workload"].isin(set(rows["workload"]))]
+    known = known[known["cluster"].str.endswith("fast") | (case != "one row")]
+    predicted = model.predict(asked(known)).to_numpy(float)
+    assert np.isfinite(predicted).all()
+    assert (predicted > 0).all()
+    assert (predicted[:, 1] < predicted[:, 0]).all()
+    assert (predicted[:, 0] < predicted[:, 2]).all()
+    assert np.isfinite(model.draws(asked(known), count=4, seed=0)).all()
+
+
+def test_nothing_to_learn_from_is_said() -> None:
+    with pytest.raises(ValueError, match="nothing to learn"):
+        fitted(runs(["small"], ["fast"]).assign(step_s=np.nan))
+
+
+def test_a_kind_by_its_data_sheet_and_then_by_its_rows() -> None:
+    rates = {"a": (400.0, 10.0), "b": (800.0, 20.0), "c": (1600.0, 40.0), "d": (600.0, 30.0), "new": (900.0, 60.0)}
+    names, kinds, batches, logs = [], [], [], []
+    for workload, bound in (("w1", 0.3), ("w2", 0.6), ("w3", 0.5)):
+        for kind, (bandwidth, rate) in rates.items():
+            for batch in (8.0, 16.0, 32.0):
+                names.append(workload)
+                kinds.append(kind)
+                batches.append(batch)
+                logs.append(np.log(batch) - bound * np.log(bandwidth) - (1 - bound) * np.log(rate))
+    known = np.array(kinds) != "new"
+
+    def fit(mask: np.ndarray) -> OneDevice:
+        return OneDevice.fit(
+            list(np.array(names)[mask]),
+            list(np.array(kinds)[mask]),
+            np.array(batches)[mask],
+            np.array(logs)[mask],
+            np.full(int(mask.sum()), 0.01),
+            sheets=rates,
+        )
+
+    truth = np.array(logs)[~known]
+    model = fit(known)
+    points = model.at(["w1"] * 3 + ["w2"] * 3 + ["w3"] * 3, ["new"] * 9, np.array([8.0, 16.0, 32.0] * 3))
+    assert np.abs(model.predict(points) - truth).max() < 0.15
+    told = model.covariance(points, points)
+    own = fit(known | (np.array(batches) == 16))
+    points = own.at(["w1"] * 3 + ["w2"] * 3 + ["w3"] * 3, ["new"] * 9, np.array([8.0, 16.0, 32.0] * 3))
+    assert np.abs(own.predict(points) - truth).max() < 0.05
+    assert np.diag(own.covariance(points, points)).mean() < 0.5 * np.diag(told).mean()
+
+
+def test_every_parameter_has_a_prior() -> None:
+    assert len(NAMES) == len(MEAN) == len(set(NAMES))
