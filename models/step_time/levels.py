@@ -42,6 +42,7 @@ _SOUGHT_ON, _SEARCHED, _MOST = (
 _FREEDOM = 2.0  # of outliers' weights
 _ENOUGH, _RESIDUAL_SD = 40, 0.5  # rows that tell a cell's own spreads; logs from its kind's
 _TAIL = 4.0  # of deviations
+_MOST_LEFT_OUT, _LEFT_OUT_TURNS, _MOST_WIDER = 12, 8, 9.0  # cells, Gauss-Newton steps, factor on variance
 _STEP = 1e-4
 _SETTLED = 3e-4  # part of the loss below which a step is the last
 _LEVELS = ("all", "kind", "workload", "cell")
@@ -279,7 +280,7 @@ class Regression:
         self._factor()
         self._linearise(self.z)
         self._judge_noise()
-        self._calibrate()
+        self._calibrate(seed)
 
     def _some(self, most: int, seed: int) -> list[Block]:
         found = []
@@ -409,34 +410,38 @@ class Regression:
         spread = self.residual.get((workload, kind), self._of_kind(kind, self.residual, SPREADS))
         return spread, wider
 
-    def _calibrate(self) -> None:
-        """How much wider intervals of a cell left out must be, by the cells at hand: linearised at the fit."""
-        if len(self.blocks) < 3:
-            return
-        ratios = []
-        for block in self.blocks:
-            white = scipy.linalg.solve_triangular(block.factor, np.column_stack([block.slopes, block.off]), lower=True)
-            slopes, off = white[:, :-1], white[:, -1]
-            rest = self.precision.copy()
-            rest[np.ix_(block.columns, block.columns)] -= slopes.T @ slopes
-            pulled = np.zeros(len(self.z))
-            pulled[block.columns] = slopes.T @ off
-            factor = scipy.linalg.cho_factor(rest)
-            # the stationary point of all: what this block pulled is taken back
-            back = scipy.linalg.cho_solve(factor, pulled)
-            missed = block.off + block.slopes @ back[block.columns]
-            small = scipy.linalg.cho_solve(factor, np.eye(len(self.z))[:, block.columns])[block.columns]
-            shared = np.einsum("ij,jk,ik->i", block.slopes, small, block.slopes)
-            local = (self.residual[block.name] ** 2).sum() * self.noisier[block.name] ** 2
-            excess = np.median(missed**2) / 0.455 - local
-            ratios.append(max(excess, 0.0) / float(np.median(shared)))
-        self.cell_ratios = dict(zip([one.name for one in self.blocks], ratios, strict=True))
-        capped = {cell: float(np.clip(one, 0.04, 16.0)) for cell, one in self.cell_ratios.items()}
-        every = float(np.exp((np.log(list(capped.values()))).sum() / (_PSEUDO + len(capped))))
-        for kind in sorted({one for _, one in capped}):
-            own = [np.log(one) for (_, name), one in capped.items() if name == kind]
-            self.widened[kind] = float(np.exp((2 * np.log(every) + sum(own)) / (2 + len(own)) / 2))
-        self.widened[""] = max(1.0, float(np.median(list(self.widened.values()))))
+    def _calibrate(self, seed: int) -> None:
+        """How much wider intervals of a cell must be before any row of it is known: some cells left out in turn.
+
+        Each time the parameters are sought anew from where they were, on some rows of each cell, with the spreads that
+        all cells gave.
+        """
+        kept = self.z, self.prior, self.precision, self.blocks
+        ratios: dict[tuple[str, str], float] = {}
+        self.blocks = self._some(_SOUGHT_ON, seed)
+        self._factor()
+        order = np.random.default_rng(seed).permutation(len(self.blocks))[:_MOST_LEFT_OUT]
+        every = self.blocks
+        for at in order.tolist() if len(every) > 2 else []:
+            out, self.blocks = every[at], [*every[:at], *every[at + 1 :]]
+            self.z, self.prior = kept[0].copy(), kept[1].copy()
+            lost = self.columns.groups["cell", out.name]
+            self.z[lost], self.prior[lost] = 0.0, 1.0
+            self._search(_LEFT_OUT_TURNS)
+            missed, slopes = self._block(out, self.z)
+            covariance = np.linalg.inv(self.precision)[np.ix_(out.columns, out.columns)]
+            shared = float(np.median(((slopes @ covariance) * slopes).sum(axis=1)))
+            spread, wider = self.residual_of(*out.name)
+            excess = float(np.quantile(missed**2, 0.9)) / Z_90**2 - wider**2 * float((spread**2).sum())
+            ratios[out.name] = min(max(excess, 0.0) / max(shared, 1e-6), _MOST_WIDER)
+        self.z, self.prior, self.precision, self.blocks = kept
+        few = float(scipy.stats.t.ppf(0.95, max(len(ratios) - 1, 1) + 1) / Z_90)  # few cells tell little of the spread
+        pooled = (_PSEUDO + sum(ratios.values())) / (_PSEUDO + len(ratios))
+        for kind in sorted({one for _, one in ratios}):
+            own = [one for (_, name), one in ratios.items() if name == kind]
+            self.widened[kind] = few * float(np.sqrt((_PSEUDO * pooled + sum(own)) / (_PSEUDO + len(own))))
+        self.widened[""] = few * float(np.sqrt(max(pooled, 1.0)))
+        self.cell_ratios = ratios
 
 
 def _moved(line: Line, drift: FloatArray) -> Line:
