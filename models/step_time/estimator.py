@@ -25,6 +25,8 @@ _USUAL_BYTES = 1e8  # of gradients where nobody's are told
 _ALONE_SD, _WAITED_SD, _GUESSED_SD, _WAITING_SD = 0.01, 0.08, 0.3, 0.05
 _LEAST_COMPUTE, _COMPUTE_PART = 0.02, 0.7
 _PSEUDO = 4.0
+_BEYOND_SD = 0.1  # of the log of a step, a doubling of devices beyond those measured: another algorithm may begin there
+_MOST_SETUPS = 9000  # learned from: about 1,200 of each cell are looked at
 _WAVES = 128  # random features of each part of the residual, for draws
 MOST_JOINT = 4000  # setups whose covariance is held in memory at once
 FORMAT = "srift-step-time-8"
@@ -181,11 +183,12 @@ class StepTimeRegressor:
     _setups: SetupArrays | None = field(default=None, repr=False)
     _points: dict[str, Any] = field(default_factory=dict, repr=False)
     _inverse: FloatArray | None = field(default=None, repr=False)
+    _reach: dict[str, float] = field(default_factory=dict, repr=False)
     _root: FloatArray | None = field(default=None, repr=False)
 
     def fit(self, data: TrainingData) -> StepTimeRegressor:
         """Learn from the runs of plain ddp in fp32. Raises ValueError where there is nothing to learn from."""
-        rows = training_rows(data, seed=self.seed)
+        rows = training_rows(data, seed=self.seed, most=_MOST_SETUPS)
         machines = read_machines(data.instance_types, rows.types)
         points = _alone_points(rows, machines)
         alone = OneDevice.fit(
@@ -209,7 +212,7 @@ class StepTimeRegressor:
 
     def _lay_out(self, setups: SetupArrays, log_step: FloatArray, repeats: FloatArray) -> None:
         assert self.known is not None
-        self._setups, self._points = setups, {}
+        self._setups, self._points, self._reach, self._inverse, self._root = setups, {}, {}, None, None
         laid, points, log_s = self.known.lay_out(setups)
         alone, offsets = {}, {}
         for workload in sorted({one[0] for one in points}):
@@ -346,6 +349,8 @@ class StepTimeRegressor:
                 (key, fit.design(by, [key]) * _heavier(fit, key[0])) for key in keys if key not in fit.columns.groups
             ]
             unknown.append((("alone", (workload, kind)), by_alone[:, None] * _root(left)[point]))
+            beyond = np.log2(np.maximum(own.line.ranks / self._reached(kind), 1.0))
+            unknown.append((("beyond", kind), _BEYOND_SD * beyond[:, None]))
             several = (own.line.ranks > 1).astype(float)
             spread, wider = fit.residual_of(workload, kind)
             near, mean, block = several * (spread[:2] ** 2).sum(), base, blocks.get((workload, kind))
@@ -374,6 +379,14 @@ class StepTimeRegressor:
                 white=white,
                 block=block,
             )
+
+    def _reached(self, kind: str) -> float:
+        """Devices of the largest cluster of a kind that was measured; no limit where it never ran on several."""
+        assert self.regression is not None
+        if not self._reach:
+            for name, ranks in zip(self.regression.rows.kind, self.regression.rows.line.ranks.tolist(), strict=True):
+                self._reach[name] = max(self._reach.get(name, 2.0), ranks)
+        return self._reach.get(kind, np.inf)
 
     def _tied(self, workload: str, asked: Any) -> tuple[FloatArray, FloatArray, FloatArray]:
         """(asked, columns) by the points that were learned with, what these moved, and the covariance that is left."""

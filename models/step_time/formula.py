@@ -43,7 +43,7 @@ class Parameter:
 # Between machines a kind is worth a factor of two, a workload 1.2 [physics.md]; logits and slopes in proportion.
 PARAMETERS: dict[str, Parameter] = {
     "log_scale": Parameter(1.8, 1.0, 0.6, 0.05, 0.2),  # of an exchange between machines, against the nominal rate
-    "machines": Parameter(0.1, 0.1, 0.1, 0.03, 0.06),  # slope in log(m / 2)
+    "machines": Parameter(0.3, 0.3, 0.3, 0.05, 0.1),  # slope in 1 - 2 / m: growth with machines levels off
     "two": Parameter(0.2, 0.3, 0.4, 0.03, 0.1),  # two machines: another algorithm
     "devices": Parameter(0.1, 0.2, 0.2, 0.03, 0.1),  # slope in the log of devices a machine, m > 2
     "two_devices": Parameter(0.3, 0.4, 0.3, 0.03, 0.2),
@@ -144,7 +144,7 @@ def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArr
     rate = -np.logaddexp(-_SHARP * link, -_SHARP * (value["log_driven"] + dense)) / _SHARP
     between = (
         value["log_scale"]
-        + value["machines"] * np.log(np.maximum(machines, 2) / 2)
+        + value["machines"] * (1 - 2 / np.maximum(machines, 2))
         + np.where(two, value["two"] + value["two_devices"] * dense, value["devices"] * dense)
         + value["imbalance"] * uneven
         - rate

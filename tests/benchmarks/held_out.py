@@ -19,7 +19,7 @@ import pandas as pd
 import typer
 
 from models.domain.numeric import Z_90, BoolArray
-from models.step_time import dataset, formula, levels
+from models.step_time import formula, levels
 from models.step_time.dataset import TrainingData
 from models.step_time.estimator import StepTimeRegressor
 from models.step_time.model import fit as fit_shipped
@@ -275,7 +275,7 @@ def ablations(bench: Bench, wanted: list[str], *, draws: int) -> pd.DataFrame:
     """Mean error by kind and what it grows by without each term, over the choosing groups of a workload on a kind."""
     every = ["", "residual", *(f"deviations by {one}" for one in ("kind", "workload", "cell")), *NEUTRAL]
     names = ["", *wanted] if wanted else every
-    asked = [one for one in groups(bench.runs, draws=draws) if one.table in (ALONE, ONE_BATCH, TWELVE)]
+    asked = [one for one in groups(bench.runs, draws=draws) if one.table in (ALONE, TWELVE)]
     found = {}
     for name in names:
         with without(name):
@@ -307,7 +307,6 @@ def held_out(
     if not (folder / "training_runs_gpus.csv").exists():
         typer.echo(f"no measured data in {folder}: nothing to judge by")
         raise typer.Exit(1)
-    dataset.MOST_SETUPS = 9000 if hasattr(dataset, "MOST_SETUPS") else 6000
     bench = Bench(folder)
     if ablate:
         typer.echo(ablations(bench, only or [], draws=draws).round(2).to_string())
