@@ -20,12 +20,13 @@ from .machine_specs import Machine, read_machines
 from .one_device import OneDevice
 
 _USUAL_BYTES = 1e8  # of gradients where nobody's are told
-# How far the log of one device's seconds may be off: measured alone; from several less what they waited; their compute
+# How far the log of one device's seconds may be off: measured; profiled; from several less what they waited; their compute
 # guessed; and how far sync_s may be off as a part of it.
-_ALONE_SD, _WAITED_SD, _GUESSED_SD, _WAITING_SD = 0.01, 0.08, 0.3, 0.05
+_ALONE_SD, _PROFILED_SD, _WAITED_SD, _GUESSED_SD, _WAITING_SD = 0.01, 0.02, 0.08, 0.3, 0.05
 _LEAST_COMPUTE, _COMPUTE_PART = 0.02, 0.7
 _PSEUDO = 4.0
-_BEYOND_SD = 0.1  # of the log of a step, a doubling of devices beyond those measured: another algorithm may begin there
+# Of the log of a step, a doubling of devices beyond those measured: another algorithm may begin there.
+_BEYOND_SD = 0.1
 _MOST_SETUPS = 9000  # learned from: about 1,200 of each cell are looked at
 _WAVES = 128  # random features of each part of the residual, for draws
 MOST_JOINT = 4000  # setups whose covariance is held in memory at once
@@ -111,8 +112,8 @@ class Known:
 
     def at(self, points: Sequence[tuple[str, str, float]]) -> Any:
         """The points as one_device.py has them."""
-        names, kinds, batch = ([one[at] for one in points] for at in range(3))
-        return self.alone.at([f"{one}|fp32" for one in names], kinds, np.array(batch, dtype=float))
+        names, kinds = [f"{one[0]}|fp32" for one in points], [one[1] for one in points]
+        return self.alone.at(names, kinds, np.array([one[2] for one in points], dtype=float))
 
     def _seconds(self, points: Sequence[tuple[str, str, float]]) -> tuple[FloatArray, ...]:
         """Log seconds of the points, of their workloads' middle and least batches there, and what does not grow."""
@@ -164,7 +165,22 @@ def _alone_points(rows: TrainingRows, machines: Mapping[str, Machine]) -> pd.Dat
     pooled = others.groupby(keys, as_index=False).agg(weight=("weight", "sum"), weighed=("weighed", "sum"))
     # rows of one batch share what slows them
     pooled = pooled.assign(log_s=pooled["weighed"] / pooled["weight"], sd=np.hypot(0.04, pooled["weight"] ** -0.5))
-    return pd.concat([alone, pooled[[*keys, "log_s", "sd"]]], ignore_index=True)
+    both: pd.DataFrame = pd.concat([alone, pooled[[*keys, "log_s", "sd"]]], ignore_index=True)
+    return both
+
+
+def _profile_points(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
+    """The same of profiles: forward and backward of one device."""
+    columns = ["workload", "kind", "batch", "log_s", "sd"]
+    if not {"workload", "instance_type", "batch", "forward_s", "backward_s"} <= set(profiles.columns):
+        return pd.DataFrame(columns=columns)
+    good = profiles[(profiles["batch"] > 0) & (profiles["forward_s"] > 0) & (profiles["backward_s"] > 0)]
+    kinds = [device_kind(str(one), machines[str(one)]) for one in good["instance_type"]]
+    log_s = np.log((good["forward_s"] + good["backward_s"]).to_numpy(float))
+    found = good[["workload", "batch"]].assign(kind=kinds, log_s=log_s, sd=_PROFILED_SD)
+    return found.groupby(["workload", "kind", "batch"], as_index=False).agg(
+        log_s=("log_s", "median"), sd=("sd", "first")
+    )
 
 
 @dataclass
@@ -190,7 +206,7 @@ class StepTimeRegressor:
         """Learn from the runs of plain ddp in fp32. Raises ValueError where there is nothing to learn from."""
         rows = training_rows(data, seed=self.seed, most=_MOST_SETUPS)
         machines = read_machines(data.instance_types, rows.types)
-        points = _alone_points(rows, machines)
+        points = pd.concat([_alone_points(rows, machines), _profile_points(data.profiles, machines)], ignore_index=True)
         alone = OneDevice.fit(
             [f"{one}|fp32" for one in points["workload"]],
             list(points["kind"]),
@@ -218,7 +234,8 @@ class StepTimeRegressor:
         for workload in sorted({one[0] for one in points}):
             own = [at for at, one in enumerate(points) if one[0] == workload]  # together: they are sorted by workload
             at = self.known.at([points[one] for one in own])
-            factor = np.linalg.cholesky(self.known.alone.covariance(at, at) + 1e-8 * np.eye(len(own)))
+            covariance = self.known.alone.covariance(at, at) + 1e-8 * np.eye(len(own))
+            factor = np.asarray(np.linalg.cholesky(covariance), dtype=float)
             alone[workload], offsets[workload] = (log_s[own], factor), own[0]
             self._points[workload] = (at, factor)
         self.regression = Regression(laid, log_step, repeats, alone=alone, offsets=offsets)
@@ -295,8 +312,8 @@ class StepTimeRegressor:
         assert self.regression is not None
         arrays = self._read(setups)
         half = (count + 1) // 2
-        if self._root is None:
-            self._root = np.linalg.cholesky(self._covariance())
+        root = np.linalg.cholesky(self._covariance()) if self._root is None else self._root
+        self._root = np.asarray(root, dtype=float)
         shared = self._root @ np.random.default_rng([seed, 0]).standard_normal((len(self._root), half))
         mean, off = np.zeros(len(setups)), np.zeros((len(setups), half))
         for part in self._parts(arrays):
@@ -321,8 +338,8 @@ class StepTimeRegressor:
 
     def _covariance(self) -> FloatArray:
         assert self.regression is not None
-        if self._inverse is None:
-            self._inverse = np.linalg.inv(self.regression.precision)
+        inverse = np.linalg.inv(self.regression.precision) if self._inverse is None else self._inverse
+        self._inverse = np.asarray(inverse, dtype=float)
         return self._inverse
 
     def _parts(self, arrays: SetupArrays) -> Iterator[_Part]:

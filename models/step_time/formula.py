@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit
 
-from ..domain.numeric import FloatArray
+from ..domain.numeric import FloatArray, IntArray
 
 _BYTES, _GBPS, _INSIDE_GBPS, _BUCKET = 1e8, 50.0, 96.0, 25 << 20
 _BYTES_PER_GBIT, _SHARP, _STEEPEST = 1.25e8, 4.0, 2.0
@@ -97,7 +97,7 @@ class Times:
     step_s: FloatArray
     compute_s: FloatArray
     communication_s: FloatArray
-    slowest: np.ndarray[tuple[int, ...], np.dtype[np.intp]]
+    slowest: IntArray
 
 
 def step_times(line: Line, values: FloatArray) -> Times:

@@ -175,7 +175,9 @@ class Regression:
         mean, factor = self.alone[workload]
         return np.asarray(mean + factor @ z[self.columns.groups["alone", workload]], dtype=float)
 
-    def slopes(self, rows: Rows, workload: str, kind: str, z: FloatArray, drift: FloatArray) -> tuple[FloatArray, ...]:
+    def slopes(
+        self, rows: Rows, workload: str, kind: str, z: FloatArray, drift: FloatArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray, IntArray]:
         """Log step, (rows, parameters) its derivatives, and (rows,) that by the log of the slowest's one device.
 
         `drift` (rows, members) moves the log seconds of one device from what `rows` has.
@@ -183,14 +185,15 @@ class Regression:
         line = _moved(rows.line, drift)
         many, values = len(drift), self.values(workload, kind, z)
         here = step_times(line, np.tile(values, (many, 1)))
-        base = np.log(here.step_s)
-        found = np.empty((many, len(NAMES)))
+        base: FloatArray = np.log(here.step_s)
+        found: FloatArray = np.empty((many, len(NAMES)))
         for at in range(len(NAMES)):
             moved = values.copy()
             moved[at] += _STEP
             found[:, at] = (np.log(step_times(line, np.tile(moved, (many, 1))).step_s) - base) / _STEP
         longer = step_times(_moved(line, np.full_like(drift, _STEP)), np.tile(values, (many, 1)))
-        return base, found, (np.log(longer.step_s) - base) / _STEP, here.slowest
+        by_alone: FloatArray = (np.log(longer.step_s) - base) / _STEP
+        return base, found, by_alone, np.asarray(here.slowest, dtype=np.intp)
 
     def design(self, by: FloatArray, known: Sequence[tuple[str, object]]) -> FloatArray:
         """(rows, columns) derivative by z of the levels `known`, from that by each parameter."""
@@ -294,7 +297,8 @@ class Regression:
         for block in self.blocks:
             spread, features = self.residual[block.name], self.rows.features[block.at]
             noise = spread[2] ** 2 / self.repeats[block.at] * block.outlying
-            block.factor = np.linalg.cholesky(kernel(features, features, spread) + np.diag(noise + 1e-8))
+            covariance = kernel(features, features, spread) + np.diag(noise + 1e-8)
+            block.factor = np.asarray(np.linalg.cholesky(covariance), dtype=float)
 
     def _linearise(self, z: FloatArray) -> tuple[float, FloatArray]:
         """The loss at z and its gradient, after storing slopes, residuals and precision."""

@@ -217,13 +217,17 @@ class OneDevice:
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> OneDevice:
         """The inverse of `to_dict`."""
-        points = [np.array(one) for one in body["points"]]
+        workload, kind, *figures = body["points"]
         return cls(
             workloads=dict(body["workloads"]),
             kinds=dict(body["kinds"]),
             middle=dict(body["middle"]),
             sheets={name: (one[0], one[1]) for name, one in body["sheets"].items()},
-            points=Points(*(one.astype(np.intp) for one in points[:2]), *(one.astype(float) for one in points[2:])),
+            points=Points(
+                np.array(workload, dtype=np.intp),
+                np.array(kind, dtype=np.intp),
+                *(np.array(one, dtype=float) for one in figures),
+            ),
             log_s=np.array(body["log_s"], dtype=float),
             sd=np.array(body["sd"], dtype=float),
             spread=dict(body["spread"]),

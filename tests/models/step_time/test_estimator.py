@@ -28,10 +28,10 @@ def seconds(workload: str, kind: str, layout: list[int], batch: float, *, link: 
     alone = (0.02 + 0.004 * batch * (GRADIENTS[workload] / 1e8) ** 0.3) / SPEED[kind]
     ranks, machines = sum(layout), len(layout)
     if ranks == 1:
-        return alone
+        return float(alone)
     gbps = 50 / link if machines > 1 else 80.0
-    exchange = 2 * (ranks - 1) / ranks * GRADIENTS[workload] * 8e-9 / gbps * machines**0.1
-    return alone - 0.5 * alone + ((0.5 * alone) ** 3 + exchange**3) ** (1 / 3)
+    exchange = 2.0 * (ranks - 1) / ranks * GRADIENTS[workload] * 8e-9 / gbps * machines**0.1
+    return float(alone - 0.5 * alone + ((0.5 * alone) ** 3 + exchange**3) ** (1 / 3))
 
 
 def runs(workloads: list[str], kinds: list[str], *, noise: float = 0.02, seed: int = 0) -> pd.DataFrame:
@@ -91,7 +91,7 @@ def test_rows_of_its_own_narrow_the_interval_and_the_error(everything: pd.DataFr
     after = fitted(everything[~held | (everything["layout"] == "1") | pilots]).predict(
         asked(everything[held & ~pilots])
     )
-    width = [np.log(one["step_high_s"] / one["step_low_s"]).median() for one in (before, after)]
+    width = [float(np.median(np.log(one["step_high_s"] / one["step_low_s"]))) for one in (before, after)]
     assert width[1] < 0.7 * width[0]
     assert np.abs(after["step_s"] / everything.loc[held & ~pilots, "step_s"] - 1).mean() < 0.06
 
