@@ -14,14 +14,14 @@ import scipy
 from ..domain.numeric import Z_90, FloatArray, IntArray
 from ..domain.setup_table import SetupArrays, read_setups
 from .dataset import TrainingData, TrainingRows, training_rows, workload_buckets
-from .formula import Line
+from .formula import Line, Times
 from .levels import LENGTHS, Block, Regression, Rows, kernel
 from .machine_specs import Machine, read_machines
 from .one_device import OneDevice
 
 _USUAL_BYTES = 1e8  # of gradients where nobody's are told
-# How far the log of one device's seconds may be off: measured; profiled; from several less what they waited; their compute
-# guessed; and how far sync_s may be off as a part of it.
+# How far the log of one device's seconds may be off: measured; profiled; from several less what they waited; their
+# compute guessed; and how far sync_s may be off as a part of it.
 _ALONE_SD, _PROFILED_SD, _WAITED_SD, _GUESSED_SD, _WAITING_SD = 0.01, 0.02, 0.08, 0.3, 0.05
 _LEAST_COMPUTE, _COMPUTE_PART = 0.02, 0.7
 _PSEUDO = 4.0
@@ -243,17 +243,39 @@ class StepTimeRegressor:
     # predictions
 
     def predict(self, setups: pd.DataFrame) -> pd.DataFrame:
-        """step_s with its 90 % interval step_low_s..step_high_s for one new measurement, on the same index."""
-        arrays = self._read(setups)
-        mean, level, near, noise = self._moments(arrays)
-        spread = np.sqrt(level + near + noise)
+        """Predict each setup (measurement columns; workload, cluster, batch_per_device required), on the same index.
+
+        Columns: step_s with its 90 % interval step_low_s..step_high_s for one new measurement, samples_per_s, compute_s
+        (the slowest rank alone), communication_s (all collectives), exposed_communication_s (the part not hidden).
+        Raises ValueError on an unknown instance type, and on text that cannot be read.
+        """
+        return self.predict_arrays(self._read(setups)).set_index(setups.index)
+
+    def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
+        """`predict` of setups that were read or planned, numbered from 0."""
+        assert self.known is not None and self.regression is not None
+        many = len(arrays.workloads)
+        mean, variance, factor, compute, communication = np.zeros((5, many))
+        covariance = self._covariance()
+        for part in self._parts(arrays):
+            own = covariance[np.ix_(part.columns, part.columns)]
+            level = ((part.slopes @ own) * part.slopes).sum(axis=1)
+            level += sum((one**2).sum(axis=1) for _, one in part.unknown)
+            mean[part.at], variance[part.at] = part.mean, part.widened**2 * level + part.near + part.noise
+            factor[part.at] = np.exp(part.mean) / part.times.step_s
+            compute[part.at], communication[part.at] = part.times.compute_s, part.times.communication_s
+        step, spread = np.exp(mean), np.sqrt(variance)
+        compute = np.minimum(compute * factor, step)
         return pd.DataFrame(
             {
-                "step_s": np.exp(mean),
+                "step_s": step,
                 "step_low_s": np.exp(mean - Z_90 * spread),
                 "step_high_s": np.exp(mean + Z_90 * spread),
-            },
-            index=setups.index,
+                "samples_per_s": arrays.samples / step,
+                "compute_s": compute,
+                "communication_s": communication * factor,
+                "exposed_communication_s": step - compute,
+            }
         )
 
     def _read(self, setups: pd.DataFrame) -> SetupArrays:
@@ -265,17 +287,6 @@ class StepTimeRegressor:
         for at, cell in enumerate(zip(rows.workload, rows.kind, strict=True)):
             places.setdefault(cell, []).append(at)
         return [(cell, np.array(own)) for cell, own in sorted(places.items())]
-
-    def _moments(self, arrays: SetupArrays) -> tuple[FloatArray, ...]:
-        """(rows,) mean log seconds and the variances of levels, of the residual and of one run."""
-        found = np.zeros((4, len(arrays.workloads)))
-        covariance = self._covariance()
-        for part in self._parts(arrays):
-            own = covariance[np.ix_(part.columns, part.columns)]
-            level = ((part.slopes @ own) * part.slopes).sum(axis=1)
-            level += sum((one**2).sum(axis=1) for _, one in part.unknown)
-            found[:, part.at] = part.mean, part.widened**2 * level, part.near, np.full(len(part.at), part.noise)
-        return tuple(found)
 
     def joint(self, setups: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Of log step seconds jointly: mean (setups,), covariance (setups, setups) and variance of a run's noise.
@@ -309,13 +320,17 @@ class StepTimeRegressor:
         A setup's draws do not depend on what else is asked about. They come in pairs, one above what `predict` says
         and one as far below. Raises ValueError as `predict` does.
         """
+        return self.draw_arrays(self._read(setups), count=count, seed=seed)
+
+    def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
+        """`draws` of setups that were read or planned."""
         assert self.regression is not None
-        arrays = self._read(setups)
+        many = len(arrays.workloads)
         half = (count + 1) // 2
         root = np.linalg.cholesky(self._covariance()) if self._root is None else self._root
         self._root = np.asarray(root, dtype=float)
         shared = self._root @ np.random.default_rng([seed, 0]).standard_normal((len(self._root), half))
-        mean, off = np.zeros(len(setups)), np.zeros((len(setups), half))
+        mean, off = np.zeros(many), np.zeros((many, half))
         for part in self._parts(arrays):
             own = part.slopes @ shared[part.columns]
             for key, slopes in part.unknown:
@@ -329,7 +344,7 @@ class StepTimeRegressor:
                 told = field_.at(measured) + sd[:, None] * noise
                 near -= part.white.T @ scipy.linalg.solve_triangular(part.block.factor, told, lower=True)
             mean[part.at], off[part.at] = part.mean, part.widened * own + part.wider * near
-        paired = np.stack([off, -off], axis=2).reshape(len(setups), -1)[:, :count]
+        paired = np.stack([off, -off], axis=2).reshape(many, -1)[:, :count]
         return np.asarray(np.exp(mean[:, None] + paired), dtype=float)
 
     def _widening(self, kind: str) -> float:
@@ -355,10 +370,9 @@ class StepTimeRegressor:
             where[own.point >= 0] = place
             asked = self.known.at([points[one] for one in used])
             tied, moved, left = self._tied(workload, asked)
-            base, by, by_alone, slowest = fit.slopes(
-                own, workload, kind, fit.z, np.where(own.point >= 0, moved[where], 0.0)
-            )
-            point = np.take_along_axis(where, slowest[:, None], axis=1)[:, 0]
+            moves = np.where(own.point >= 0, moved[where], 0.0)
+            base, by, by_alone, times = fit.slopes(own, workload, kind, fit.z, moves)
+            point = np.take_along_axis(where, times.slowest[:, None], axis=1)[:, 0]
             keys = fit.columns.keys(workload, kind)
             met = [key for key in keys if key in fit.columns.groups]
             slopes = np.concatenate([fit.design(by, met), by_alone[:, None] * tied[point]], axis=1)
@@ -383,6 +397,7 @@ class StepTimeRegressor:
                 cell=(workload, kind),
                 at=at,
                 mean=mean,
+                times=times,
                 columns=fit.columns.of(workload, kind),
                 slopes=slopes,
                 unknown=unknown,
@@ -476,6 +491,7 @@ class _Part:
     cell: tuple[str, str]
     at: IntArray
     mean: FloatArray
+    times: Times  # by the formula alone
     columns: IntArray  # of z
     slopes: FloatArray
     unknown: list[tuple[tuple[str, object], FloatArray]]  # slopes by what was never measured

@@ -25,7 +25,7 @@ import numpy as np
 import scipy
 
 from ..domain.numeric import Z_90, FloatArray, IntArray
-from .formula import ALL, CELL, KIND, MEAN, NAMES, WORKLOAD, Line, step_times
+from .formula import ALL, CELL, KIND, MEAN, NAMES, WORKLOAD, Line, Times, step_times
 
 # Of the residual between near neighbours: octaves of batch, of machines and of devices a machine, and imbalance, over
 # which a broad and a narrow part of it are alike; and their spreads before they are learned.
@@ -177,8 +177,8 @@ class Regression:
 
     def slopes(
         self, rows: Rows, workload: str, kind: str, z: FloatArray, drift: FloatArray
-    ) -> tuple[FloatArray, FloatArray, FloatArray, IntArray]:
-        """Log step, (rows, parameters) its derivatives, and (rows,) that by the log of the slowest's one device.
+    ) -> tuple[FloatArray, FloatArray, FloatArray, Times]:
+        """Log step, (rows, parameters) its derivatives, (rows,) that by log one-device seconds of the slowest, times.
 
         `drift` (rows, members) moves the log seconds of one device from what `rows` has.
         """
@@ -193,7 +193,7 @@ class Regression:
             found[:, at] = (np.log(step_times(line, np.tile(moved, (many, 1))).step_s) - base) / _STEP
         longer = step_times(_moved(line, np.full_like(drift, _STEP)), np.tile(values, (many, 1)))
         by_alone: FloatArray = (np.log(longer.step_s) - base) / _STEP
-        return base, found, by_alone, np.asarray(here.slowest, dtype=np.intp)
+        return base, found, by_alone, here
 
     def design(self, by: FloatArray, known: Sequence[tuple[str, object]]) -> FloatArray:
         """(rows, columns) derivative by z of the levels `known`, from that by each parameter."""
@@ -208,8 +208,8 @@ class Regression:
         place = rows.point - self.offsets[workload]
         moved = self.log_alone(workload, z) - mean
         drift = np.where(rows.point >= 0, moved[np.maximum(place, 0)], 0.0)
-        base, by, by_alone, slowest = self.slopes(rows, workload, kind, z, drift)
-        own = np.take_along_axis(place, slowest[:, None], axis=1)[:, 0]
+        base, by, by_alone, times = self.slopes(rows, workload, kind, z, drift)
+        own = np.take_along_axis(place, times.slowest[:, None], axis=1)[:, 0]
         keys = self.columns.keys(workload, kind)
         slopes = np.concatenate([self.design(by, keys), by_alone[:, None] * factor[own]], axis=1)
         return self.log_step[block.at] - base, slopes
