@@ -347,10 +347,6 @@ class StepTimeRegressor:
         paired = np.stack([off, -off], axis=2).reshape(many, -1)[:, :count]
         return np.asarray(np.exp(mean[:, None] + paired), dtype=float)
 
-    def _widening(self, kind: str) -> float:
-        assert self.regression is not None
-        return self.regression.widened.get(kind, self.regression.widened.get("", 1.0))
-
     def _covariance(self) -> FloatArray:
         assert self.regression is not None
         inverse = np.linalg.inv(self.regression.precision) if self._inverse is None else self._inverse
@@ -405,7 +401,7 @@ class StepTimeRegressor:
                 noise=float(spread[2] * wider) ** 2,
                 spread=spread,
                 wider=wider,
-                widened=self._widening(kind),
+                widened=fit.wider_levels(workload, kind),
                 features=own.features,
                 several=several,
                 white=white,

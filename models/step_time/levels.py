@@ -42,7 +42,8 @@ _SOUGHT_ON, _SEARCHED, _MOST = (
 _FREEDOM = 2.0  # of outliers' weights
 _ENOUGH, _RESIDUAL_SD = 40, 0.5  # rows that tell a cell's own spreads; logs from its kind's
 _TAIL = 4.0  # of deviations
-_MOST_LEFT_OUT, _LEFT_OUT_TURNS, _MOST_WIDER = 12, 8, 9.0  # cells, Gauss-Newton steps, factor on variance
+# Of calibration: cells left out, rows of each that are known the second time, Gauss-Newton steps, factor on variance.
+_MOST_LEFT_OUT, _FEW, _LEFT_OUT_TURNS, _MOST_WIDER = 9, 6, 6, 9.0
 _STEP = 1e-4
 _SETTLED = 3e-4  # part of the loss below which a step is the last
 _LEVELS = ("all", "kind", "workload", "cell")
@@ -154,6 +155,7 @@ class Regression:
         ]
         self.noisier: dict[tuple[str, str], float] = {}
         self.widened: dict[str, float] = {}  # by kind; "" for one never measured
+        self.widened_begun: dict[str, float] = {}  # of a cell with few rows
         self.precision = np.eye(self.columns.count)
         self.prior = np.ones(
             self.columns.count
@@ -230,6 +232,7 @@ class Regression:
             "residual": [[*cell, *one.tolist()] for cell, one in self.residual.items()],
             "noisier": [[*cell, one] for cell, one in self.noisier.items()],
             "widened": self.widened,
+            "widened_begun": self.widened_begun,
             "blocks": [[*one.name, one.at.tolist(), one.outlying.tolist()] for one in self.blocks],
         }
 
@@ -239,7 +242,7 @@ class Regression:
         self.spread = {level: np.array(one) for level, one in body["spread"].items()}
         self.residual = {(one, two): np.array(rest) for one, two, *rest in body["residual"]}
         self.noisier = {(one, two): value for one, two, value in body["noisier"]}
-        self.widened = dict(body["widened"])
+        self.widened, self.widened_begun = dict(body["widened"]), dict(body["widened_begun"])
         self.blocks = [
             Block((one, two), np.array(at, dtype=np.intp), self.columns.of(one, two), outlying=np.array(outlying))
             for one, two, at, outlying in body["blocks"]
@@ -415,37 +418,53 @@ class Regression:
         return spread, wider
 
     def _calibrate(self, seed: int) -> None:
-        """How much wider intervals of a cell must be before any row of it is known: some cells left out in turn.
+        """How much wider intervals of a cell must be with no row of it and with few: some cells left out in turn.
 
         Each time the parameters are sought anew from where they were, on some rows of each cell, with the spreads that
         all cells gave.
         """
         kept = self.z, self.prior, self.precision, self.blocks
-        ratios: dict[tuple[str, str], float] = {}
+        ratios: dict[tuple[tuple[str, str], bool], float] = {}
         self.blocks = self._some(_SOUGHT_ON, seed)
         self._factor()
         order = np.random.default_rng(seed).permutation(len(self.blocks))[:_MOST_LEFT_OUT]
         every = self.blocks
         for at in order.tolist() if len(every) > 2 else []:
-            out, self.blocks = every[at], [*every[:at], *every[at + 1 :]]
+            out, others = every[at], [*every[:at], *every[at + 1 :]]
             self.z, self.prior = kept[0].copy(), kept[1].copy()
             lost = self.columns.groups["cell", out.name]
             self.z[lost], self.prior[lost] = 0.0, 1.0
-            self._search(_LEFT_OUT_TURNS)
-            missed, slopes = self._block(out, self.z)
-            covariance = np.linalg.inv(self.precision)[np.ix_(out.columns, out.columns)]
-            shared = float(np.median(((slopes @ covariance) * slopes).sum(axis=1)))
-            spread, wider = self.residual_of(*out.name)
-            excess = float(np.quantile(missed**2, 0.9)) / Z_90**2 - wider**2 * float((spread**2).sum())
-            ratios[out.name] = min(max(excess, 0.0) / max(shared, 1e-6), _MOST_WIDER)
+            few = np.random.default_rng(seed).permutation(len(out.at))[:_FEW]
+            some = Block(out.name, out.at[few], out.columns, outlying=np.ones(len(few)))
+            for blocks in (others, [*others, some]):
+                self.blocks = blocks
+                self._factor()
+                self._search(_LEFT_OUT_TURNS)
+                missed, slopes = self._block(out, self.z)
+                covariance = np.linalg.inv(self.precision)[np.ix_(out.columns, out.columns)]
+                shared = float(np.median(((slopes @ covariance) * slopes).sum(axis=1)))
+                spread, wider = self.residual_of(*out.name)
+                excess = float(np.quantile(missed**2, 0.9)) / Z_90**2 - wider**2 * float((spread**2).sum())
+                ratios[out.name, blocks is not others] = min(max(excess, 0.0) / max(shared, 1e-6), _MOST_WIDER)
         self.z, self.prior, self.precision, self.blocks = kept
-        few = float(scipy.stats.t.ppf(0.95, max(len(ratios) - 1, 1) + 1) / Z_90)  # few cells tell little of the spread
-        pooled = (_PSEUDO + sum(ratios.values())) / (_PSEUDO + len(ratios))
-        for kind in sorted({one for _, one in ratios}):
-            own = [one for (_, name), one in ratios.items() if name == kind]
-            self.widened[kind] = few * float(np.sqrt((_PSEUDO * pooled + sum(own)) / (_PSEUDO + len(own))))
-        self.widened[""] = few * float(np.sqrt(max(pooled, 1.0)))
-        self.cell_ratios = ratios
+        many = len(ratios) // 2
+        few_groups = float(scipy.stats.t.ppf(0.95, max(many - 1, 1) + 1) / Z_90)  # few cells tell little of the spread
+        for begun, widened in ((False, self.widened), (True, self.widened_begun)):
+            told = {cell: one for (cell, own), one in ratios.items() if own == begun}
+            pooled = (_PSEUDO + sum(told.values())) / (_PSEUDO + many)
+            for kind in sorted({one for _, one in told}):
+                own_ratios = [one for (_, name), one in told.items() if name == kind]
+                square = (_PSEUDO * pooled + sum(own_ratios)) / (_PSEUDO + len(own_ratios))
+                widened[kind] = few_groups * float(np.sqrt(square))
+            widened[""] = few_groups * float(np.sqrt(max(pooled, 1.0)))
+
+    def wider_levels(self, workload: str, kind: str) -> float:
+        """What the levels' spread is multiplied by in intervals: of a cell without rows, with few, with many."""
+        many = {one.name: len(one.at) for one in self.blocks}.get((workload, kind), 0)
+        if many >= _ENOUGH:
+            return 1.0
+        widened = self.widened_begun if many else self.widened
+        return widened.get(kind, widened.get("", 1.0))
 
 
 def _moved(line: Line, drift: FloatArray) -> Line:
