@@ -275,6 +275,10 @@ class Regression:
         self._search(_LAST)
         # what neighbours tell may be more than what the parameters were sought with: a cell that no formula fits
         self._learn_residual(2.7)
+        for block in self.blocks:  # few rows do not show how far others are off
+            if len(block.at) < _ENOUGH:
+                usual = self._of_kind(block.name[1], self.residual, SPREADS)
+                self.residual[block.name] = np.maximum(self.residual[block.name], usual)
         searched, self.blocks = {one.name: one for one in self.blocks}, whole
         self.blocks = self._some(_MOST, seed)
         for block in self.blocks:  # the same order of rows, by one seed: those that were searched come first

@@ -272,10 +272,10 @@ def without(name: str) -> Iterator[None]:
 
 
 def ablations(bench: Bench, wanted: list[str], *, draws: int) -> pd.DataFrame:
-    """Mean error by kind and what it grows by without each term, over the choosing groups of a workload on a kind."""
+    """Mean error by kind and what it grows by without each term, over the choosing groups of ALONE."""
     every = ["", "residual", *(f"deviations by {one}" for one in ("kind", "workload", "cell")), *NEUTRAL]
     names = ["", *wanted] if wanted else every
-    asked = [one for one in groups(bench.runs, draws=draws) if one.table in (ALONE, TWELVE)]
+    asked = [one for one in groups(bench.runs, draws=draws) if one.table == ALONE]
     found = {}
     for name in names:
         with without(name):
