@@ -28,6 +28,7 @@ _PSEUDO = 4.0
 # Of the log of a step, a doubling of devices beyond those measured: another algorithm may begin there.
 _BEYOND_SD = 0.1
 _MOST_SETUPS = 9000  # learned from: about 1,200 of each cell are looked at
+_CURVE = np.array([[2.5]])  # octaves over which what is unknown of one device's curve is alike, in draws
 _WAVES = 128  # random features of each part of the residual, for draws
 MOST_JOINT = 4000  # setups whose covariance is held in memory at once
 FORMAT = "srift-step-time-8"
@@ -334,7 +335,12 @@ class StepTimeRegressor:
         for part in self._parts(arrays):
             own = part.slopes @ shared[part.columns]
             for key, slopes in part.unknown:
-                own += slopes @ _random(seed, key).standard_normal((slopes.shape[1], half))
+                if key[0] == "alone":  # a curve in batch whose draws do not depend on which batches are asked
+                    sd = np.sqrt((slopes**2).sum(axis=1))
+                    curve = _Field.draw(_CURVE, np.ones(1), random=_random(seed, key), count=half)
+                    own += sd[:, None] * curve.at(part.features[:, :1])
+                else:
+                    own += slopes @ _random(seed, key).standard_normal((slopes.shape[1], half))
             field_ = _Field.of(part, seed=seed, count=half)
             near = field_.at(part.features) * part.several[:, None]
             if part.block is not None and part.white.shape[0]:
@@ -504,7 +510,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """Draws of a cell's residual before any row is known, by random Fourier features: the same wherever it is asked."""
+    """Draws of a process before any row is known, by random Fourier features: the same whatever else is asked."""
 
     waves: FloatArray
     phases: FloatArray
@@ -512,13 +518,18 @@ class _Field:
 
     @classmethod
     def of(cls, part: _Part, *, seed: int, count: int) -> _Field:
-        """`count` draws."""
-        random = _random(seed, ("field", part.cell))
-        waves = random.standard_normal((len(LENGTHS), _WAVES, LENGTHS.shape[1])) / LENGTHS[:, None, :]
-        phases = random.uniform(0, 2 * np.pi, (len(LENGTHS), _WAVES))
-        scale = part.spread[:2, None, None] * np.sqrt(2 / _WAVES)
-        weights = scale * random.standard_normal((len(LENGTHS), _WAVES, count))
-        return cls(waves.reshape(-1, LENGTHS.shape[1]), phases.ravel(), weights.reshape(-1, count))
+        """`count` draws of the residual of a cell."""
+        return cls.draw(LENGTHS, part.spread[:2], random=_random(seed, ("field", part.cell)), count=count)
+
+    @classmethod
+    def draw(cls, lengths: FloatArray, spread: FloatArray, *, random: np.random.Generator, count: int) -> _Field:
+        """`count` draws of a sum of processes, each with a row of `lengths` and a `spread`."""
+        parts, features = lengths.shape
+        waves = random.standard_normal((parts, _WAVES, features)) / lengths[:, None, :]
+        phases = random.uniform(0, 2 * np.pi, (parts, _WAVES))
+        scale = spread[:, None, None] * np.sqrt(2 / _WAVES)
+        weights = scale * random.standard_normal((parts, _WAVES, count))
+        return cls(waves.reshape(-1, features), phases.ravel(), weights.reshape(-1, count))
 
     def at(self, features: FloatArray) -> FloatArray:
         """(rows, count)."""

@@ -35,13 +35,13 @@ def seconds(workload: str, kind: str, layout: list[int], batch: float, *, link: 
 
 
 def runs(workloads: list[str], kinds: list[str], *, noise: float = 0.02, seed: int = 0) -> pd.DataFrame:
-    """Every layout of up to four machines at four batches."""
+    """Every layout of up to four machines at seven batches."""
     random = np.random.default_rng(seed)
     rows = []
     for workload in workloads:
         for kind in kinds:
             for layout in ([1], [2], [4], [1, 1], [2, 2], [4, 4], [1, 1, 1, 1], [4, 4, 4, 4]):
-                for batch in (8, 16, 32, 64):
+                for batch in (8, 12, 16, 24, 32, 48, 64):
                     step = seconds(workload, kind, layout, batch) * np.exp(noise * random.standard_normal())
                     rows.append(
                         {
