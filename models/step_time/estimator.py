@@ -73,7 +73,7 @@ class Known:
         points = [(setups.workloads.names[int(w)], devices[int(k)], float(b)) for w, k, b in distinct.tolist()]
         place = np.full(kind.shape, -1, dtype=np.intp)
         place[present] = where.ravel()
-        log_s, middle, least, fixed = self._seconds(points)
+        log_s, middle, least = self._seconds(points)
         sizes = setups.workloads.values(lambda name: self.gradient_bytes.get(name, 0.0))
         told = [one for one in self.gradient_bytes.values() if one > 0]
         gbps = setups.by_type({name: self.machines[name].bandwidth_gbps for name in setups.names}, np.inf)
@@ -86,7 +86,6 @@ class Known:
             alone_s=of(np.exp(log_s), 0.0),
             middle_s=of(np.exp(middle), 1.0),
             least_s=of(np.exp(least), 0.0),
-            fixed=of(fixed, 0.0),
             devices=np.where(present, layout, 0.0),
             machines=machines,
             ranks=ranks,
@@ -117,12 +116,12 @@ class Known:
         return self.alone.at(names, kinds, np.array([one[2] for one in points], dtype=float))
 
     def _seconds(self, points: Sequence[tuple[str, str, float]]) -> tuple[FloatArray, ...]:
-        """Log seconds of the points, of their workloads' middle and least batches there, and what does not grow."""
+        """Log seconds of the points, of of their workloads' middle and least batches there."""
         many = len(points)
         if not many:
-            return (np.zeros(0),) * 4
+            return (np.zeros(0),) * 3
         pairs = sorted({one[:2] for one in points})
-        asked = [(w, k, b * factor) for factor in (1.0, 2**0.5, 0.5**0.5) for w, k, b in points]
+        asked = list(points)
         for workload, kind in pairs:
             key = f"{workload}|fp32"
             asked += [
@@ -130,10 +129,9 @@ class Known:
                 (workload, kind, self.alone.reaches(key)[0]),
             ]
         found = self.alone.predict(self.at(asked))
-        here, above, below = found[: 3 * many].reshape(3, many)
         places = {pair: at for at, pair in enumerate(pairs)}
-        which = 3 * many + 2 * np.array([places[one[:2]] for one in points], dtype=np.intp)
-        return here, found[which], found[which + 1], np.clip(1 - (above - below) / np.log(2), 0, 1)
+        which = many + 2 * np.array([places[one[:2]] for one in points], dtype=np.intp)
+        return found[:many], found[which], found[which + 1]
 
 
 def _alone_points(rows: TrainingRows, machines: Mapping[str, Machine]) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """One optimizer step in closed form, and its parameters with their priors [physics.md].
 
     step = (s - 1) t + t - f t + ((f t)^p + (C - L)^p)^(1/p) + L       s accumulation steps
-    t    = (T^4 + H^4)^(1/4),  T = T1(b) e^(l a) [1 + sigma h (T1(b) / T1(b0))^eta],  H = T1(b1) eta_H (k - 1)/3
+    t    = (T^4 + H^4)^(1/4),  T = T1(b) [1 + sigma h (T1(b) / T1(b0))^eta],  H = T1(b1) eta_H (k - 1)/3
     h    = ((k - 1)/3)^q                                              k devices on a machine share it
     C    = s beta(layout) 2 (n - 1)/n G / R + alpha m (1 + G / 25 MB)  n devices on m machines, G bytes of gradient,
            and what the fullest machine adds inside, with its own s, alpha and growth in its devices
@@ -58,12 +58,10 @@ PARAMETERS: dict[str, Parameter] = {
     "inside_devices": Parameter(0.3, 0.6, 0.6, 0.03, 0.4),
     "log_inside_alpha": Parameter(-9.0, 0.7, 0.4, 0.05, 0.3),
     "logit_hidden": Parameter(0.5, 1.0, 0.5, 0.5, 0.5),
-    "logit_floor": Parameter(0.0, 1.0, 1.0, 0.0, 0.3),  # the same of what does not grow with the batch
     "log_slowdown": Parameter(-2.5, 0.8, 0.5, 0.4, 0.4),
     "slowdown_batch": Parameter(0.0, 0.3, 0.2, 0.2, 0.2),
     "log_crowding": Parameter(0.3, 0.2, 0.2, 0.0, 0.2),
     "log_host": Parameter(-1.5, 0.7, 0.5, 0.4, 0.4),
-    "level": Parameter(0.0, 0.05, 0.15, 0.0, 0.2),  # of the host's part of T1, in company against alone
 }
 NAMES = tuple(PARAMETERS)
 MEAN = np.array([one.mean for one in PARAMETERS.values()])
@@ -79,7 +77,6 @@ class Line:
     alone_s: FloatArray  # (rows, members) T1(b); 0 where padded
     middle_s: FloatArray  # (rows, members) T1(b0)
     least_s: FloatArray  # (rows, members) T1(b1)
-    fixed: FloatArray  # (rows, members) part of T1(b) that does not grow with b: 1 - d log T1 / d log b
     devices: FloatArray  # (rows, members) on the machine
     machines: FloatArray
     ranks: FloatArray
@@ -107,9 +104,7 @@ def step_times(line: Line, values: FloatArray) -> Times:
     slowest = micro.argmax(axis=1)
     last = np.take_along_axis(micro, slowest[:, None], axis=1)[:, 0]
     whole, end = exchange_seconds(line, value)
-    fixed = np.take_along_axis(line.fixed, slowest[:, None], axis=1)[:, 0]
-    covers, floor = expit(value["logit_hidden"]), expit(value["logit_floor"])
-    hidden = last * (covers + (1 - covers) * fixed * floor)
+    hidden = last * expit(value["logit_hidden"])
     early = np.maximum(whole - end, 0.0)
     power = 1 + np.exp(np.minimum(value["log_sharpness"], 4.0))
     top = np.maximum(np.maximum(hidden, early), 1e-30)
@@ -120,15 +115,12 @@ def step_times(line: Line, values: FloatArray) -> Times:
 
 def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
     """(rows, members) t of a micro-step."""
-    tall = {
-        name: value[name][:, None] for name in ("log_slowdown", "slowdown_batch", "log_crowding", "log_host", "level")
-    }
+    tall = {name: value[name][:, None] for name in ("log_slowdown", "slowdown_batch", "log_crowding", "log_host")}
     others = np.maximum(line.devices - 1, 0) / 3
     crowd = np.where(others > 0, np.maximum(others, 1e-9) ** np.minimum(np.exp(tall["log_crowding"]), _STEEPEST), 0.0)
     part = np.maximum(line.alone_s / np.where(line.middle_s > 0, line.middle_s, 1.0), 1e-6)
     # below -1 a step would take the longer the smaller its batch is
     slower = 1 + np.exp(np.minimum(tall["log_slowdown"], 3.0)) * crowd * part ** np.maximum(tall["slowdown_batch"], -1)
-    slower = slower * np.exp(tall["level"] * line.fixed * (line.ranks > 1)[:, None])
     own, host = line.alone_s * slower, line.least_s * np.exp(np.minimum(tall["log_host"], 3.0)) * others
     top = np.maximum(np.maximum(own, host), 1e-30)
     return np.asarray(top * ((own / top) ** 4 + (host / top) ** 4) ** 0.25, dtype=float)

@@ -64,12 +64,10 @@ NEUTRAL: dict[str, float] = {
     "log_last": -10.0,
     "inside_devices": 0.0,
     "log_inside_alpha": -20.0,
-    "logit_floor": -20.0,
     "log_slowdown": -20.0,
     "slowdown_batch": 0.0,
     "log_crowding": 0.0,
     "log_host": -20.0,
-    "level": 0.0,
 }
 
 
