@@ -8,7 +8,6 @@
     R    = (W^-4 + (F k)^-4)^(-1/4),  W = 50 (B / 50)^gamma           of the slowest link; k devices a machine
     L    = the same of the last bucket alone, which nothing is left to hide
 
-f    = f0 + (1 - f0) f1 (1 - d log T1 / d log b)                   a device that waits for its host hides more
 b0 is the middle and b1 the least batch of a workload; H a host-bound floor of full machines, which slows small batches
 only. Everything is an array over setups.
 """
