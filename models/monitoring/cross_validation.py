@@ -60,33 +60,22 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
         yield "setup", f"fold {at}", replace(data, runs=runs[fold != at]), runs[fold == at]
 
 
-def predictions(data: TrainingData, *, seed: int, each: Each = map) -> pd.DataFrame:
-    """Each held-out row with its split, group, measured step_s and what a model that never saw it predicts.
+def fitted(data: TrainingData, *, seed: int, each: Each = map) -> tuple[StepTimeModel, pd.DataFrame]:
+    """The model of all the data, and each held-out row with what a model that never saw it predicts.
 
     Columns: split, group, row (place among the valid runs: the same in every split), run_id, setup (workload on
-    sorted cluster), measured_s, step_s, step_low_s, step_high_s. `each` fits without each group in turn.
+    sorted cluster), measured_s, step_s, step_low_s, step_high_s. Each fit is an item for `each`. A group whose workload
+    nothing else tells about is left out. Raises ValueError as `fit` does.
     """
-    return _together(each(partial(_predicted, seed=seed), held_out(data, seed=seed)))
-
-
-def fitted(data: TrainingData, *, seed: int, each: Each = map) -> tuple[StepTimeModel, pd.DataFrame]:
-    """The model of all the data and its `predictions`, each fit an item for `each`. Raises ValueError as `fit` does."""
     model, *found = each(partial(_fitted, seed=seed), chain([data], held_out(data, seed=seed)))
-    return model, _together(found)
+    known = [one for one in found if one is not None]
+    return model, pd.concat(known, ignore_index=True) if known else _nothing()
 
 
 def _fitted(work: TrainingData | HeldOut, *, seed: int) -> StepTimeModel | pd.DataFrame | None:
-    return fit(work, seed=seed) if isinstance(work, TrainingData) else _predicted(work, seed=seed)
-
-
-def _together(found: Iterable[pd.DataFrame | None]) -> pd.DataFrame:
-    known = [one for one in found if one is not None]
-    return pd.concat(known, ignore_index=True) if known else _nothing()
-
-
-def _predicted(out: HeldOut, *, seed: int) -> pd.DataFrame | None:
-    """None for a group whose workload nothing else tells about: it cannot be held out."""
-    split, group, training, rows = out
+    if isinstance(work, TrainingData):
+        return fit(work, seed=seed)
+    split, group, training, rows = work
     try:
         predicted = fit(training, seed=seed).predict(_unanswered(rows))
     except ValueError:
@@ -123,7 +112,7 @@ def _nothing() -> pd.DataFrame:
 
 
 def summarise(scored: pd.DataFrame) -> pd.DataFrame:
-    """The scoreboard of `predictions`, columns COLUMNS: a row a group, and the group "all" that pools each split.
+    """The scoreboard of held-out rows: columns COLUMNS, a row a group, and the group "all" that pools each split.
 
     `median_width` is (high - low) / predicted.
     """
@@ -164,7 +153,7 @@ def inside(measured_s: FloatArray, low_s: FloatArray, high_s: FloatArray) -> dic
 
 
 def calibration(scored: pd.DataFrame) -> pd.DataFrame:
-    """Stated against observed coverage of `predictions`, as parts of one: split, stated, observed, rows."""
+    """Stated against observed coverage of held-out rows, as parts of one: split, stated, observed, rows."""
     rows = [
         {"split": split, "stated": part / 100, "observed": float(found.mean()), "rows": len(own)}
         for split, own in scored.groupby("split", sort=False)
@@ -176,7 +165,7 @@ def calibration(scored: pd.DataFrame) -> pd.DataFrame:
 def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     """What the fixed `model` predicts for those runs whose workload and instance types it has met as they are now.
 
-    Columns as in `predictions`, with empty split and group (rows that it was trained on flatter it).
+    Columns as in `fitted`, with empty split and group (rows that it was trained on flatter it).
     """
     known = known_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from models.campaign.campaign import shopping_list
+from models.campaign.acquisition import Past
+from models.campaign.campaign import Campaign, shopping_list
 from models.campaign.candidates import Costs, Measurement
 from models.campaign.pilots import choose_pilots
 from models.campaign.value_of_information import Contenders
@@ -218,24 +219,22 @@ def _profiles(workspace: Workspace, workload: Workload, sold: Sequence[Offer], c
     """What a campaign for this workload alone would buy: its profiles, and then its first runs."""
     frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
     costs = costs_of(workspace)
-    launches = shopping_list(
-        with_facts([workload], frames["workloads"]),
-        sold,
-        frames["runs"],
-        frames["profiles"],
-        frames["probes"],
+    settings = workspace.settings.campaign
+    campaign = Campaign(
         max_usd=float("inf"),
         max_seconds=workspace.max_minutes * 60,
-        max_hosts=workspace.settings.campaign.max_hosts,
+        max_hosts=settings.max_hosts,
         fits=workspace.launches,
-        seed=workspace.settings.campaign.seed,
+        seed=settings.seed,
         market=sold[0].market,
         costs=costs,
     )
+    past = Past(runs=frames["runs"], profiles=frames["profiles"], probes=frames["probes"])
+    launches = shopping_list(campaign, with_facts([workload], frames["workloads"]), sold, past)
     items = [(launch.cluster, item) for launch in launches for item in launch.items if item.kind != "probe"]
     items = sorted(items, key=lambda pair: pair[1].kind != "profile")[:count]
     if not items:
-        return _no_runs(NOTHING_NEW.format(hosts=workspace.settings.campaign.max_hosts))
+        return _no_runs(NOTHING_NEW.format(hosts=settings.max_hosts))
     runs = []
     for cluster, item in items:
         members = [cluster.members[node] for node in item.nodes]

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from functools import cache
 
 import pandas as pd
 import pytest
 
-from models.monitoring.cross_validation import SPLITS, predictions, predictions_of, summarise
+from models.monitoring.cross_validation import SPLITS, fitted, predictions_of, summarise
 from models.monitoring.promotion import LARGE_ERROR, caution, decide, verdict
 from models.step_time.model import StepTimeModel, TrainingData, fit
-from tests.models.monitoring.test_cross_validation import data, held
+from tests.models.monitoring.test_cross_validation import both, data, held
 from tests.models.synthetic import World
 
 NEW = {"workload": "lm", "instance type": "s.whole"}
 
 
-@cache
 def whole() -> StepTimeModel:
     """The challenger whose held-out predictions `held` are."""
-    return fit(data(), seed=0)
+    return both()[0]
 
 
 def once(scored: pd.DataFrame) -> pd.DataFrame:
@@ -87,8 +85,8 @@ def test_a_champion_of_little_data_loses_to_a_challenger_of_much() -> None:
     much = World(8).data(90)
     little = replace(much, runs=much.runs.iloc[:12], profiles=much.profiles[much.profiles["workload"] == "lm"])
     champion = fit(replace(little, probes=pd.DataFrame()), seed=0)
-    scored = predictions(much, seed=0)
-    decision = verdict(much, scored, fit(much, seed=0), champion)
+    challenger, scored = fitted(much, seed=0)
+    decision = verdict(much, scored, challenger, champion)
     assert decision.promote, decision.reason
     assert summarise(scored).set_index(["split", "group"]).loc[("setup", "all"), "rows"] == 90
 

@@ -196,7 +196,7 @@ def test_expectations_are_of_the_definitions_of_today(here: Workspace) -> None:
 
 def test_the_measured_size_of_a_gradient_reaches_the_planning(here: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Workload] = []
-    monkeypatch.setattr(shopping, "shopping_list", lambda workloads, *rest, **named: seen.extend(workloads) or [])
+    monkeypatch.setattr(shopping, "shopping_list", lambda campaign, workloads, *_, **__: seen.extend(workloads) or [])
     shop(here, None)
     facts = measured().workloads.set_index("workload")["gradient_bytes"]
     assert {one.name: one.gradient_bytes for one in seen} == dict(facts)
