@@ -61,11 +61,13 @@ def test_the_first_pilot_is_the_best_single_one_of_a_few_by_the_regret_after_it(
     assert after[best] <= min(after.values()) + 0.004
 
 
-def test_to_measure_every_contender_without_noise_leaves_no_regret_but_luck() -> None:
+def test_to_measure_every_contender_without_noise_and_spread_leaves_no_regret() -> None:
     contenders, _ = open_choice(UNSURE)
     mean, covariance, noise = UNSURE.joint(frame(list(contenders.setups)))
     belief = Belief(mean=mean, covariance=covariance, noise=0 * noise)
-    questions = [replace(one, luck=0 * one.luck) for one in contenders.questions if one.name == DEADLINE.goal]
+    questions = [
+        replace(one, irreducible_sd=0 * one.irreducible_sd) for one in contenders.questions if one.name == DEADLINE.goal
+    ]
     known = expected_regret(questions, belief, range(len(mean)), seed=3)
     assert known == pytest.approx(0, abs=2e-3) and expected_regret(questions, belief, [], seed=3) > 0.01
 
@@ -85,7 +87,7 @@ def two(noise: float, pilot: int = 0) -> float:
         fixed_hours=np.zeros(2),
         hours_per_step_s=np.ones(2),
         usd_per_hour=np.ones(2),
-        luck=np.zeros(2),
+        irreducible_sd=np.zeros(2),
         aim="hours",
     )
     belief = Belief(mean=np.array([0.0, -0.2]), covariance=0.3**2 * np.eye(2), noise=np.full(2, noise))
@@ -121,7 +123,7 @@ def test_where_nobody_is_sure_to_meet_the_deadline_pilots_tell_of_the_likeliest_
     (asked,) = [one for one in contenders.questions if one.name == DEADLINE.goal]
     mean = UNSURE.joint(frame(list(contenders.setups)))[0]
     work = asked.fixed_hours + asked.hours_per_step_s * np.exp(mean[asked.places])
-    tight = replace(asked, limit=float(work.min()) * 1.01, luck=0 * asked.luck)
+    tight = replace(asked, limit=float(work.min()) * 1.01, irreducible_sd=0 * asked.irreducible_sd)
     doubted = replace(contenders, questions=(tight,))
     found = choose_pilots(doubted, frame(setups), UNSURE.joint, goal=DEADLINE.goal, count=3, seed=1)
     likeliest = contenders.setups[int(asked.places[np.argmin(work)])]
