@@ -29,7 +29,7 @@ from ..execution.job import Clock, Job, Served, Stopwatch, Watch, job_of, write_
 from ..execution.mailbox import WorkloadChanged
 from ..execution.outcomes import AttemptEnd, full_mailbox, launch_row, planned_id
 from ..execution.session import Session
-from ..market.job_conditions import costs_of
+from ..market.job_conditions import circumstances, costs_of
 from ..market.offers import current_offers, nothing_to_buy, offers_now, with_facts
 from ..monitoring.checks import drifting_types
 from ..node.record import MACHINE
@@ -169,13 +169,13 @@ def _model(
 ) -> Model:
     """What the champion says of the workloads and types that it has met as they are defined now."""
     known = [offer for offer in offers if model.met_type(offer.instance_type)]
+    conditions = circumstances(workspace)
     contenders: dict[str, Contenders] = {}
-    for workload in workloads:
-        if not known or not model.met_workload(workload):
-            continue
-        found = planned(workspace, model, workload, known)
-        if found.ranked:
-            contenders[workload.name] = contending(workspace, model, workload, found)
+    for workload in workloads if known else ():
+        if model.met_workload(workload):
+            found = planned(workspace, model, workload, known, conditions=conditions)
+            if found.ranked:
+                contenders[workload.name] = contending(model, workload, found, conditions=conditions)
     fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
     return Model(
         contenders=contenders,

@@ -18,7 +18,7 @@ from models.step_time import serialization
 from tasks.market.offers import note_definitions, with_known_facts
 from tasks.providers.base import ProviderError
 from tasks.recommendation import recommend
-from tasks.recommendation.recommend import plan_one, recommend_all, recommend_one
+from tasks.recommendation.recommend import Case, plan_one, recommend_all, recommend_one
 from tasks.training.registry import Champion
 from tasks.workspace.settings import IMPORTED
 from tasks.workspace.workspace import Workspace
@@ -198,7 +198,7 @@ def test_the_champions_answer_is_that_of_predicting_and_drawing_for_every_setup(
     )
     monkeypatch.setattr(ranking, "CONTENDERS", 5)  # so that most of this little world can be left out
     monkeypatch.setattr(search, "_TURN", 8)
-    found = plan_one(here, champion(), wide, offers, measured().runs)
+    found = plan_one(Case.of(here, champion(), wide, offers), measured().runs)
     assert 0 < found.looked_at < 0.8 * found.candidates
     setups = planner.candidates(
         wide,
