@@ -11,11 +11,11 @@ import pandas as pd
 
 from models.campaign.acquisition import Past
 from models.campaign.campaign import Campaign, shopping_list
-from models.campaign.candidates import Costs, Measurement
+from models.campaign.candidates import Costs
 from models.campaign.pilots import Pilots, choose_pilots
 from models.campaign.value_of_information import Contenders
 from models.domain import setup_table
-from models.domain.cluster import Offer, cluster_name
+from models.domain.cluster import Cluster, Offer
 from models.domain.workload import Setup, Workload, joined
 from models.planner import planner
 from models.planner.candidates import worth_asking
@@ -166,7 +166,6 @@ def _on_one_device(setups: Sequence[Setup]) -> list[Setup]:
 
 
 def _run(costs: Costs, setup: Setup, step_s: float) -> Found:
-    billed_s = costs.billed_s(costs.run_s(step_s))
     return {
         "kind": "train",
         "cluster": setup.cluster.name,
@@ -174,9 +173,12 @@ def _run(costs: Costs, setup: Setup, step_s: float) -> Found:
         "market": setup.cluster.members[0].market,
         "batch_per_device": joined(setup.batch_per_device),
         "accumulation_steps": setup.accumulation_steps,
-        "seconds": billed_s,
-        "usd": billed_s * (setup.cluster.total_usd_per_hour or 0.0) / 3600,
-    }
+    } | _billed(costs, setup.cluster, costs.run_s(step_s))
+
+
+def _billed(costs: Costs, cluster: Cluster, run_s: float) -> Found:
+    seconds = costs.billed_s(run_s)
+    return {"seconds": seconds, "usd": seconds * (cluster.total_usd_per_hour or 0.0) / 3600}
 
 
 def _profiles(workspace: Workspace, workload: Workload, sold: Sequence[Offer], count: int) -> Found:
@@ -200,25 +202,16 @@ def _profiles(workspace: Workspace, workload: Workload, sold: Sequence[Offer], c
     if not items:
         return _no_runs(NOTHING_NEW.format(hosts=settings.max_hosts))
     runs = []
-    for cluster, item in items:
-        members = [cluster.members[node] for node in item.nodes]
-        billed_s = costs.billed_s(item.est_s)
-        runs.append(
-            {
-                "kind": item.kind,
-                "cluster": cluster_name(one.instance_type.name for one in members),
-                "layout": joined(item.layout),
-                "market": members[0].market,
-                "batch_per_device": _batches(item),
-                "accumulation_steps": item.accumulation_steps,
-                "seconds": billed_s,
-                "usd": billed_s * sum(one.total_usd_per_hour or 0.0 for one in members) / 3600,
-                "regret_after": None,
-                "assured_after": None,
-            }
-        )
+    for launched, item in items:
+        cluster = Cluster(members=tuple(launched.members[node] for node in item.nodes))
+        batches = joined(item.batches) if item.kind == "train" else ", ".join(map(str, item.batches))
+        run = {
+            "kind": item.kind,
+            "cluster": cluster.name,
+            "layout": joined(item.layout),
+            "market": cluster.members[0].market,
+            "batch_per_device": batches,
+            "accumulation_steps": item.accumulation_steps,
+        }
+        runs.append(run | _billed(costs, cluster, item.est_s) | {"regret_after": None, "assured_after": None})
     return {"settled": False, "regret": None, "runs": runs, "reason": ""}
-
-
-def _batches(item: Measurement) -> str:
-    return joined(item.batches) if item.kind == "train" else ", ".join(map(str, item.batches))
