@@ -76,22 +76,17 @@ def test_no_run_is_worth_less_than_nothing_and_equals_get_equal(asked: tuple[Que
     assert np.array_equal(found.regret, again.regret) and np.array_equal(found.chance, again.chance)
 
 
-def test_a_run_that_tells_nothing_about_a_contender_is_worth_nothing() -> None:
+def test_a_run_is_worth_something_where_it_tells_of_a_near_rival_and_little_where_it_is_all_noise() -> None:
     believed = belief([1.0, 1.01, 1.0], [0.1, 0.1, 0.1])
     found = gain(question(2), believed, [0, 1, 2])  # the third contends for nothing and shares nothing
     assert found.regret[2] == found.chance[2] == 0.0 and np.all(found.regret[:2] > 0.01)
-
-
-def test_what_is_known_is_worth_nothing_and_a_run_that_is_all_noise_hardly_anything() -> None:
-    assert gain(question(2), belief([1.0, 1.01], [1e-8, 1e-8]), [0, 1]).regret.tolist() == [0.0, 0.0]
+    assert gain(question(2), belief([1.0, 1.01], [1e-8, 1e-8]), [0, 1]).regret.tolist() == [0.0, 0.0], "all is known"
     clear, noisy = (gain(question(2), belief([1.0, 1.01], [0.1, 0.1], noise=n), [1]).regret[0] for n in (NOBODY, 10.0))
     assert noisy < clear / 10
-
-
-def test_a_clear_loser_is_worth_less_than_a_near_rival() -> None:
+    near, loser = range(2)
     found = gain(question(3), belief([1.0, 1.05, 3.0], [0.1, 0.1, 0.1]), [1, 2])
-    assert found.regret[0] > 0.01 and found.regret[1] < 1e-6
-    assert found.chance[0] > 0.2 and found.chance[1] < 1e-3
+    assert found.regret[near] > 0.01 and found.regret[loser] < 1e-6
+    assert found.chance[near] > 0.2 and found.chance[loser] < 1e-3
 
 
 def test_the_worth_is_that_of_the_textbook() -> None:
