@@ -65,18 +65,17 @@ def test_a_market_without_prices_is_named_and_not_taken_for_too_few_machines(
         answer("ec2", Question(workload="conv", hours=12.0, usd=None), market="spot", top=1)
 
 
-def test_an_imported_workload_is_answered_for_without_a_line_in_srift_toml(
+def test_an_imported_workload_is_answered_for_and_the_question_comes_before_what_is_stated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Asked(tmp_path, monkeypatch).answer("foreign", samples=1_000_000, batch=64)
+    world = Asked(tmp_path, monkeypatch, samples="5000")
+    asked = world.answer("foreign", samples=1_000_000, batch=64)
     assert (asked.samples, asked.global_batch_least, asked.global_batch_most) == (1_000_000, 64, 64)
     assert asked.digest == IMPORTED, "as the model has met it"
-
-
-def test_samples_may_come_with_the_facts_of_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = Asked(tmp_path, monkeypatch, samples="5000")
     assert world.answer("foreign", batch=32).samples == 5000
-    assert world.answer("foreign", batch=32, samples=7).samples == 7
+    assert world.answer("conv").global_batch_least == 48
+    asked = world.answer("conv", batch=96)
+    assert (asked.global_batch_least, asked.global_batch_most, asked.samples) == (96, 96, 200_000)
 
 
 def test_what_is_missing_of_an_imported_workload_is_said_with_where_to_state_it(
@@ -88,15 +87,6 @@ def test_what_is_missing_of_an_imported_workload_is_said_with_where_to_state_it(
             world.answer("foreign", **words)
     with pytest.raises(SettingsError, match="did you mean 'foreign'"):
         world.answer("foreigm")
-
-
-def test_the_batch_of_the_question_comes_before_that_of_srift_toml(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = Asked(tmp_path, monkeypatch)
-    assert world.answer("conv").global_batch_least == 48
-    asked = world.answer("conv", batch=96)
-    assert (asked.global_batch_least, asked.global_batch_most, asked.samples) == (96, 96, 200_000)
 
 
 def test_a_workload_known_by_imports_alone_has_been_met_once_it_was_learned(
