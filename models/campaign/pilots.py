@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from .acquisition import Joint
-from .value_of_information import MISS, Belief, Contenders, Floats, Question, judged, taken, worths
+from .value_of_information import MISS, Belief, Contenders, Floats, Question, choices, objective_and_chance, worths
 
 _TRUTHS = 400  # joint draws of what the step times may be
 _ROUNDING = 1e-10
@@ -56,10 +56,10 @@ def choose_pilots(
     doubted = _likeliest(questions[0], now)
     for _ in range(min(count, len(places))):
         left = [place for place in places if place not in chosen]
-        value = worths(questions, belief, left).regret if doubted is None else belief.told(left)[doubted] ** 2
+        value = worths(questions, belief, left).regret if doubted is None else belief.mean_shift(left)[doubted] ** 2
         if not value.any():
             contending = np.unique(np.concatenate([one.places for one in questions]))
-            value = (belief.told(left)[contending] ** 2).mean(axis=0)
+            value = (belief.mean_shift(left)[contending] ** 2).mean(axis=0)
         chosen.append(left[int(np.argmax(value))])
         belief = belief.given(chosen[-1])
     steps = [chosen[: n + 1] for n in range(len(chosen))]
@@ -74,7 +74,7 @@ def choose_pilots(
 def _likeliest(question: Question, belief: Belief) -> int | None:
     """Place of the contender that is likeliest to meet the constraint, where none does as surely as is required."""
     mean, variance = belief.mean[question.places], belief.variance[question.places]
-    meets = judged(question, mean[:, None, None], variance[:, None, None])[1]
+    meets = objective_and_chance(question, mean[:, None, None], variance[:, None, None])[1]
     if meets is None or meets.max() >= question.p_required:
         return None
     return int(question.places[np.argmax(meets[:, 0, 0])])
@@ -82,19 +82,19 @@ def _likeliest(question: Question, belief: Belief) -> int | None:
 
 def _assured(question: Question, belief: Belief, pilots: Sequence[int], *, seed: int) -> float:
     """Chance that some contender meets the constraint as surely as is required once the runs at `pilots` are known."""
-    _, said, left = _told(belief, pilots, seed=seed)
+    _, said, left = _after_runs(belief, pilots, seed=seed)
     places = question.places
-    meets = judged(question, said[places][:, None, :], left[places][:, None, None])[1]
+    meets = objective_and_chance(question, said[places][:, None, :], left[places][:, None, None])[1]
     return 1.0 if meets is None else float(np.mean(meets.max(axis=0) >= question.p_required))
 
 
 def expected_regret(questions: Sequence[Question], belief: Belief, pilots: Sequence[int], *, seed: int) -> float:
     """Of the choices made once the runs at the places `pilots` are known, over joint draws of the truth."""
-    truth, said, left = _told(belief, pilots, seed=seed)
+    truth, said, left = _after_runs(belief, pilots, seed=seed)
     return float(np.mean([_regret(one, said, left, truth) for one in questions]))
 
 
-def _told(belief: Belief, pilots: Sequence[int], *, seed: int) -> tuple[Floats, Floats, Floats]:
+def _after_runs(belief: Belief, pilots: Sequence[int], *, seed: int) -> tuple[Floats, Floats, Floats]:
     """(n, draws) truths, (n, draws) what would be expected of them once the runs at `pilots` are known, and (n,) the
     variance that is left."""
     picked = np.array(pilots, dtype=np.intp)
@@ -112,7 +112,7 @@ def _told(belief: Belief, pilots: Sequence[int], *, seed: int) -> tuple[Floats, 
 
 def _regret(question: Question, said: Floats, left: Floats, truth: Floats) -> float:
     places = question.places
-    picks = taken(question, *judged(question, said[places][:, None, :], left[places][:, None, None]))[0]
-    objective, meets = judged(question, truth[places][:, None, :], np.zeros((len(places), 1, 1)))
+    picks = choices(question, *objective_and_chance(question, said[places][:, None, :], left[places][:, None, None]))[0]
+    objective, meets = objective_and_chance(question, truth[places][:, None, :], np.zeros((len(places), 1, 1)))
     loss = (objective if meets is None else objective + MISS * (1 - meets))[:, 0, :]
     return float(np.mean(loss[picks, np.arange(loss.shape[1])] - loss.min(axis=0)))

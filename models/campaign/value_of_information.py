@@ -60,7 +60,7 @@ class Belief:
             noise=self.noise,
         )
 
-    def told(self, places: Sequence[int]) -> Floats:
+    def mean_shift(self, places: Sequence[int]) -> Floats:
         """(n, places) by how far a run at each place moves each setup's mean, in logs, when it is one sd off."""
         across = self.covariance[:, places]
         return np.asarray(across / np.sqrt(np.maximum(self.variance[places] + self.noise[places], 1e-12)))
@@ -77,7 +77,7 @@ class Question:
     """One goal of one job: the contenders, and what each would cost. Arrays have one entry a contender.
 
     hours = fixed_hours + hours_per_step_s x step_s;  usd = usd_per_hour x hours. `aim` and `limited` are "hours" or
-    "usd" (`limited` None: no constraint); `luck` is the standard deviation of log hours that no measurement can lower.
+    "usd" (`limited` None: no constraint); `irreducible_sd` is that of log hours once the step time is known.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Question:
     fixed_hours: Floats
     hours_per_step_s: Floats
     usd_per_hour: Floats
-    luck: Floats
+    irreducible_sd: Floats
     aim: str
     limited: str | None = None
     limit: float = np.inf
@@ -108,8 +108,10 @@ def choice(question: Question, belief: Belief) -> int:
     if not len(question.places):
         raise ValueError(f"{question.name}: nobody to choose from")
     mean = belief.mean[question.places]
-    objective, meets = judged(question, mean[:, None, None], belief.variance[question.places][:, None, None])
-    return int(taken(question, objective, meets)[0, 0])
+    objective, meets = objective_and_chance(
+        question, mean[:, None, None], belief.variance[question.places][:, None, None]
+    )
+    return int(choices(question, objective, meets)[0, 0])
 
 
 def gain(question: Question, belief: Belief, runs: Sequence[int]) -> Gain:
@@ -118,7 +120,7 @@ def gain(question: Question, belief: Belief, runs: Sequence[int]) -> Gain:
     if len(question.places) < 2 or not len(runs):
         return found
     now = choice(question, belief)
-    told = belief.told(runs)[question.places]
+    told = belief.mean_shift(runs)[question.places]
     telling = np.flatnonzero(np.abs(told).max(axis=0) > _TELLING)
     step = max(1, _AT_ONCE // (len(question.places) * len(_NODES)))
     for first in range(0, len(telling), step):
@@ -131,14 +133,14 @@ def _outcomes(question: Question, belief: Belief, told: Floats, now: int) -> tup
     """(runs,) gain and chance of another choice, over the outcomes of each run."""
     mean = belief.mean[question.places][:, None, None] + told[:, :, None] * _NODES
     left = np.maximum(belief.variance[question.places][:, None] - told**2, 0.0)[:, :, None]
-    objective, meets = judged(question, mean, left)
-    picks = taken(question, objective, meets)
+    objective, meets = objective_and_chance(question, mean, left)
+    picks = choices(question, objective, meets)
     loss = objective if meets is None else objective + MISS * (1 - meets)
     better = loss[now] - np.take_along_axis(loss, picks[None], axis=0)[0]
     return np.maximum(better @ _WEIGHTS, 0.0), (picks != now) @ _WEIGHTS
 
 
-def judged(question: Question, mean: Floats, variance: Floats) -> tuple[Floats, Floats | None]:
+def objective_and_chance(question: Question, mean: Floats, variance: Floats) -> tuple[Floats, Floats | None]:
     """Log objective of contenders (axis 0) and their chance to meet the constraint (None without one)."""
     tall = (slice(None), None, None)
     work = question.hours_per_step_s[tall] * np.exp(mean)
@@ -147,12 +149,12 @@ def judged(question: Question, mean: Floats, variance: Floats) -> tuple[Floats, 
     by["usd"] = by["hours"] + np.log(question.usd_per_hour)[tall]
     if question.limited is None:
         return by[question.aim], None
-    spread = np.sqrt(variance * (work / hours) ** 2 + question.luck[tall] ** 2)
+    spread = np.sqrt(variance * (work / hours) ** 2 + question.irreducible_sd[tall] ** 2)
     margin = (np.log(question.limit) - by[question.limited]) / np.maximum(spread, _LEAST_SD)
     return by[question.aim], np.asarray(ndtr(margin))
 
 
-def taken(question: Question, objective: Floats, meets: Floats | None) -> Places:
+def choices(question: Question, objective: Floats, meets: Floats | None) -> Places:
     """Position of the choice for each (run, outcome); ties go to the first."""
     if meets is None:
         return np.asarray(np.argmin(objective, axis=0), dtype=np.intp)
@@ -194,15 +196,7 @@ def worths(questions: Sequence[Question], belief: Belief, runs: Sequence[int]) -
     return Worths(regret=total, chance=chance, question=names)
 
 
-def left_of(worth: Floats, alike: Floats, taken: Sequence[int]) -> Floats:
-    """(runs,) what is left of `worth` once the runs `taken` are made: less by the share that they tell of the same.
-
-    `alike` is (runs, runs) of `Belief.alike`. Never more than before, so that values only fall as a launch is filled.
-    """
-    return np.asarray(worth * np.prod(1 - alike[:, list(taken)], axis=1))
-
-
-_OUTCOMES = 41  # quantiles of each setup's step time under which luck is looked at
+_OUTCOMES = 41  # quantiles of each setup's step time at which the spread that remains is looked at
 _LEAST_CHANCE = 0.02  # to meet a constraint, below which nobody contends
 _MOST, _MOST_SAFE = 30, 10  # contenders of a goal by their objective, and those that meet its constraint besides
 
@@ -228,7 +222,7 @@ def contenders_of(
 
     Of each cluster and market its best split by the goal, of these the 30 with the least expected objective and the 10
     best that meet the constraint already. A goal that nobody can meet asks nothing; `conditions` is as in
-    `ranking.recommend`. Raises ValueError as that does on a goal that cannot be judged.
+    `ranking.recommend`. Raises ValueError as that does on a goal that cannot be objective_and_chance.
     """
     goals = goals_of(workload)
     if not setups:
@@ -245,7 +239,7 @@ def contenders_of(
         conditions=conditions or Stated(),
         seed=seed,
     )
-    luck = np.std(np.log(view.sampled_hours / view.mean_hours), axis=1)
+    irreducible_sd = np.std(np.log(view.sampled_hours / view.mean_hours), axis=1)
     places: dict[Key, int] = {}
     chosen: list[Setup] = []
     questions = []
@@ -264,7 +258,7 @@ def contenders_of(
                 fixed_hours=fixed,
                 hours_per_step_s=np.maximum(view.hours[picked] - fixed, 1e-12) / step_s[picked],
                 usd_per_hour=view.price[picked],
-                luck=luck[picked],
+                irreducible_sd=irreducible_sd[picked],
                 aim=goal.objective,
                 limited=goal.constraint,
                 limit=goal.limit or np.inf,

@@ -139,7 +139,7 @@ def questions_at(
             fixed_hours=nothing,
             hours_per_step_s=nothing + 1,
             usd_per_hour=price[places],
-            luck=nothing,
+            irreducible_sd=nothing,
             aim=aim,
             limited=limited,
             limit=limit * _EXACT,

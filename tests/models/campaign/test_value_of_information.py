@@ -17,8 +17,7 @@ from models.campaign.value_of_information import (
     choice,
     contenders_of,
     gain,
-    judged,
-    left_of,
+    objective_and_chance,
     worths,
 )
 from models.domain.cluster import Cluster
@@ -38,7 +37,7 @@ def question(count: int, **changes: object) -> Question:
         fixed_hours=nothing,
         hours_per_step_s=nothing + 1,
         usd_per_hour=nothing + 1,
-        luck=nothing,
+        irreducible_sd=nothing,
         aim="hours",
     )
     return replace(plain, **changes)  # type: ignore[arg-type]
@@ -77,22 +76,17 @@ def test_no_run_is_worth_less_than_nothing_and_equals_get_equal(asked: tuple[Que
     assert np.array_equal(found.regret, again.regret) and np.array_equal(found.chance, again.chance)
 
 
-def test_a_run_that_tells_nothing_about_a_contender_is_worth_nothing() -> None:
+def test_a_run_is_worth_something_where_it_tells_of_a_near_rival_and_little_where_it_is_all_noise() -> None:
     believed = belief([1.0, 1.01, 1.0], [0.1, 0.1, 0.1])
     found = gain(question(2), believed, [0, 1, 2])  # the third contends for nothing and shares nothing
     assert found.regret[2] == found.chance[2] == 0.0 and np.all(found.regret[:2] > 0.01)
-
-
-def test_what_is_known_is_worth_nothing_and_a_run_that_is_all_noise_hardly_anything() -> None:
-    assert gain(question(2), belief([1.0, 1.01], [1e-8, 1e-8]), [0, 1]).regret.tolist() == [0.0, 0.0]
+    assert gain(question(2), belief([1.0, 1.01], [1e-8, 1e-8]), [0, 1]).regret.tolist() == [0.0, 0.0], "all is known"
     clear, noisy = (gain(question(2), belief([1.0, 1.01], [0.1, 0.1], noise=n), [1]).regret[0] for n in (NOBODY, 10.0))
     assert noisy < clear / 10
-
-
-def test_a_clear_loser_is_worth_less_than_a_near_rival() -> None:
+    near, loser = range(2)
     found = gain(question(3), belief([1.0, 1.05, 3.0], [0.1, 0.1, 0.1]), [1, 2])
-    assert found.regret[0] > 0.01 and found.regret[1] < 1e-6
-    assert found.chance[0] > 0.2 and found.chance[1] < 1e-3
+    assert found.regret[near] > 0.01 and found.regret[loser] < 1e-6
+    assert found.chance[near] > 0.2 and found.chance[loser] < 1e-3
 
 
 def test_the_worth_is_that_of_the_textbook() -> None:
@@ -142,26 +136,14 @@ def test_questions_add_up_and_what_saves_next_to_nothing_counts_nothing() -> Non
     assert worths([question(2)], twins, [0, 1]).regret.tolist() == [0.0, 0.0]
 
 
-def test_a_run_loses_what_those_before_it_tell() -> None:
-    worth = np.array([1.0, 1.0, 1.0])
+def test_runs_tell_the_same_by_the_square_of_their_correlation() -> None:
     alike = belief([1.0] * 3, [0.1] * 3, alike=0.6).alike()
-    assert left_of(worth, alike, [0]) == pytest.approx([0.0, 0.64, 0.64], abs=1e-6)
-    assert left_of(worth, alike, []) == pytest.approx(worth)
+    assert alike == pytest.approx(0.36 + 0.64 * np.eye(3), abs=1e-6)
 
 
-def test_luck_that_no_run_can_lower_counts_against_meeting_a_constraint() -> None:
-    question = Question(
-        name="deadline",
-        places=np.arange(2),
-        fixed_hours=np.zeros(2),
-        hours_per_step_s=np.ones(2),
-        usd_per_hour=np.ones(2),
-        luck=np.array([0.0, 0.5]),
-        aim="usd",
-        limited="hours",
-        limit=1.2,
-    )
-    _, meets = judged(question, np.zeros((2, 1, 1)), np.full((2, 1, 1), 0.01**2))
+def test_spread_that_no_run_can_lower_counts_against_meeting_a_constraint() -> None:
+    asked = question(2, irreducible_sd=np.array([0.0, 0.5]), aim="usd", limited="hours", limit=1.2)
+    _, meets = objective_and_chance(asked, np.zeros((2, 1, 1)), np.full((2, 1, 1), 0.01**2))
     assert meets is not None and meets[0, 0, 0] > 0.99 > 0.75 > meets[1, 0, 0] > 0.5
 
 

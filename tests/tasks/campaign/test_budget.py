@@ -134,11 +134,8 @@ def test_machines_that_another_controller_holds_count_to_their_deadline(here: Wo
     assert f"({0:.2f} spent, {expected:.2f} committed)" in refusal(here)
     machines(here).held = [held(hours=0.5)]
     assert refusal(here) == ""
-
-
-def test_this_campaigns_own_machines_that_would_not_end_count_against_its_cap_too(here: Workspace) -> None:
     machines(here).held = [held(LAUNCHED, hours=0.1)]
-    assert "this campaign's cap" in refusal(here, tally(0.5))
+    assert "this campaign's cap" in refusal(here, tally(0.5)), "its own machines that would not end"
     machines(here).held = [held("other-00", hours=0.1)]
     assert refusal(here, tally(0.5)) == "", "another campaign's cap is its own"
 
@@ -172,6 +169,12 @@ def test_where_spending_is_not_known_nothing_more_is_spent(here: Workspace) -> N
     assert refusal(here) != ""
 
 
+def test_a_type_without_a_price_is_not_launched(here: Workspace) -> None:
+    machines(here).unpriced = frozenset({"s.large"})
+    snapshot_offers.fn(here, "refresh-2", NOON)
+    assert "not known" in refusal(here)
+
+
 def test_spot_alone_is_bound_by_what_is_bid_and_so_are_machines_that_are_held(here: Workspace) -> None:
     ec2 = here.settings.ec2.model_copy(update={"markets": ("spot",)})
     here = replace(here, settings=here.settings.model_copy(update={"ec2": ec2}))
@@ -185,20 +188,13 @@ def test_spot_alone_is_bound_by_what_is_bid_and_so_are_machines_that_are_held(he
     assert month.committed_usd == pytest.approx(at_worst(SPOT_MARGIN * dearest, 7200.0))
 
 
-def test_a_type_without_a_price_is_not_launched(here: Workspace) -> None:
-    machines(here).unpriced = frozenset({"s.large"})
-    snapshot_offers.fn(here, "refresh-2", NOON)
-    assert "not known" in refusal(here)
-
-
-def test_before_the_first_refresh_nothing_was_spent(here: Workspace) -> None:
+def test_nothing_was_spent_before_the_first_refresh_and_money_on_this_machine_is_illustrative(
+    here: Workspace, tmp_path: Path
+) -> None:
     (here.home / "warehouse.duckdb").unlink()
     assert caps.spent_this_month(here, NOON) == (0.0, "")
-
-
-def test_money_on_this_machine_is_illustrative(tmp_path: Path) -> None:
-    made = install(tmp_path)
-    made = monthly(made, 0.0)
+    (tmp_path / "local").mkdir()
+    made = monthly(install(tmp_path / "local"), 0.0)
     assert caps.allowance(made, launch(made), tally(0.0), NOON).refusal == ""
 
 

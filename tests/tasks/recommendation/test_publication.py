@@ -60,11 +60,6 @@ def test_after_a_refresh_where_machines_cost_only_what_is_known_there_is_shown_a
     assert "srift recommend foreign --provider ec2 --deadline 12h --samples N --batch B" in command
     assert not any("--max-usd" in one for one in said), "nothing may be spent"
     assert after_refresh(replace(here, provider=DescribedMachines()), rows) == (rows[2:], [])
-
-
-def test_samples_that_an_import_told_are_not_asked_for_again(tmp_path: Path) -> None:
-    here = install(tmp_path, "conv", provider=DescribedMachines(name="ec2"))
-    (tmp_path / "rows.csv").write_text(ROWS)
     (tmp_path / "facts.csv").write_text(FACTS.replace("100,\n", "100,9\n"))
-    import_measurements(here.warehouse, tmp_path / "rows.csv", workloads=tmp_path / "facts.csv", now=NOON)
-    assert after_refresh(here, [])[1][-1].endswith("foreign --provider ec2 --deadline 12h --batch B")
+    import_measurements(here.warehouse, None, workloads=tmp_path / "facts.csv", now=NOON)
+    assert after_refresh(here, rows)[1][-1].endswith("foreign --provider ec2 --deadline 12h --batch B")
