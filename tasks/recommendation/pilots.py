@@ -18,7 +18,7 @@ from models.domain.cluster import Offer, cluster_name
 from models.domain.workload import Setup, Workload, joined
 from models.job.job_conditions import Circumstances
 from models.planner import planner
-from models.planner.candidates import worth_asking
+from models.planner.candidates import Supply, worth_asking
 from models.planner.planner import Plan
 from models.step_time.model import StepTimeModel
 from warehouse import reads
@@ -168,14 +168,8 @@ def _candidates(
     """Setups on few machines that were never measured: the contenders, then the cheapest an hour; `alone`: one device's
     before all.
     """
-    setups = planner.candidates(
-        workload,
-        sold,
-        max_hosts=_most_hosts(workspace),
-        fits=workspace.launches,
-        line=lambda name: model.compute_line(workload.name, name),
-        peak_bytes=lambda name, batch: model.peak_bytes(workload.name, name, batch),
-    )
+    supply = Supply(offers=sold, max_hosts=_most_hosts(workspace), fits=workspace.launches)
+    setups = planner.candidates(workload, supply, model)
     # a fast cluster is dear by the hour, and the run that tells most of it may be one on itself
     chosen = {setup_table.setup_key(one) for one in contenders.setups}
     dollars = [setup.cluster.total_usd_per_hour or 0.0 for setup in setups]
