@@ -27,7 +27,6 @@ _LEAST_SECONDS_PER_SAMPLE = 1e-12  # a profile may fit a flat line; the split mu
 _ALMOST = 1e-9  # of a sample, or relative of a second: below what arithmetic on floats can tell apart
 
 Line = tuple[float, float]  # (a, k): seconds of forward and backward on one device are a + k * batch
-Floats = NDArray[np.float64]
 Wholes = NDArray[np.int64]
 
 
@@ -54,8 +53,8 @@ def finish_together(lines: Sequence[Line], total: int, devices: Sequence[int] | 
 
 
 def split_groups(
-    a: Floats, k: Floats, *, count: Wholes, devices: Wholes, total: Wholes
-) -> tuple[Wholes, NDArray[np.bool_]]:
+    a: FloatArray, k: FloatArray, *, count: Wholes, devices: Wholes, total: Wholes
+) -> tuple[Wholes, BoolArray]:
     """The same for many clusters at once, machines of a type together: (clusters, types) arrays, `count` 0 padded.
 
     First result: the samples of one device of each machine, summed over the machines of the type; they are shared as
@@ -89,7 +88,7 @@ def global_batches(least: int, most: int) -> tuple[int, ...]:
 
 
 def _hand_out(
-    samples: Wholes, left: Wholes, possible: NDArray[np.bool_], a: Floats, k: Floats, count: Wholes, devices: Wholes
+    samples: Wholes, left: Wholes, possible: BoolArray, a: FloatArray, k: FloatArray, count: Wholes, devices: Wholes
 ) -> None:
     """Give what rounding down has `left` to whoever then finishes first, again and again; in place."""
     active = np.flatnonzero(possible & (left > 0))
@@ -110,7 +109,7 @@ def _hand_out(
 
 
 def _exchange(
-    samples: Wholes, possible: NDArray[np.bool_], a: Floats, k: Floats, count: Wholes, devices: Wholes
+    samples: Wholes, possible: BoolArray, a: FloatArray, k: FloatArray, count: Wholes, devices: Wholes
 ) -> None:
     """Where device counts differ, move samples off the slowest type while the taker still finishes before it did.
 

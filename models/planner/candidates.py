@@ -69,7 +69,7 @@ class Candidates:
         return self.known_conditions.take(self.condition[rows])
 
 
-def enumerated(workload: Workload, supply: Supply, model: StepModel) -> Candidates:
+def enumerate_candidates(workload: Workload, supply: Supply, model: StepModel) -> Candidates:
     """Every split under every purchase option that sells all of its types, in the order of options and splits.
 
     Where there are at most MOST_CLUSTERS clusters, those that do not fit are left out; of more the search asks when it

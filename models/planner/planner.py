@@ -16,7 +16,7 @@ from ..domain.numeric import IntArray
 from ..domain.workload import Goal, Setup, Workload
 from ..job.cost import job_costs
 from .batch_split import StepModel
-from .candidates import Supply, enumerated
+from .candidates import Supply, enumerate_candidates
 from .explanations import obstacle
 from .ranking import Row, contenders, goals_of, recommend, summary
 from .search import CandidateCosts, deciding, frontier
@@ -55,7 +55,7 @@ def plan(
     `runs` are measurement rows, for how often each setup was measured. Exact: rows and frontier are those of all
     candidates. Raises ValueError where the workload's range of batches is empty or a goal cannot be judged.
     """
-    goals, found = goals_of(workload), enumerated(workload, supply, model)
+    goals, found = goals_of(workload), enumerate_candidates(workload, supply, model)
     if not len(found):
         return nothing(workload, obstacle(workload, supply, model))
     costs = CandidateCosts(workload, found, fits=supply.fits, model=model, draws=DRAWS, seed=seed)
@@ -95,7 +95,7 @@ def candidates(workload: Workload, supply: Supply, model: StepModel) -> list[Set
 
     Raises ValueError where the range of batches is empty.
     """
-    found = enumerated(workload, supply, model)
+    found = enumerate_candidates(workload, supply, model)
     setups = [found.setup(row) for row in range(len(found))]
     return setups if found.all_fit else [one for one in setups if not supply.fits(one.cluster)]
 

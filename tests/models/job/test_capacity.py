@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtri
 
-from models.job.capacity import PRIOR_S, Pool, StartupModel, fit_availability, fit_startup
+from models.job.capacity import PRIOR_S, StartupModel, TypeInMarket, fit_availability, fit_startup
 
 NONE = pd.DataFrame({"instance_type": [], "market": [], "seconds": []})
 
@@ -21,7 +21,7 @@ def launches(kind: str, market: str, median_s: float, many: int) -> pd.DataFrame
     )
 
 
-def gang(model: StartupModel, *machines: Pool) -> tuple[float, float]:
+def gang(model: StartupModel, *machines: TypeInMarket) -> tuple[float, float]:
     """(mean seconds, standard deviation of the log) of machines asked for together."""
     pools = sorted(set(machines))
     mean_s, log_sd = model.gangs(pools, np.array([[machines.count(one) for one in pools]]))

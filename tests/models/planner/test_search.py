@@ -15,7 +15,7 @@ from models.domain.workload import Goal
 from models.job.capacity import fit_startup
 from models.job.job_conditions import Circumstances, Learned, Stated
 from models.planner import ranking, search
-from models.planner.candidates import Supply, enumerated
+from models.planner.candidates import Supply, enumerate_candidates
 from models.planner.search import CandidateCosts
 from tests.models.brute_force import (
     LAUNCHES,
@@ -143,7 +143,9 @@ def costs_of_two_types(
         own=0.0,
     )
     job, sold = workload("w", 100, samples=samples), [offer(name, market) for name in names for market in markets]
-    found = enumerated(job, Supply(offers=sold, max_hosts=3, fits=anything_fits, circumstances=circumstances), model)
+    found = enumerate_candidates(
+        job, Supply(offers=sold, max_hosts=3, fits=anything_fits, circumstances=circumstances), model
+    )
     return CandidateCosts(job, found, fits=anything_fits, model=model, draws=draws, seed=SEED)
 
 
