@@ -21,8 +21,8 @@ from scipy.special import ndtr, ndtri
 from ..domain.numeric import Z_90
 from ..domain.setup_table import Key, setup_key
 from ..domain.workload import Goal, Setup, Workload
-from ..job.cost import Outlook, outlook
-from ..job.job_conditions import Circumstances, Stated
+from ..job.cost import JobCosts, job_costs
+from ..job.job_conditions import Circumstances
 from ..planner.ranking import goals_of
 
 Floats = NDArray[np.float64]
@@ -222,7 +222,7 @@ def contenders_of(
 
     Of each cluster and market its best split by the goal, of these the 30 with the least expected objective and the 10
     best that meet the constraint already. A goal that nobody can meet asks nothing; `conditions` is as in
-    `ranking.recommend`. Raises ValueError as that does on a goal that cannot be objective_and_chance.
+    `job_costs`. Raises ValueError on a goal that cannot be judged.
     """
     goals = goals_of(workload)
     if not setups:
@@ -230,34 +230,27 @@ def contenders_of(
     step_s = predictions["step_s"].to_numpy(float)
     spread = np.log(predictions["step_high_s"].to_numpy(float) / predictions["step_low_s"].to_numpy(float)) / 2 / Z_90
     outcomes = ndtri((np.arange(_OUTCOMES) + 0.5) / _OUTCOMES)
-    view = outlook(
-        workload,
-        setups,
-        predictions.reset_index(drop=True),
-        step_s[:, None] * np.exp(spread[:, None] * outcomes),
-        measured_runs=[0] * len(setups),
-        conditions=conditions or Stated(),
-        seed=seed,
-    )
-    irreducible_sd = np.std(np.log(view.sampled_hours / view.mean_hours), axis=1)
+    draws = step_s[:, None] * np.exp(spread[:, None] * outcomes)
+    costs = job_costs(workload, setups, predictions, draws, circumstances=conditions, seed=seed)
+    irreducible_sd = np.std(np.log(costs.sampled_hours / costs.hours_by_draw), axis=1)
     places: dict[Key, int] = {}
     chosen: list[Setup] = []
     questions = []
     for goal in goals:
-        picked = _contending(goal, view)
+        picked = _contending(goal, costs)
         if len(picked) < 2:
             continue
         for at in picked:
             if places.setdefault(setup_key(setups[at]), len(chosen)) == len(chosen):
                 chosen.append(setups[at])
-        fixed = view.startup_s[picked] / 3600
+        fixed = costs.conditions.startup_s[picked] / 3600
         questions.append(
             Question(
                 name=goal.goal,
                 places=np.array([places[setup_key(setups[at])] for at in picked], dtype=np.intp),
                 fixed_hours=fixed,
-                hours_per_step_s=np.maximum(view.hours[picked] - fixed, 1e-12) / step_s[picked],
-                usd_per_hour=view.price[picked],
+                hours_per_step_s=np.maximum(costs.hours[picked] - fixed, 1e-12) / step_s[picked],
+                usd_per_hour=costs.usd_per_hour[picked],
                 irreducible_sd=irreducible_sd[picked],
                 aim=goal.objective,
                 limited=goal.constraint,
@@ -268,24 +261,24 @@ def contenders_of(
     return Contenders(workload=workload.name, setups=tuple(chosen), questions=tuple(questions))
 
 
-def _contending(goal: Goal, view: Outlook) -> NDArray[np.intp]:
+def _contending(goal: Goal, costs: JobCosts) -> NDArray[np.intp]:
     """Positions, the least expected objective first. A run tells the same whichever markets a cluster is of: those of
     two are left to their twins of one.
     """
-    usable = np.isfinite(view.hours) & (view.hours > 0) & np.isfinite(view.usd) & (view.price > 0)
-    usable &= ~np.array([setup.cluster.mixed for setup in view.setups], dtype=bool)
+    usable = np.isfinite(costs.hours) & (costs.hours > 0) & (costs.usd_per_hour > 0)
+    usable &= ~np.array([setup.cluster.mixed for setup in costs.setups], dtype=bool)
     what, limit = goal.constraint, goal.limit
-    meets = np.ones(len(view.hours))
+    meets = np.ones(len(costs.hours))
     if what is not None and limit is not None:
-        meets = np.mean(view.drawn(what) <= limit, axis=1)
-    order = np.argsort(view.quantity(goal.objective), kind="stable")
+        meets = np.mean(costs.drawn(what) <= limit, axis=1)
+    order = np.argsort(costs.expected(goal.objective), kind="stable")
     able = order[(usable & (meets >= _LEAST_CHANCE))[order]]
     safe = order[(usable & (meets >= goal.p_required))[order]]
-    both = {*_one_of_each(able, view, _MOST), *_one_of_each(safe, view, _MOST_SAFE)}
+    both = {*_one_of_each(able, costs, _MOST), *_one_of_each(safe, costs, _MOST_SAFE)}
     return np.array([at for at in order if at in both], dtype=np.intp)
 
 
-def _one_of_each(order: NDArray[np.intp], view: Outlook, most: int) -> list[int]:
-    """The first of each place, at most so many."""
-    _, firsts = np.unique(view.place[order], return_index=True)
+def _one_of_each(order: NDArray[np.intp], costs: JobCosts, most: int) -> list[int]:
+    """The first of each cluster, at most so many."""
+    _, firsts = np.unique(costs.cluster[order], return_index=True)
     return [int(at) for at in order[np.sort(firsts)[:most]]]

@@ -14,7 +14,6 @@ from models.campaign.candidates import EC2_COSTS, Costs
 from models.job import duration as spot
 from models.job import launch_history as exposure
 from models.job.capacity import PRIOR_S, StartupModel, fit_availability, fit_startup
-from models.job.duration import prior_checkpoints
 from models.job.interruptions import fit_hazard
 from models.job.job_conditions import Circumstances, Learned, Stated
 from warehouse import reads
@@ -40,11 +39,10 @@ def circumstances(workspace: Workspace) -> Circumstances:
     if workspace.simulated:
         if not len(launches):
             return Stated()
-        return Learned(startup=_startup(workspace, launches), checkpoint=prior_checkpoints())
+        return Learned(startup=_startup(workspace, launches))
     windows = exposure.windows(machines)
     return Learned(
         startup=_startup(workspace, launches),
-        checkpoint=prior_checkpoints(),
         hazard=fit_hazard(
             windows,
             advised=_advised(workspace) if len(windows) else {},

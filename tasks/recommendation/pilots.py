@@ -18,7 +18,7 @@ from models.domain import setup_table
 from models.domain.cluster import Cluster, Offer
 from models.domain.workload import Setup, Workload, joined
 from models.planner import planner
-from models.planner.candidates import worth_asking
+from models.planner.candidates import Supply, worth_asking
 from models.planner.planner import Plan
 from models.step_time.model import StepTimeModel
 from warehouse import reads
@@ -133,14 +133,8 @@ def _candidates(case: Case, model: StepTimeModel, sold: Sequence[Offer], contend
     guessed at, one device's before all.
     """
     workspace, workload = case.workspace, case.workload
-    setups = planner.candidates(
-        workload,
-        sold,
-        max_hosts=_most_hosts(workspace),
-        fits=workspace.launches,
-        line=lambda name: model.compute_line(workload.name, name),
-        peak_bytes=lambda name, batch: model.peak_bytes(workload.name, name, batch),
-    )
+    supply = Supply(offers=sold, max_hosts=_most_hosts(workspace), fits=workspace.launches)
+    setups = planner.candidates(workload, supply, model)
     # a fast cluster is dear by the hour, and the run that tells most of it may be one on itself
     chosen = {setup_table.setup_key(one) for one in contenders.setups}
     dollars = [setup.cluster.total_usd_per_hour or 0.0 for setup in setups]

@@ -15,7 +15,7 @@ from models.domain.workload import Workload
 from models.job.job_conditions import Circumstances
 from models.monitoring.promotion import as_caution, caution
 from models.planner import planner
-from models.planner.candidates import worth_asking
+from models.planner.candidates import Supply, worth_asking
 from models.step_time.model import StepTimeModel, introduced
 from warehouse.database import WarehouseMissing
 from warehouse.reads import mart
@@ -211,17 +211,13 @@ def planned(
     top: int = 5,
 ) -> planner.Plan:
     """What the planner makes of `offers`, all of types that `model` has met, with what this installation knows."""
-    return planner.plan(
-        workload,
-        worth_asking(offers),
-        model,
+    supply = Supply(
+        offers=worth_asking(offers),
         max_hosts=workspace.max_hosts,
         fits=workspace.fits,
-        runs=runs,
-        top=top,
-        seed=SEED,
-        conditions=conditions,
+        circumstances=conditions,
     )
+    return planner.plan(workload, supply, model, runs=runs, top=top, seed=SEED)
 
 
 def contending(

@@ -22,6 +22,8 @@ from models.campaign.value_of_information import Belief, choice, contenders_of
 from models.domain.cluster import Cluster, Offer, cluster_name
 from models.domain.setup_table import row_key, rows_of
 from models.domain.workload import Goal, Workload, joined
+from models.job.cost import job_costs
+from models.planner.candidates import Supply
 from models.planner.planner import candidates
 from models.planner.ranking import recommend
 from tests.models.planning import (
@@ -283,7 +285,7 @@ def model(line: LineModel, jobs: Sequence[Workload] = JOBS, types: frozenset[str
     sold = [one for one in offers() if one.instance_type.name in types]
     found = {}
     for job in jobs:
-        setups = candidates(job, sold, max_hosts=4, fits=cores_fit, line=lambda name: line.compute_line("", name))
+        setups = candidates(job, Supply(offers=sold, max_hosts=4, fits=cores_fit), line)
         found[job.name] = contenders_of(job, setups, line.predict(frame(setups)))
     values: dict[str, Any] = {"contenders": found, "joint": line.joint, "types": types, "fresh": NOTHING}
     return Model(**(values | changes))
@@ -360,7 +362,7 @@ def test_a_minimum_bill_is_counted_and_makes_launches_fewer_and_larger() -> None
 
 def test_contenders_are_the_best_of_each_cluster_and_the_choice_is_that_of_the_table() -> None:
     job = workload("mlp", 64, None, *GOALS)
-    setups = candidates(job, offers(), max_hosts=4, fits=cores_fit, line=lambda name: UNSURE.compute_line("", name))
+    setups = candidates(job, Supply(offers=offers(), max_hosts=4, fits=cores_fit), UNSURE)
     predicted = UNSURE.predict(frame(setups))
     found = contenders_of(job, setups, predicted)
     assert [one.name for one in found.questions] == [
@@ -368,7 +370,8 @@ def test_contenders_are_the_best_of_each_cluster_and_the_choice_is_that_of_the_t
     ]  # fmt: skip
     spread = np.log(1.1 / 0.9) / 2 / 1.645
     random = np.random.default_rng(1).standard_normal((len(setups), 400))
-    table = recommend(job, setups, predicted, predicted["step_s"].to_numpy()[:, None] * np.exp(spread * random))
+    draws = predicted["step_s"].to_numpy()[:, None] * np.exp(spread * random)
+    table = recommend(job, job_costs(job, setups, predicted, draws))
     mean, _, _ = UNSURE.joint(frame(found.setups))
     alone = Belief(mean=mean, covariance=spread**2 * np.eye(len(mean)), noise=np.full(len(mean), 1e-9))
     for asked in found.questions:

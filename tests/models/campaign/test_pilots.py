@@ -14,6 +14,7 @@ from models.campaign.pilots import Pilots, choose_pilots, expected_regret
 from models.campaign.value_of_information import Belief, Contenders, Question, contenders_of
 from models.domain.setup_table import setup_key
 from models.domain.workload import Goal, Setup
+from models.planner.candidates import Supply
 from models.planner.planner import candidates
 from tests.models.planning import LineModel, cores_fit, frame, offers, workload
 
@@ -22,7 +23,7 @@ JOB = replace(workload("mlp", 64, 128), goals=(DEADLINE,))
 
 
 def open_choice(line: LineModel) -> tuple[Contenders, list[Setup]]:
-    setups = candidates(JOB, offers(), max_hosts=3, fits=cores_fit, line=lambda name: line.compute_line("", name))
+    setups = candidates(JOB, Supply(offers=offers(), max_hosts=3, fits=cores_fit), line)
     return contenders_of(JOB, setups, line.predict(frame(setups))), setups
 
 

@@ -23,7 +23,7 @@ from models.campaign.value_of_information import (
 from models.domain.cluster import Cluster
 from models.domain.workload import Goal, Setup
 from models.job import duration as spot
-from models.job.job_conditions import Stated
+from models.job.job_conditions import Pool, Stated
 from tests.models.planning import offer, workload
 
 NOBODY = 1e-9
@@ -194,8 +194,8 @@ def test_start_up_is_paid_once_and_does_not_grow_with_the_step(market: str) -> N
     assert slow.hours_per_step_s == pytest.approx(quick.hours_per_step_s)
     hazard = 0.3 if market == "spot" else 0.0
     for one, startup_s in ((slow, 7200.0), (quick, 0.0)):
-        write_s = spot.checkpoint_seconds(0.0)
-        hours = spot.expected_hours(HOURS, hazard, startup_s=startup_s, checkpoint_s=write_s)
+        conditions = Stated(startup_s=startup_s).gangs([Pool("a", market, "z", hazard)], np.ones((1, 1), int), 0.0)
+        hours = float(spot.expected_hours([HOURS], conditions)[0])
         assert one.fixed_hours + one.hours_per_step_s == pytest.approx(np.full(2, hours))
     if market == "spot":
         assert (asked(replacement_s=3600.0).hours_per_step_s > 1.1 * quick.hours_per_step_s).all()

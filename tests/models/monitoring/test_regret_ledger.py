@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from models.job import duration as spot
 from models.job.capacity import fit_startup
-from models.job.duration import prior_checkpoints
 from models.job.job_conditions import Learned
 from models.monitoring.regret_ledger import judge, ledger_summary
 
@@ -188,7 +187,7 @@ def test_the_summary_counts_failures_apart() -> None:
 def test_what_was_learned_of_start_up_counts_for_promise_and_rival_alike() -> None:
     seen = [("a", "on-demand", 7200.0)] * 40 + [("b", "on-demand", 3600.0)] * 40
     launches = pd.DataFrame(seen, columns=["instance_type", "market", "seconds"])
-    conditions = Learned(startup=fit_startup(launches), checkpoint=prior_checkpoints())
+    conditions = Learned(startup=fit_startup(launches))
     runs = pd.DataFrame([run("a", 1, 0.1), run("b", 2, 0.1)])
     (row,) = judge(pd.DataFrame([promise(1), promise(2)]), runs, WORKLOADS, {"a": 1, "b": 1}, conditions)
     assert row["measured_hours"] == pytest.approx(1.0 + 2.0, rel=0.05), "an hour of work after two of start-up"

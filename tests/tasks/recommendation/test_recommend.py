@@ -13,7 +13,9 @@ import pandas as pd
 import pytest
 
 from models.domain.cluster import Offer
+from models.job.cost import job_costs
 from models.planner import planner, ranking, search
+from models.planner.candidates import Supply
 from models.step_time import serialization
 from tasks.market.offers import note_definitions, with_known_facts
 from tasks.providers.base import ProviderError
@@ -197,17 +199,11 @@ def test_the_champions_answer_is_that_of_predicting_and_drawing_for_every_setup(
     monkeypatch.setattr(search, "_TURN", 8)
     found = plan_one(Case.of(here, champion(), wide, offers), measured().runs)
     assert 0 < found.looked_at < 0.8 * found.candidates
-    setups = planner.candidates(
-        wide,
-        offers,
-        max_hosts=here.settings.campaign.max_hosts,
-        fits=here.fits,
-        line=lambda name: model.compute_line("conv", name),
-        peak_bytes=lambda name, batch: model.peak_bytes("conv", name, batch),
-    )
+    supply = Supply(offers=offers, max_hosts=here.settings.campaign.max_hosts, fits=here.fits)
+    setups = planner.candidates(wide, supply, model)
     rows = pd.DataFrame([one.row() for one in setups])
     drawn = model.draws(rows, count=planner.DRAWS, seed=recommend.SEED)
-    whole = ranking.recommend(wide, setups, model.predict(rows), drawn, seed=recommend.SEED)
+    whole = ranking.recommend(wide, job_costs(wide, setups, model.predict(rows), drawn, seed=recommend.SEED))
     for ours, theirs in zip(found.rows, whole, strict=True):
         for name, value in theirs.items():
             if name != "measured_runs":
