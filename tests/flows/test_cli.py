@@ -113,7 +113,7 @@ def test_every_verb_of_the_contract_is_there_has_help_and_stands_in_the_readme()
         (["recommend", "conv", "--deadline", "soon"], "12h, 90m or 2d"),
         (["recommend", "conv", "--deadline", "0h"], "12h, 90m or 2d"),
         (["recommend", "conv", "--budget", "-1"], "--budget"),
-        (["recommend", "conv", "--deadline", "2h", "--market", "sport"], "known: any, on-demand, spot"),
+        (["recommend", "conv", "--deadline", "2h", "--market", "sport"], "did you mean 'spot'?"),
         (["recommend", "conv", "--deadline", "2h", "--market", "onDemand"], "did you mean 'on-demand'?"),
         (["recommend", "conv", "--deadline", "2h", "--provider", "loca"], "did you mean 'local'"),
         (["recommend", "conv", "--deadline", "2h", "--top", "0"], "--top"),
