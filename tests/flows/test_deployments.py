@@ -70,22 +70,16 @@ deployments:
 """
 
 
-def flow_of(deployment: dict[str, Any]) -> Flow[..., Any]:
-    module, _, function = deployment["entrypoint"].rpartition(".")
-    found = getattr(importlib.import_module(module), function)
-    assert isinstance(found, Flow)
-    return found
-
-
 @each
-def test_a_deployment_names_a_flow_and_parameters_that_it_takes(deployment: dict[str, Any]) -> None:
-    flow, parameters = flow_of(deployment), deployment.get("parameters", {})
+def test_a_deployment_takes_its_parameters_knows_its_installation_and_meets_none_of_its_kind(
+    deployment: dict[str, Any],
+) -> None:
+    module, _, function = deployment["entrypoint"].rpartition(".")
+    flow, parameters = getattr(importlib.import_module(module), function), deployment.get("parameters", {})
+    assert isinstance(flow, Flow)
     assert parameters.keys() <= flow.parameters.properties.keys()
     assert parameters.items() <= flow.validate_parameters(parameters).items()
 
-
-@each
-def test_a_run_is_told_its_installation_and_never_meets_another_of_its_kind(deployment: dict[str, Any]) -> None:
     job = deployment["work_pool"]["job_variables"]
     assert deployment["work_pool"]["name"] == "srift"
     assert {"SRIFT_ROOT": "{{ $SRIFT_ROOT }}", "SRIFT_HOME": "{{ $SRIFT_HOME }}"}.items() <= job["env"].items()
@@ -95,27 +89,18 @@ def test_a_run_is_told_its_installation_and_never_meets_another_of_its_kind(depl
     assert deployment["concurrency_limit"]["collision_strategy"] == ("ENQUEUE" if refresh else "CANCEL_NEW")
 
 
-def test_the_clocks_are_utc_and_the_flows_do_not_start_together() -> None:
-    minutes = set()
+def test_the_clocks_are_utc_flows_start_apart_and_what_is_measured_is_reaped_but_aws_only_once_resumed() -> None:
+    minutes, providers = set(), dict[str, set[str]]()
     for deployment in DEPLOYMENTS:
         (schedule,) = deployment["schedules"]
         cron = CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"])
         assert cron.timezone == "UTC"
         minutes.add(cron.cron.split()[0])
+        provider = deployment.get("parameters", {}).get("provider", "local")
+        assert schedule.get("active", True) == (provider == "local"), "asks AWS before somebody resumes it"
+        providers.setdefault(deployment["entrypoint"], set()).add(provider)
     assert minutes == {"17", "7", "47", "37", "*/10", "3-59/10"}
-
-
-def test_nothing_asks_aws_before_somebody_resumes_it() -> None:
-    for deployment in DEPLOYMENTS:
-        ours = deployment.get("parameters", {}).get("provider", "local") == "local"
-        assert [schedule.get("active", True) for schedule in deployment["schedules"]] == [ours]
-
-
-def test_every_provider_that_is_measured_by_schedule_is_reaped_by_schedule() -> None:
-    def providers(of: str) -> set[str]:
-        return {one.get("parameters", {}).get("provider", "local") for one in DEPLOYMENTS if one["entrypoint"] == of}
-
-    assert providers("flows.refresh.refresh") == providers("flows.reap.reap") == {"local", "ec2"}
+    assert providers["flows.refresh.refresh"] == providers["flows.reap.reap"] == {"local", "ec2"}
 
 
 def test_what_was_cut_off_with_the_service_is_settled_with_its_subflows() -> None:
@@ -135,8 +120,7 @@ def test_what_was_cut_off_with_the_service_is_settled_with_its_subflows() -> Non
         )
         return [{"id": one} for one in of if runs[one] in where["state"]["type"]["any_"]]
 
-    stack = up.Stack(root=ROOT, home=ROOT, prefect_port=1, mlflow_port=2, prefect_file=ROOT)
-    service = up.Service(stack, say=lambda _: None)
+    service = up.Service(ROOT, ROOT, {"prefect": 1, "mlflow": 2}, ROOT, say=lambda _: None)
     service.post = post  # type: ignore[method-assign, assignment]
     service.settle_past()
     assert runs == {

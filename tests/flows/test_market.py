@@ -27,11 +27,10 @@ from tasks.providers.ec2.snapshot import packaged
 from tasks.recommendation import publication as publish
 from tasks.recommendation import recommend
 from tasks.recommendation.ask import Question, answer
-from tasks.training import registry
+from tasks.training.registry import Champion
 from tasks.workspace.settings import load_settings
 from tasks.workspace.workspace import Workspace
 from tests.ec2_world import World, emulated
-from tests.installed import provenance, scores
 from tests.warehouse.builders import fresh
 from warehouse.reads import mart, training_frames
 
@@ -108,18 +107,15 @@ class Market:
             workloads=folder / "facts.csv",
             now=datetime(2026, 11, 20, tzinfo=UTC),
         )
-        model = fit(TrainingData(**training_frames(self.here.warehouse, "ec2")), seed=1)
-        version = registry.log_challenger(
-            self.here.home, "ec2", model, scoreboard=scores(), card="#", provenance=provenance()
+        self.champion = Champion(
+            version=1, model=fit(TrainingData(**training_frames(self.here.warehouse, "ec2")), seed=1)
         )
-        registry.promote(self.here.home, "ec2", version, "the first")
 
     def publish(self, publication: str) -> pd.DataFrame:
         """As the flow `publish` does; returns what a reader of the exported file sees."""
-        champion = registry.load_champion(self.here.home, "ec2")
         runs = mart(self.here.warehouse, "runs", provider="ec2")
-        rows = recommend.recommend_all.fn(self.here, champion, prices.current_offers(self.here), runs)
-        publish.store_publication.fn(self.here, rows, champion, publication, datetime.now(UTC))
+        rows = recommend.recommend_all.fn(self.here, self.champion, prices.current_offers(self.here), runs)
+        publish.store_publication.fn(self.here, rows, self.champion, publication, datetime.now(UTC))
         publish.export_copies.fn(self.here)
         with duckdb.connect(str(self.here.published / "recommendations.duckdb"), read_only=True) as published:
             return published.execute("select * from recommendations order by goal, rank").df()
@@ -180,6 +176,7 @@ def test_a_workload_of_which_only_facts_are_known_gets_a_wide_answer_that_says_i
     market: Market, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.recommendation.ask.open_workspace", lambda provider: market.here)
+    monkeypatch.setattr("tasks.recommendation.ask.load_champion", lambda *_: market.champion)
     question = Question(workload="paper-net", hours=200.0, usd=None, samples=1_000_000, batch=256)
     rows = answer("ec2", question, market="any", top=3, pilots=2)
     assert rows[0]["status"] == "recommended" and rows[0]["measured_runs"] == 0
