@@ -179,7 +179,7 @@ MUTANTS = (
         f"{_T_EC2}/test_cluster.py"),
     _of("lock-shared", "tasks/workspace/locking.py", r"fcntl\.LOCK_EX \| fcntl\.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB", "tasks/workspace/test_locking.py"),
-    _of("settle", "tasks/execution/attempt.py", r"self\.running\.settle\(\)", "pass",
+    _of("settle", "tasks/execution/session.py", r"self\.running\.settle\(\)", "pass",
         "tasks/execution/test_session.py"),
     _of("too-large", f"{_LOCAL}/catalogue.py", r"if cores > most_cores\(\) \+ 1e-9:(?=\n.*\n +f\x22\{cluster)",
         "if False:", f"{_T_EC2[:-4]}/local/test_catalogue.py"),
