@@ -37,12 +37,8 @@ def test_what_does_not_need_it_goes_on_where_none_is_to_be_had() -> None:
     assert how(items=[FIRST], host=1) == "fewer", "the others met at its store"
 
 
-def test_a_rebalance_recommendation_changes_nothing() -> None:
-    assert how(MachineLoss(nodes=frozenset({1}), leaving_s=1.0, notice="rebalance")) == "go on"
-
-
 def going(leaving_s: float) -> MachineLoss:
-    return MachineLoss(nodes=frozenset({1}), leaving_s=leaving_s, notice="interruption")
+    return MachineLoss(nodes=frozenset({1}), leaving_s=leaving_s)
 
 
 def test_a_run_that_ends_before_its_machine_goes_is_let_end() -> None:
