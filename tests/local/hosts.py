@@ -51,7 +51,7 @@ TYPES = {
 def provider(home: Path, kind: str = "") -> LocalProvider:
     made = LocalProvider(home, TYPES, HERE / "standin" / "node", sys.executable)
     if kind:
-        made._catalogue.isolation = Isolation(kind=kind)
+        made.isolation = Isolation(kind=kind)
     return made
 
 
@@ -107,7 +107,7 @@ def share(running: LocalCluster, seconds: float = 0.6) -> float:
 
 def left_over(local: LocalProvider) -> list[str]:
     """What should not be there after an end: processes, marked hosts, CPU groups, links."""
-    store = local._store
+    store = local.store
     found = [f"process {process.pid}" for process, _ in of_environment("PYTHONPATH", store.root)]
     found += [str(mark) for mark in hosts() if mark.home == store.token]
     return found + [str(group) for group in SHARES.groups(store.prefix)]

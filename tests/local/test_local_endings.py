@@ -54,7 +54,7 @@ def test_hosts_that_cannot_start_leave_nothing(local: LocalProvider, monkeypatch
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(type(local._catalogue.shares), "add", refuse)
+    monkeypatch.setattr(type(local.shares), "add", refuse)
     with (
         pytest.raises(ProviderError, match="not permitted"),
         local.acquire(cluster(local, "narrow"), lease_id="stillborn", deadline_s=60, seed=1),
@@ -67,13 +67,13 @@ def test_a_full_disk_is_told_before_anything_starts(local: LocalProvider, monkey
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(type(local._store), "write", full)
+    monkeypatch.setattr(type(local.store), "write", full)
     with (
         pytest.raises(ProviderError, match=r"nothing was started.*No space"),
         local.acquire(cluster(local, "narrow"), lease_id="full", deadline_s=60, seed=1),
     ):
         pass
-    assert left_over(local) == [] and local._store.ids() == []
+    assert left_over(local) == [] and local.store.ids() == []
 
 
 @needs_network
@@ -192,7 +192,7 @@ def test_a_lease_past_its_deadline_is_ended_under_its_controller(local: LocalPro
 def test_processes_that_no_lease_tells_of_are_ended(local: LocalProvider) -> None:
     with local.acquire(cluster(local, "narrow"), lease_id="lost", deadline_s=60, seed=1) as running:
         ready(running)
-        (local._store.directory("lost") / "lease.json").unlink()
+        (local.store.directory("lost") / "lease.json").unlink()
         [sentence] = local.reap(datetime.now(UTC))
         assert "lost" in sentence and left_over(local) == []
 
