@@ -23,7 +23,7 @@ from tasks.providers.base import NotSwept
 from tasks.workspace.settings import Settings
 from tasks.workspace.workspace import Workspace
 from tests.fakes import FakeCluster, FakeProvider, Step, armed, fails, fast, finished, offer, ready, reported
-from tests.tasks.execution.test_attempt import KILLED, job
+from tests.tasks.execution.test_session import KILLED, job
 from tests.warehouse.builders import NOON, fresh, setup
 from warehouse.database import WarehouseBusy
 from warehouse.reads import mart, training_frames

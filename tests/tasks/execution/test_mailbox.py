@@ -18,10 +18,8 @@ from tasks.node.processes import EXIT_NO_DEVICE
 from tasks.providers.base import NodeState
 from tasks.workspace.workspace import Workspace
 from tests.fakes import FakeCluster, FakeProvider, Step, armed, fast, finished, offer, ready, reported
-from tests.tasks.execution.test_attempt import job
 from tests.tasks.execution.test_collect import installation
-from tests.tasks.execution.test_session import TAKEN, at, becomes, new, only, sells, served
-from tests.tasks.execution.test_session import job as service_job
+from tests.tasks.execution.test_session import TAKEN, at, becomes, job, new, only, sells, served, waits
 from tests.warehouse.builders import NOON
 from warehouse.reads import mart
 
@@ -55,11 +53,6 @@ def launched(home: Path, *script: Step) -> tuple[Workspace, pd.DataFrame]:
     serve(here.provider, job(), stop_at=100.0, watch=lambda *_: None, clock=fast())
     collect.fn(here, "r", NOON)
     return here, mart(here.warehouse, "machines")
-
-
-def waits(polls: int) -> list[Step]:
-    """So many polls (a tenth of a second each) in which nothing happens."""
-    return [lambda _: None] * polls
 
 
 def both_ready_one_earlier(cluster: FakeCluster) -> None:
@@ -128,7 +121,7 @@ def test_a_replacement_is_another_machine_in_the_same_place(tmp_path: Path) -> N
 
 def replaced(home: Path, *script: Step) -> list[dict[str, Any]]:
     """What became of the machines of a launch that serves one run on two hosts."""
-    seen, _ = served(home, service_job("b"), *script)
+    seen, _ = served(home, job("b"), *script)
     return ended(home, seen.mailbox)
 
 
@@ -165,9 +158,9 @@ def test_a_replacement_that_waited_for_its_peers_to_finish_did_not_start_so_slow
 
     monkeypatch.setattr(FakeCluster, "now_unix", lambda _: moment)
     script = (sells(1), ready, armed(1), at("b"), becomes(1, TAKEN), *waits(100))
-    meanwhile = (only(0, "armed-2.json"), came_early, *waits(300), reported("c"), finished(2, node=0), lambda _: None)
-    seen, _ = served(tmp_path, service_job("bc"), *script, *meanwhile, armed(4), reported("b-again-2"), finished(4))
-    assert seen.recorded == {"c", "b-again-2"}
+    meanwhile = (only(0, "armed-2.json"), came_early, *waits(300), reported("t"), finished(2, node=0), lambda _: None)
+    seen, _ = served(tmp_path, job("bt"), *script, *meanwhile, armed(4), reported("b-again-2"), finished(4))
+    assert seen.recorded == {"t", "b-again-2"}
     assert ended(tmp_path, seen.mailbox)[2]["startup_s"] == pytest.approx(10.0, abs=1.0)
 
 
