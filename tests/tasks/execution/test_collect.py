@@ -101,7 +101,9 @@ def test_a_controller_that_was_killed_between_release_and_load_is_made_up_for_by
     shutil.copytree(kept, lease.mailbox.parent)  # it died after loading, before forgetting
     fake(here).over.append(lease)
     assert brought(here).new == 0 and set(known(here)) == {"a", "b", "c"}
-    assert here.warehouse.select("raw_leases")["usd"].tolist() == [0.5]
+    spent = mart(here.warehouse, "spend")[["refresh_id", "measured_runs", "usd"]].values.tolist()
+    assert spent == [["r", 3, 0.5]], "counted to the refresh that bought it, not to the reaper's"
+    assert here.warehouse.select("raw_records")["refresh_id"].unique().tolist() == ["r"]
 
 
 def blind(now: datetime) -> list[str]:
@@ -234,11 +236,3 @@ def test_a_workload_whose_file_changed_is_measured_anew_and_never_pooled_with_it
     (tmp_path / "tiny.py").write_text("def build(): ...\n")
     note_definitions.fn(here, NOON)
     assert training_frames(here.warehouse, "local")["runs"].run_id.tolist() == ["a"], "it is its old self again"
-
-
-def test_a_lease_that_another_refresh_brings_home_is_counted_to_the_one_that_bought_it(tmp_path: Path) -> None:
-    here = ran(tmp_path)
-    collect.fn(here, "later", NOON)
-    assert here.warehouse.select("raw_records")["refresh_id"].unique().tolist() == ["r"]
-    spent = mart(here.warehouse, "spend")
-    assert spent[["refresh_id", "measured_runs", "usd"]].values.tolist() == [["r", 3, 0.5]]

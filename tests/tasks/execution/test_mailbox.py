@@ -40,6 +40,12 @@ def test_a_number_that_is_none_counts_as_zero(tmp_path: Path, number: str) -> No
     wrote(tmp_path, "node-0/records/b.json", f'{{"kind": "probe", "started_unix": 0, "ended_unix": {number}}}')
     assert Mailbox(path=tmp_path, nodes=2).under_way(1) == "b"
     assert benchmark_seconds(tmp_path) == 2.0
+    wrote(tmp_path, "node-0/records/c.json", '{"kind": "train", "values": [1]}')
+    wrote(tmp_path, "node-0/records/d.json", '{"kind": "train", "values": {"steps_s": "long"}}')
+    wrote(tmp_path, "node-0/records/torn.json", '{"kind": "tra')
+    assert benchmark_seconds(tmp_path) == 2.0
+    wrote(tmp_path, "node-1/records/a.json", '{"kind": "train", "values": {"steps_s": 2}}')
+    assert benchmark_seconds(tmp_path) == 2.0, "a run counts once, however many nodes tell of it"
 
 
 def test_a_node_speaks_for_itself_alone(tmp_path: Path) -> None:
@@ -61,13 +67,11 @@ def both_ready_one_earlier(cluster: FakeCluster) -> None:
     os.utime(cluster.mailbox / "node-0" / "ready.json", (moment - 2.0, moment - 2.0))
 
 
-def interrupted(cluster: FakeCluster) -> None:
-    cluster.states = [NodeState(alive=True), NodeState(alive=False, interrupted=True, reason="taken away")]
-
-
-def test_each_machine_tells_when_it_was_at_work_and_how_long_it_was_held(tmp_path: Path) -> None:
+def test_each_machine_tells_once_when_it_was_at_work_and_how_long_it_was_held(tmp_path: Path) -> None:
     script = (*waits(40), both_ready_one_earlier, *waits(20), armed(1), reported("a", "b", "c"), finished(1))
-    _, found = launched(tmp_path, *script)
+    here, found = launched(tmp_path, *script)
+    collect.fn(here, "r", NOON)
+    assert len(mart(here.warehouse, "machines")) == len(found) == 2
     assert found["instance_type"].tolist() == ["small", "small"] and set(found["market"]) == {"spot"}
     early, late = found["startup_s"]
     assert late == pytest.approx(6.1, abs=0.3) and late - early == pytest.approx(2.0, abs=0.01)
@@ -76,21 +80,15 @@ def test_each_machine_tells_when_it_was_at_work_and_how_long_it_was_held(tmp_pat
 
 
 def test_the_machine_that_the_market_took_is_told_from_the_one_that_stayed(tmp_path: Path) -> None:
-    _, found = launched(tmp_path, ready, armed(1), *waits(100), interrupted)
+    _, found = launched(tmp_path, ready, armed(1), *waits(100), becomes(1, TAKEN))
     assert found["interrupted"].tolist() == [False, True]
     assert found["hours"][1] == pytest.approx(10.3 / 3600, rel=0.1) and found["hours"][1] < found["hours"][0]
     assert found["interrupted_at"].notna().tolist() == [False, True]
 
 
 def test_one_that_never_came_to_work_was_held_all_the_same(tmp_path: Path) -> None:
-    _, found = launched(tmp_path, ready, *waits(3), interrupted)
+    _, found = launched(tmp_path, ready, *waits(3), becomes(1, TAKEN))
     assert found["startup_s"].isna().all() and (found["hours"] > 0).all()
-
-
-def test_brought_home_twice_it_is_there_once(tmp_path: Path) -> None:
-    here, found = launched(tmp_path, ready, armed(1), reported("a", "b", "c"), finished(1))
-    collect.fn(here, "r", NOON)
-    assert len(mart(here.warehouse, "machines")) == len(found) == 2
 
 
 def ended(home: Path, mailbox: Path | None) -> list[dict[str, Any]]:

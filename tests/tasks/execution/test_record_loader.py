@@ -39,20 +39,6 @@ def load(warehouse: Warehouse, mailbox: Path, **changes: Any) -> Collected:
     return load_mailbox(warehouse, launch, refresh_id="r", now=NOON)
 
 
-@pytest.mark.parametrize("depth", [40, 985, 988, 100_000])
-def test_a_record_that_is_nested_deeply_is_set_aside_and_the_others_are_loaded(
-    warehouse: Warehouse, mailbox: Path, depth: int
-) -> None:
-    text = json.dumps(record("c") | {"values": {"x": 1}}).replace(
-        '{"x": 1}', '{"x": ' + "[" * depth + "]" * depth + "}"
-    )
-    (mailbox / "node-0" / "records" / "c.json").write_text(text)
-    loaded = load(warehouse, mailbox)
-    assert loaded.by_status == {"measured": 2, "failed": 1} and "deep" in loaded.notes[0]
-    assert (mailbox / "rejected" / "node-0-c.json").read_text() == text
-    assert load(warehouse, mailbox).new == 0
-
-
 def test_a_folder_in_the_place_of_a_record_is_set_aside(warehouse: Warehouse, mailbox: Path) -> None:
     (mailbox / "node-0" / "records" / "c.json").mkdir()
     assert load(warehouse, mailbox).by_status == {"measured": 2, "failed": 1}
@@ -116,13 +102,10 @@ def unsound(**changes: Any) -> str:
         (unsound(ended_unix=1e300), "ended_unix: Input should be less than 4000000000"),
         (unsound(values={"step_s": 1.0, "parameters": 2**63}), "parameters: Input should be less than"),
         (unsound(values={"step_s": 1.0, "taken_share": 1.1}), "taken_share: Input should be less than or equal to 1"),
-        (
-            unsound(values={"step_s": 1.0, "taken_share": -0.1}),
-            "taken_share: Input should be greater than or equal to 0",
-        ),
+        (unsound(values={"step_s": 1.0, "taken_share": -0.1}), "taken_share: Input should be greater than or equal"),
         (unsound(values={"step_s": 1.0, "note": "\ud800"}), "it cannot be stored"),
         (unsound(values={"step_s": 1.0, "last_loss": 7}).replace("7}", "1e999}"), "it cannot be stored"),
-        ("[" * 100_000, "it is truncated or not JSON"),
+        *((unsound(values={"x": 1}).replace("1}", "[" * n + "]" * n + "}"), "deep") for n in (40, 985, 988, 100_000)),
         (unsound(status="great"), "status: "),
         (unsound(run_id="d"), "it calls itself d"),
         ("[]", "the whole: "),
@@ -133,15 +116,14 @@ def test_an_unsound_record_is_set_aside_and_stops_no_other(
 ) -> None:
     (mailbox / "node-1" / "records" / "c.json").write_text(text)
     loaded = load(warehouse, mailbox)
-    assert measured(warehouse) == ["a", "b"]
-    assert len(loaded.notes) == 1
-    assert loaded.notes[0].startswith("record c of node-1 was not loaded: ")
-    assert reason in loaded.notes[0]
+    [note] = loaded.notes
+    assert note.startswith("record c of node-1 was not loaded: ") and reason in note
+    assert measured(warehouse) == ["a", "b"] and loaded.by_status == {"measured": 2, "failed": 1}
     assert (mailbox / "rejected" / "node-1-c.json").read_text() == text
     failed = mart(warehouse, "failed_runs")
-    assert failed.run_id.tolist() == ["c"]
-    assert reason in failed.reason[0]
-    assert load(warehouse, mailbox).notes == []
+    assert failed.run_id.tolist() == ["c"] and reason in failed.reason[0]
+    again = load(warehouse, mailbox)
+    assert again.notes == [] and again.new == 0
 
 
 def test_a_record_of_no_planned_run_is_set_aside(warehouse: Warehouse, mailbox: Path) -> None:
@@ -150,18 +132,15 @@ def test_a_record_of_no_planned_run_is_set_aside(warehouse: Warehouse, mailbox: 
     assert mart(warehouse, "failed_runs").empty
 
 
-def test_a_value_that_is_not_a_number_is_unknown_not_fatal(warehouse: Warehouse, mailbox: Path) -> None:
+def test_a_loss_that_is_no_number_is_unknown_and_a_record_being_written_is_left_alone(
+    warehouse: Warehouse, mailbox: Path
+) -> None:
     diverged = record("c", values={"step_s": 0.5, "last_loss": float("nan")})
     (mailbox / "node-0" / "records" / "c.json").write_text(json.dumps(diverged))
-    assert load(warehouse, mailbox).notes == []
-    assert measured(warehouse) == ["a", "b", "c"]
-
-
-def test_a_record_being_written_is_left_alone(warehouse: Warehouse, mailbox: Path) -> None:
-    half = mailbox / "node-0" / "records" / ".c.json.123"
+    half = mailbox / "node-0" / "records" / ".d.json.123"
     half.write_text("{")
-    assert load(warehouse, mailbox).notes == []
-    assert half.exists()
+    assert load(warehouse, mailbox).notes == [] and half.exists()
+    assert measured(warehouse) == ["a", "b", "c"]
 
 
 def test_what_cannot_be_loaded_now_stays_where_it_was(warehouse: Warehouse, mailbox: Path) -> None:
