@@ -49,15 +49,10 @@ def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
 def collect_launch(workspace: Workspace, served: Served, refresh_id: str, now: datetime) -> Collected:
     """What one launch measured; where it got no machines it left no mailbox, and its rows go straight in."""
     if served.mailbox is None:
-        store_rows(workspace, served, refresh_id, now)
-    return collect.fn(workspace, refresh_id, now)
-
-
-def store_rows(workspace: Workspace, served: Served, refresh_id: str, now: datetime) -> None:
-    """The controller's rows of a launch without a mailbox."""
-    with workspace.warehouse.transact() as connection:
         rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
-        append.append_records(connection, rows, refresh_id=refresh_id, loaded_at=now)
+        with workspace.warehouse.transact() as connection:
+            append.append_records(connection, rows, refresh_id=refresh_id, loaded_at=now)
+    return collect.fn(workspace, refresh_id, now)
 
 
 def _load_lease(workspace: Workspace, lease: EndedLease, refresh_id: str, now: datetime) -> Collected:

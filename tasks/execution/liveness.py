@@ -159,9 +159,7 @@ class Machines:
             return AttemptEnd(how="time", reason="the campaign's time is up")
         return None
 
-    def wait(
-        self, within_s: float, until: Callable[[], bool], what: str, late: Callable[[], Collection[int]]
-    ) -> AttemptEnd | None:
+    def wait(self, within_s: float, until: Callable[[], bool], what: str, late: Collection[int]) -> AttemptEnd | None:
         """None once `until` holds, else how it ended; `late` are those to wait for no longer when time runs out."""
         give_up = self.clock.monotonic() + within_s
         while not until():
@@ -169,7 +167,7 @@ class Machines:
             if ended is not None:
                 return ended
             if self.clock.monotonic() > give_up:
-                nodes = tuple(sorted(late()))
+                nodes = tuple(sorted(late))
                 reason = f"{_named(nodes)} did not {what} within {within_s:.0f} s"
                 return AttemptEnd(how="lost", reason=reason, nodes=nodes)
             self.clock.sleep(POLL_S)

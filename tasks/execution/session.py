@@ -164,9 +164,8 @@ class Session:
         if self.attempt is not None:  # let them end what they run: a new one must not meet an attempt that lost another
             self.attempts += 1
             self.plan([])
-        ended = self.machines.wait(
-            self.running.ready_within_s, self.machines.all_here, "report itself", lambda: self.machines.awaited
-        )
+        here, awaited = self.machines.all_here, self.machines.awaited
+        ended = self.machines.wait(self.running.ready_within_s, here, "report itself", awaited)
         self.laps.lap("start hosts")
         if self.attempt is None:
             self.start_up_s = self.served.seconds["start hosts"]
@@ -278,7 +277,7 @@ class _Attempt:
         self.host = RankLayout.of(plan).host
         within_s = max(ARMED_WITHIN_S, plan.meet_s + 30.0)
         ended = self.machines.wait(
-            within_s, lambda: self._armed() or bool(self._finished()), "start torchrun", lambda: self.nodes
+            within_s, lambda: self._armed() or bool(self._finished()), "start torchrun", self.nodes
         )
         session.laps.lap("launch torchrun")
         if ended is not None:
@@ -291,7 +290,7 @@ class _Attempt:
             session.laps.lap("measure")
             return ended
         ended = self.machines.wait(
-            PEERS_REPORT_WITHIN_S, lambda: len(self._finished()) == len(self.nodes), "speak", lambda: self.nodes
+            PEERS_REPORT_WITHIN_S, lambda: len(self._finished()) == len(self.nodes), "speak", self.nodes
         )
         if ended is not None and ended.interrupted:
             return ended

@@ -17,7 +17,7 @@ from models.campaign.candidates import Measurement
 from models.domain.cluster import Cluster
 from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve, serve_launch
-from tasks.execution.collect import Collected, collect, end_and_collect, store_rows
+from tasks.execution.collect import Collected, collect, collect_launch, end_and_collect
 from tasks.market.offers import note_definitions
 from tasks.providers.base import NotSwept
 from tasks.workspace.settings import Settings
@@ -208,7 +208,7 @@ def test_a_launch_that_got_no_machines_is_stored_once(tmp_path: Path) -> None:
     here = installation(tmp_path, refusal="others hold the cores")
     refused = serve(here.provider, job(), stop_at=100.0, watch=lambda *_: None, clock=fast())
     for _ in range(2):
-        store_rows(here, refused, "r", NOON)
+        collect_launch.fn(here, refused, "r", NOON)
     assert known(here) == {"r-00-refused": "refused"}
     assert mart(here.warehouse, "failed_runs").reason.tolist() == ["others hold the cores"]
 
