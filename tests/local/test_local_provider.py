@@ -12,9 +12,9 @@ from tasks.providers.local.network import Isolation
 from tasks.providers.local.provider import LocalProvider
 from tests.local.hosts import (
     ISOLATION,
-    Spec,
     best,
     cluster,
+    instance_type,
     left_over,
     links,
     needs_network,
@@ -83,7 +83,7 @@ def test_hosts_that_are_measured_at_once_are_kept_on_cores_of_their_own(local: L
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core: pinning changes nothing")
 def test_an_ordinary_users_whole_core_is_a_core_of_its_own(local: LocalProvider) -> None:
     local.shares = local_cpu.Affinity("as an ordinary user")
-    local._specs |= {"whole": Spec(cores=1.0), "all": Spec(cores=float(os.cpu_count() or 1))}
+    local._specs |= {"whole": instance_type(cores=1.0), "all": instance_type(cores=float(os.cpu_count() or 1))}
     with local.acquire(cluster(local, "whole"), lease_id="whole", deadline_s=60, seed=1) as running:
         assert ready(running)[0]["cores"] == 1
         with (
