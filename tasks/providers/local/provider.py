@@ -100,7 +100,10 @@ class LocalProvider(LocalCatalogue):
             theirs = {*self.store.ids(), *self.store.stray_ids(self.shares)}
             for lease_id in sorted(theirs - unreadable.keys()):
                 lease = known.get(lease_id)
-                why = _why_end(lease, now, all_of_them)
+                if lease is None:
+                    why = "nothing tells who holds it"
+                else:
+                    why = "it was over" if lease.ended_at else lease.why_end(now, all_of_them=all_of_them)
                 if not why:
                     continue
                 try:
@@ -130,12 +133,3 @@ class LocalProvider(LocalCatalogue):
             python=self._python,
             environment={name: os.environ[name] for name in _CARRIED if name in os.environ},
         )
-
-
-def _why_end(lease: LocalLease | None, now: datetime, all_of_them: bool) -> str:
-    """Why a lease is to be ended; empty where it is not."""
-    if lease is None:
-        return "nothing tells who holds it"
-    if lease.ended_at is not None:
-        return "it was over"
-    return lease.why_end(now, all_of_them=all_of_them)
