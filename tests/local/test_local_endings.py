@@ -15,16 +15,7 @@ from tasks.providers.base import NoCapacity, NotSupported, ProviderError
 from tasks.providers.local import catalogue as local_catalogue
 from tasks.providers.local.processes import hosts
 from tasks.providers.local.provider import LocalProvider
-from tests.local.hosts import (
-    HERE,
-    SHARE,
-    cluster,
-    left_over,
-    needs_network,
-    provider,
-    ready,
-    wait_for,
-)
+from tests.local.hosts import HERE, SHARE, cluster, left_over, needs_network, provider, ready, wait_for
 
 pytestmark = pytest.mark.local
 

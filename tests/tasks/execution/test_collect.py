@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from models.campaign.campaign import Launch
-from models.campaign.candidates import Measurement
 from models.domain.cluster import Cluster
 from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve, serve_launch
@@ -23,22 +22,14 @@ from tasks.providers.base import NotSwept
 from tasks.workspace.settings import Settings
 from tasks.workspace.workspace import Workspace
 from tests.fakes import FakeCluster, FakeProvider, Step, armed, fails, fast, finished, offer, ready, reported
+from tests.tasks.execution.test_job import wanted
 from tests.tasks.execution.test_session import KILLED, job
 from tests.warehouse.builders import NOON, fresh, setup
 from warehouse.database import WarehouseBusy
 from warehouse.reads import mart, training_frames
 
-TRAIN = Measurement(
-    kind="train",
-    workload="tiny",
-    nodes=(0, 1),
-    batches=(8, 8),
-    accumulation_steps=1,
-    message_bytes=(),
-    reason="a pilot",
-    est_s=10.0,
-)
-LAUNCH = Launch(cluster=Cluster.of((2, offer())), items=(TRAIN,) * 3, est_s=30.0, est_usd=0.1, reason="pilots")
+TRAINS = (wanted("train", "tiny", (0, 1), (8, 8)),) * 3
+LAUNCH = Launch(cluster=Cluster.of((2, offer())), items=TRAINS, est_s=30.0, est_usd=0.1, reason="pilots")
 
 
 def installation(home: Path, *scripts: tuple[Step, ...], refusal: str = "") -> Workspace:
