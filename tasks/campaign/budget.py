@@ -22,8 +22,8 @@ from models.domain.cluster import Cluster, Offer, parse_cluster
 from warehouse import reads
 from warehouse.database import WarehouseMissing
 
-from ..execution.collect import Collected
 from ..execution.job import START_UP_S, Served
+from ..execution.record_loader import Collected
 from ..market.offers import current_offers
 from ..providers.base import EndedLease, Lease, LeaseUnreadable
 from ..providers.ec2.capacity_ladder import SPOT_MARGIN

@@ -302,12 +302,11 @@ def serve(provider: Provider, job: Job, *, stop_at: float, watch: Watch, clock: 
     machines are released, and the mailbox stays on disk until it has been loaded.
     """
     served = Served(lease_id=job.lease_id)
-    clock = clock or Clock()
-    laps = Stopwatch(served.seconds, clock)
+    laps = Stopwatch(served.seconds, clock or Clock())
     try:
         with provider.acquire(job.cluster, lease_id=job.lease_id, deadline_s=job.deadline_s, seed=job.seed) as running:
             served.mailbox = running.mailbox
-            service = Session(running, job, served, stop_at=stop_at, watch=watch, clock=clock, laps=laps)
+            service = Session(running, job, served, stop_at=stop_at, watch=watch, laps=laps)
             try:
                 service.prepare()
                 service.serve()

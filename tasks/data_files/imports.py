@@ -19,12 +19,12 @@ import pandas as pd
 
 from models.domain.cluster import parse_cluster, parse_numbers
 from models.domain.setup_table import rows_of
-from models.domain.suggestions import nearest_names
+from models.domain.suggestions import NAME_RULE, nearest_names, plain_name
 from warehouse.append import Connection, append_facts, append_imports, note_import
 from warehouse.database import Warehouse, select
 from warehouse.reads import KnownToImport, known_to_import
 
-from ..workspace.settings import NAME_RULE, SettingsError, plain_name
+from ..workspace.settings import SettingsError
 from ..workspace.workspace import known_devices, refresh_command
 from .measurements import (
     PREDICTED_FROM,

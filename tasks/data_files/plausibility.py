@@ -12,9 +12,9 @@ from typing import Any
 
 from models.domain.cluster import parse_cluster, parse_numbers
 from models.domain.setup_table import row_key
+from models.domain.suggestions import NAME_RULE, plain_name
 
 from ..providers.ec2.catalogue import most_tflops
-from ..workspace.settings import NAME_RULE, plain_name
 from .measurements import Measurement, one_edit_apart
 
 # Of one setup: runs of one setup differ by a few per cent, stalls by tens; milliseconds and seconds by 1,000.

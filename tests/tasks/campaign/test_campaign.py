@@ -19,7 +19,7 @@ from tasks.campaign import campaign as shopping
 from tasks.campaign.budget import Tally
 from tasks.execution.collect import Collected
 from tasks.execution.job import Served
-from tasks.execution.record_loader import load_mailbox
+from tasks.execution.record_loader import EndedLaunch, load_mailbox
 from tasks.market.offers import note_definitions, with_facts
 from tasks.node import device_check
 from tasks.node.record import Devices, Item, Plan
@@ -96,7 +96,7 @@ def without_devices(here: Workspace, folder: Path, night: str) -> None:
     plan = Plan(lease_id=night, attempt=1, addresses=["a"], expected=expected, workloads=[], items=[item])
     device_check.write_failed_records(folder, plan, 0, "this machine was bought for 8 x H100, and torch can use no GPU")
     envelopes = {item.run_id: setup(workload=None, workload_digest=None, cluster="1xp5.48xlarge")}
-    loaded = load_mailbox(here.warehouse, folder, envelopes, rows=[], refresh_id=night, now=NOON)
+    loaded = load_mailbox(here.warehouse, EndedLaunch(mailbox=folder, envelopes=envelopes), refresh_id=night, now=NOON)
     assert loaded.by_status == {"failed": 1}
 
 

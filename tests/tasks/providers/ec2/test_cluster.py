@@ -48,7 +48,7 @@ def test_what_nodes_upload_is_in_the_mailbox_and_what_is_written_there_reaches_e
     write_json(running.mailbox / "controller" / "envelopes.json", {"r-1-000": {}})
     assert running.mirror.sync()
     box = Mailbox(path=running.mailbox, nodes=2)
-    assert (box.ready(), box.recorded()) == (1, {"r-1-000"})
+    assert (len(box.ready_at()), box.recorded()) == (1, {"r-1-000"})
     for name in (first, second):
         manifest = home.world.s3.read("r-1", name, "manifest.json")["files"]
         assert set(manifest) == {"plan.json", "workloads/abc.py", "node.json"}, "the controller's own stays here"
@@ -146,7 +146,7 @@ def test_what_a_node_nests_deeply_is_nothing_that_it_said(home: Home, depth: int
         home.world.s3.upload(home.world.now, "r-1", names(home)[1], "heartbeat.json/x.json", {})
         running.mirror.sync()
         box = Mailbox(path=running.mailbox, nodes=2)
-        assert box.report(0, running.now_unix()) is None and box.report(1, running.now_unix()) is None
+        assert [box.silent_s(node, running.now_unix()) for node in (0, 1)] == [None, None]
         assert [one.leaving_s for one in running.nodes()] == [None, None]
 
 
@@ -274,7 +274,7 @@ def test_a_replacement_takes_the_rank_and_the_lost_ones_records_stay(home: Home)
         third = next(name for name in names(home) if name not in (first, second))
         assert running.addresses == ["10.0.0.1", home.world.instances[third].address]
         assert [one.alive for one in running.nodes()] == [True, True]
-        assert Mailbox(path=running.mailbox, nodes=2).ready() == 0, "the new one has not reported itself"
+        assert Mailbox(path=running.mailbox, nodes=2).ready_at() == [], "the new one has not reported itself"
         home.world.s3.upload(home.world.now, "r-1", second, "records/b.json", {"run_id": "b"})
         running.mirror.sync()
         assert home.records() == {"a", "b"}
