@@ -18,7 +18,7 @@ from models.domain.cluster import Cluster, Offer
 from ..market.offers import offers_now
 from ..providers.base import ProviderError
 from ..providers.ec2 import api as ec2_api
-from ..providers.ec2.api import Clients, MachinesApi
+from ..providers.ec2.api import Clients, Ec2Api
 from ..providers.ec2.capacity_ladder import Rung, ladder
 from ..providers.ec2.catalogue import TypeFacts
 from ..providers.ec2.requests import LaunchSpec, requests_of, rules, security_group, shortened
@@ -142,7 +142,7 @@ def _surveyor(workspace: Workspace, clients: Clients | None) -> tuple[Surveyor |
     try:
         if clients is None and not ec2_api.has_credentials():
             return None, f"no AWS credentials; {_UNCHECKED}"
-        return Surveyor(MachinesApi(clients or ec2_api.boto_clients()), workspace.settings.ec2), ""
+        return Surveyor(Ec2Api(clients or ec2_api.boto_clients()), workspace.settings.ec2), ""
     except ProviderError as error:
         return None, f"{error}; {_UNCHECKED}"
 

@@ -31,7 +31,7 @@ from models.campaign.budget import Allowance
 from models.domain.cluster import Cluster
 from tasks.node.record import ANY, Devices
 from tasks.providers.base import LeaseUnreadable, NotSwept
-from tasks.providers.ec2.api import MachinesApi
+from tasks.providers.ec2.api import Ec2Api
 from tasks.providers.ec2.leases import Asked
 from tasks.providers.ec2.machines import Ec2Machines
 from tasks.providers.ec2.provider import Ec2Provider
@@ -150,8 +150,8 @@ def _absent(self: LeaseFolder[Any], lease_id: str) -> Any:
         return None
 
 
-def _without_retries(clock: Any, ask: Callable[[], Any], *, new: bool = False) -> Any:
-    return tasks.providers.ec2.termination.with_retries(clock, ask)
+def _without_retries(api: Any, ask: Callable[[], Any], *, new: bool = False) -> Any:
+    return tasks.providers.ec2.termination.with_retries(api, ask)
 
 
 def _in_order(found: Any, key: Any = None) -> list[Any]:
@@ -169,7 +169,7 @@ MUTATIONS = (
     Mutation(
         name="nothing is terminated",
         scenario=_hangs,
-        without=_out(MachinesApi, "terminate", lambda *_: set()),
+        without=_out(Ec2Api, "terminate", lambda *_: set()),
         says="alive after the last reaping",
     ),
     Mutation(

@@ -17,7 +17,7 @@ from typing import Any
 from models.domain.cluster import Cluster, Offer
 from tasks.providers.base import EndedLease, NotSupported, ProviderError
 from tasks.providers.ec2 import prices as ec2_prices
-from tasks.providers.ec2.api import MachinesApi, Store
+from tasks.providers.ec2.api import Ec2Api, Store
 from tasks.providers.ec2.capacity_ladder import Rung
 from tasks.providers.ec2.cluster import Ec2Cluster, places_of
 from tasks.providers.ec2.errors import AwsRefused
@@ -27,7 +27,7 @@ from tasks.providers.ec2.mailbox_s3 import Mirror, lease_prefix
 from tasks.providers.ec2.requests import LaunchSpec, worst_case_usd
 from tasks.providers.ec2.settings import Ec2
 from tasks.providers.ec2.survey import Surveyor, archive
-from tasks.providers.ec2.termination import Clock, await_shutdown, tidy, until, with_retries
+from tasks.providers.ec2.termination import await_shutdown, tidy, until, with_retries
 from tasks.providers.ec2.userdata import user_data
 from tasks.providers.local.processes import boot_id, myself
 
@@ -55,12 +55,11 @@ class Prospect:
 class Ec2Machines:
     """The leases of one home, and the account they are of. `threaded`: mirrors turn by themselves."""
 
-    api: MachinesApi
+    api: Ec2Api
     choices: Ec2
     surveyor: Surveyor
     leases: Ec2Leases
     node_package: Path
-    clock: Clock
     threaded: bool = True
 
     def prospect(self, cluster: Cluster, offers: Sequence[Offer], *, lease_id: str, deadline_unix: float) -> Prospect:
@@ -92,7 +91,7 @@ class Ec2Machines:
             code_sha256=lease.code_sha256 or digest,
         )
         script, billed = self._script(lease, store.region), partial(ec2_prices.billed, terms=self.choices)
-        launcher = Launcher(self.api, self.clock, self.leases, lease, spec, script, billed)
+        launcher = Launcher(self.api, self.leases, lease, spec, script, billed)
         with self.leases.locked():
             self._begin(lease)
         running: Ec2Cluster | None = None
@@ -126,7 +125,7 @@ class Ec2Machines:
             return replace(lease, fetched=True)
         try:
             mirror = self._mirror(lease, self._store(lease))
-            whole = pulled_with_retries(mirror, self.clock) if patient else mirror.pull()
+            whole = pulled_with_retries(self.api, mirror) if patient else mirror.pull()
             lease = replace(lease, fetched=whole)
             self.leases.write(lease)
         except (ProviderError, OSError):
@@ -152,7 +151,7 @@ class Ec2Machines:
                 raise ProviderError(f"lease {lease_id} exists already")
             words = {name: getattr(known, name) or value for name, value in words.items()}
             return replace(known, controller=myself(), boot_id=boot_id(), **words)
-        now, region = self.clock.now(), cluster.members[0].region
+        now, region = self.api.clock.now(), cluster.members[0].region
         return Ec2Lease.new(cluster, lease_id=lease_id, deadline_s=deadline_s, now=now, region=region, **words)
 
     def _begin(self, lease: Ec2Lease) -> None:
@@ -186,7 +185,7 @@ class Ec2Machines:
 
     def _running(self, launcher: Launcher, rung: Rung, store: Store) -> Ec2Cluster:
         mailbox = self.leases.mailbox(launcher.lease.lease_id)
-        running = Ec2Cluster(self.api, self.clock, launcher, rung, mailbox, self._mirror(launcher.lease, store))
+        running = Ec2Cluster(self.api, launcher, rung, mailbox, self._mirror(launcher.lease, store))
         running.mirror.sync()
         if self.threaded:
             running.mirror.start()
@@ -198,7 +197,7 @@ class Ec2Machines:
             lease_prefix(lease.prefix or self.choices.prefix, lease.lease_id),
             self.leases.mailbox(lease.lease_id),
             places_of(lease),
-            lambda: self.clock.now().timestamp(),
+            lambda: self.api.clock.now().timestamp(),
         )
 
     def _release(self, launcher: Launcher, running: Ec2Cluster | None, store: Store) -> str:
@@ -221,10 +220,10 @@ class Ec2Machines:
                 launcher.keep(replace(lease, releasing=True, note=sentence))
             return f"{sentence}; {until(lease)}"
         if running is not None:
-            await_shutdown(self.api, self.clock, lease)
-            lease = replace(lease, fetched=pulled_with_retries(running.mirror, self.clock))
+            await_shutdown(self.api, lease)
+            lease = replace(lease, fetched=pulled_with_retries(self.api, running.mirror))
         if lease.machines or lease.refusals:
-            self.leases.close(lease, self.clock.now(), "released" if lease.machines else "refused")
+            self.leases.close(lease, self.api.clock.now(), "released" if lease.machines else "refused")
         else:
             self.leases.forget(lease.lease_id)
         tidy(self.api, lease.region, lease.deployment, lambda tags: tags.get("srift:lease") == lease.lease_id)
@@ -233,9 +232,9 @@ class Ec2Machines:
     def _let_leave(self, running: Ec2Cluster) -> None:
         """Agents that were told to leave are waited for: their couriers upload what is left and go down."""
         running.mirror.turn_by_hand()
-        give_up = self.clock.now() + timedelta(seconds=LEAVE_S)
-        while (running.mailbox / "done.json").exists() and self.clock.now() < give_up and not running.all_down():
-            self.clock.sleep(2.0)
+        give_up = self.api.clock.now() + timedelta(seconds=LEAVE_S)
+        while (running.mailbox / "done.json").exists() and self.api.clock.now() < give_up and not running.all_down():
+            self.api.clock.sleep(2.0)
             running.mirror.turn_by_hand()
 
     def _store(self, lease: Ec2Lease) -> Store:
@@ -247,7 +246,7 @@ class Ec2Machines:
         return self.choices.bucket
 
 
-def pulled_with_retries(mirror: Mirror, clock: Clock) -> bool:
+def pulled_with_retries(api: Ec2Api, mirror: Mirror) -> bool:
     """Whether a pull went through whole, tried for half a minute."""
 
     def pull() -> None:
@@ -255,7 +254,7 @@ def pulled_with_retries(mirror: Mirror, clock: Clock) -> bool:
             raise AwsRefused(mirror.problem, code="", kind="unsure")
 
     with suppress(AwsRefused):
-        with_retries(clock, pull)
+        with_retries(api, pull)
         return True
     return False
 

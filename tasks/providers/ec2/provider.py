@@ -16,7 +16,7 @@ from tasks.providers.base import Capabilities, EndedLease, Lease, NotSupported, 
 from tasks.providers.ec2 import api as ec2_api
 from tasks.providers.ec2 import prices as ec2_prices
 from tasks.providers.ec2 import reaper as ec2_reaper
-from tasks.providers.ec2.api import Clients, MachinesApi
+from tasks.providers.ec2.api import Clients, Clock, Ec2Api
 from tasks.providers.ec2.catalogue import GPU, described, family, image_line, is_gpu, may_be_wanted, off_image, wanted
 from tasks.providers.ec2.errors import NO_CREDENTIALS
 from tasks.providers.ec2.leases import Ec2Leases
@@ -24,7 +24,6 @@ from tasks.providers.ec2.machines import NO_BUCKET, Ec2Machines
 from tasks.providers.ec2.settings import Ec2
 from tasks.providers.ec2.snapshot import RENEW, packaged, several_interfaces
 from tasks.providers.ec2.survey import Surveyor, not_launched
-from tasks.providers.ec2.termination import Clock
 
 _AT_ONCE = 8  # regions that are asked side by side
 NOT_LOOKED = (
@@ -248,7 +247,6 @@ class Ec2Provider:
             surveyor=Surveyor(self._api, self._choices),
             leases=self._leases,
             node_package=self._node_package,
-            clock=self._clock,
             threaded=self._threaded,
         )
 
@@ -263,10 +261,10 @@ class Ec2Provider:
         return [one for one in (*self._told, *self.packaged_offers()) if one.region == region]
 
     @cached_property
-    def _api(self) -> MachinesApi:
+    def _api(self) -> Ec2Api:
         if self._given is None and not ec2_api.has_credentials():
             raise ProviderError(NO_CREDENTIALS)
-        return MachinesApi(self._given or ec2_api.boto_clients())
+        return Ec2Api(self._given or ec2_api.boto_clients(), self._clock)
 
     @cached_property
     def _offered(self) -> dict[str, set[str]]:

@@ -107,7 +107,7 @@ def _end(machines: Ec2Machines, lease: Ec2Lease, now: datetime, why: str) -> tup
     """The sentence, and whether no machine of it is known to live on."""
     before = sum(one.ended_at is None for one in lease.machines)
     tags = lease_tags(lease.lease_id, lease.deployment or machines.choices.deployment, machines.leases.token)
-    lease, sentence = end_machines(machines.api, machines.clock, lease, tags)
+    lease, sentence = end_machines(machines.api, lease, tags)
     what = f"lease {lease.lease_id} ({lease.cluster}): {why}; "
     try:
         if sentence:
@@ -120,7 +120,7 @@ def _end(machines: Ec2Machines, lease: Ec2Lease, now: datetime, why: str) -> tup
                 machines.leases.forget(lease.lease_id)
             return f"{what}it had no machines", True
         outcome = "released" if lease.releasing else "reaped"
-        await_shutdown(machines.api, machines.clock, lease)
+        await_shutdown(machines.api, lease)
         lease = machines.fetched(machines.leases.close(lease, now, outcome), patient=True)
     except OSError as error:
         written = f"lease.json cannot be written ({error.strerror})"
@@ -153,7 +153,7 @@ def _sweep(machines: Ec2Machines, region: str, deployments: Iterable[str], now: 
             for one in api.instances(region, tags={"srift:deployment": deployment}, states=ALIVE)
         ]
         ends = {str(one["InstanceId"]): why for one in found if (why := _why_stray(machines, tags_of(one), now))}
-        stays = end_these(api, machines.clock, region, ends)
+        stays = end_these(api, region, ends)
     except AwsRefused as error:
         return [], f"it could not be looked through for machines that should be dead: {error}"
     for one in found:

@@ -20,14 +20,14 @@ import re
 import tarfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from models.domain.cluster import Cluster, Offer
 from tasks.providers.base import NoCapacity, NotSupported, ProviderError
 from tasks.providers.ec2 import capacity_ladder as ec2_ladder
-from tasks.providers.ec2.api import Answer, Ec2Api, MachinesApi
+from tasks.providers.ec2.api import Answer, Ec2Api
 from tasks.providers.ec2.capacity_ladder import Rung
 from tasks.providers.ec2.catalogue import (
     TypeFacts,
@@ -58,7 +58,7 @@ class Account:
 class Surveyor:
     """Asks AWS what a launch stands on."""
 
-    def __init__(self, api: MachinesApi, choices: Ec2) -> None:
+    def __init__(self, api: Ec2Api, choices: Ec2) -> None:
         self._api, self._choices = api, choices
         self._accounts: dict[str, Account] = {}
         self._facts: dict[str, TypeFacts] = {}
@@ -72,7 +72,7 @@ class Surveyor:
             network = network_of(self._api, region, vpc=choices.vpc, public=public, bucket=choices.bucket)
             self._accounts[region] = Account(
                 image=self._api.image(region, choices.ami_parameter),
-                role_id=self._api.role_id(region, choices.instance_profile),
+                role_id=str(self._api.roles(region, choices.instance_profile)[0]["RoleId"]),
                 network=network,
             )
         return self._accounts[region]
@@ -102,7 +102,6 @@ class Surveyor:
         if why := not_launched(cluster, self._choices, several):
             raise NotSupported(why)
         account, choices = self.account(region), self._choices
-        root = str(account.image.get("RootDeviceName") or "/dev/sda1")
         if why := too_small(choices.volume_gib, account.image):
             raise NotSupported(why)
         return LaunchSpec(
@@ -112,7 +111,7 @@ class Surveyor:
             public=account.network.public,
             types=types,
             image_id=str(account.image["ImageId"]),
-            root_device=root,
+            root_device=root_device(account.image),
             volume_gib=choices.volume_gib,
             instance_profile=choices.instance_profile,
             deployment=choices.deployment,
@@ -179,6 +178,11 @@ def not_launched(cluster: Cluster, choices: Ec2, several_interfaces: Collection[
     return ""
 
 
+def root_device(image: Answer) -> str:
+    """Name of the device that the image starts from."""
+    return str(image.get("RootDeviceName") or "/dev/sda1")
+
+
 def too_small(volume_gib: int, image: Answer) -> str:
     """Why machines of `image` cannot have a volume of so many GiB; empty where they can."""
     least = least_gib(image)
@@ -235,14 +239,14 @@ def network_of(api: Ec2Api, region: str, *, vpc: str | None, public: bool, bucke
     `vpc` None is the default one. Raises NotSupported with the fix where no subnet will do, AwsRefused where AWS does.
     """
     name = _vpc(api, region, vpc)
-    inside: list[Answer] = [{"Name": "vpc-id", "Values": [name]}]
+    inside = partial(api.ask_all, region=region, Filters=[{"Name": "vpc-id", "Values": [name]}])
     subnets = [
         one
-        for one in _all(api, "ec2:DescribeSubnets", region, "Subnets", inside)
+        for one in inside("Subnets", "ec2:DescribeSubnets")
         if re.fullmatch(f"{region}[a-z]", str(one["AvailabilityZone"]))  # us-east-1-atl-1a is a Local Zone
     ]
     try:
-        tables: list[Answer] | None = _all(api, "ec2:DescribeRouteTables", region, "RouteTables", inside)
+        tables: list[Answer] | None = list(inside("RouteTables", "ec2:DescribeRouteTables"))
     except AwsRefused as error:
         if error.code not in DENIED or not public:  # without it nobody knows which private subnets reach S3
             raise
@@ -252,7 +256,7 @@ def network_of(api: Ec2Api, region: str, *, vpc: str | None, public: bool, bucke
         if not found:
             raise NotSupported(_no_public(name, region))
         return Network(vpc=name, subnets=found, public=True, note=_ON_TRUST if tables is None else "")
-    endpoints = _all(api, "ec2:DescribeVpcEndpoints", region, "VpcEndpoints", inside)
+    endpoints = list(inside("VpcEndpoints", "ec2:DescribeVpcEndpoints"))
     if bucket is not None and api.bucket_region(region, bucket) != region:
         endpoints = []  # of an endpoint S3 is reached in its own region alone
     found = private_subnets(subnets, tables or [], s3_endpoints(endpoints, region))
@@ -346,20 +350,11 @@ def _gateway(table: Answer) -> str:
 
 def _vpc(api: Ec2Api, region: str, vpc: str | None) -> str:
     words: dict[str, Any] = {"VpcIds": [vpc]} if vpc else {"Filters": [{"Name": "is-default", "Values": ["true"]}]}
-    try:
-        found = api.ask("ec2:DescribeVpcs", region, **words)["Vpcs"]
-    except AwsRefused as error:
-        if error.code != "InvalidVpcID.NotFound":
-            raise
-        found = []
+    found = api.ask_unless(("InvalidVpcID.NotFound",), "ec2:DescribeVpcs", region, **words).get("Vpcs")
     if not found:
         missing = f"{vpc} is not there" if vpc else f"there is no default VPC in {region}"
         raise NotSupported(f"{missing}: name one in [ec2] vpc, or run `aws ec2 create-default-vpc --region {region}`")
     return str(found[0]["VpcId"])
-
-
-def _all(api: Ec2Api, action: str, region: str, key: str, filters: list[Answer]) -> list[Answer]:
-    return [one for page in api.ask_pages(action, region, Filters=filters) for one in page[key]]
 
 
 def _no_public(vpc: str, region: str) -> str:

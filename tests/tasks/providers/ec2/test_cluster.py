@@ -316,7 +316,7 @@ def test_what_is_uploaded_while_machines_are_ended_is_brought_home(home: Home) -
             if one.ended_at is not None:
                 home.world.s3.upload(home.world.now, "r-1", one.instance_id, "records/last.json", {"run_id": "last"})
 
-    home.provider._clock = replace(home.world.clock, sleep=sleep)
+    home.provider._api.clock = replace(home.world.clock, sleep=sleep)
     with home.acquire(home.two()):
         ended = home.world.now
     assert home.records() == {"last"} and (home.world.now - ended).total_seconds() < 60

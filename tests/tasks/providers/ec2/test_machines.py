@@ -433,7 +433,7 @@ def test_a_machine_that_was_served_late_counts_until_its_own_end(home: Home) -> 
     ends = {one.ends_itself_at() for one in home.world.alive()}
     home.world.pass_s(9000.0)
     home.world.forget()
-    over, _ = end_machines(home.provider._machines.api, home.world.clock, shown, lease_tags("r-1", "srift", "c"))
+    over, _ = end_machines(home.provider._machines.api, shown, lease_tags("r-1", "srift", "c"))
     [until] = {one.ended_at for one in over.machines}
     assert until == lease.deadline_at + LATEST + timedelta(seconds=sum(BACKOFF_S)) and all(one <= until for one in ends)
 

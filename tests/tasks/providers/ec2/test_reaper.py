@@ -426,6 +426,6 @@ def test_what_a_machine_uploads_while_it_goes_down_is_fetched(home: Home) -> Non
         if home.world.instances[machine].ended_at is not None:
             home.world.s3.upload(home.world.now, "r-1", machine, "records/last.json", {"run_id": "last"})
 
-    home.provider._clock = replace(home.world.clock, sleep=sleep)
+    home.provider._api.clock = replace(home.world.clock, sleep=sleep)
     home.provider.reap(home.world.now)
     assert home.records() == {"last"}
