@@ -23,7 +23,7 @@ from ..providers.ec2.capacity_ladder import Rung, ladder
 from ..providers.ec2.catalogue import TypeFacts
 from ..providers.ec2.requests import LaunchSpec, requests_of, rules, security_group, shortened
 from ..providers.ec2.survey import Surveyor, archive
-from ..providers.ec2.userdata import user_data
+from ..providers.ec2.userdata import NodeBoot, user_data
 from ..reporting.progress import reporter
 from ..reporting.tables import launches_as_rows
 from ..workspace.workspace import Workspace, open_workspace
@@ -175,18 +175,16 @@ def _requests(
         said += [f"{error}; {_UNCHECKED}"] if str(error) else []
         spec = _imagined(workspace, cluster, here_offers, **words)
         rungs, _ = ladder(cluster, here_offers, sorted(spec.subnets), ec2.markets)
-    script = user_data(
+    boot = NodeBoot(
         bucket=ec2.bucket or "no-bucket-is-set",
         prefix=ec2.prefix,
         region=region,
-        endpoint=None,
         code_sha256=archive(Path(__file__).parents[1] / "node")[1],
         lease_id=lease_id,
         role_id=role,
-        deadline_s=deadline_s,
         python=ec2.python,
     )
-    return list(_in_order(spec, rungs, script)), said
+    return list(_in_order(spec, rungs, user_data(boot, deadline_s))), said
 
 
 def _in_order(spec: LaunchSpec, rungs: Sequence[Rung], script: str) -> list[tuple[str, Mapping[str, Any]]]:

@@ -35,6 +35,7 @@ from tasks.providers.ec2.api import Ec2Api
 from tasks.providers.ec2.leases import Asked
 from tasks.providers.ec2.machines import Ec2Machines
 from tasks.providers.ec2.provider import Ec2Provider
+from tasks.providers.ec2.userdata import NodeBoot
 from tasks.providers.leases import LeaseFolder
 from tests.chaos.controller import Campaigns
 from tests.chaos.scenario import (
@@ -89,8 +90,8 @@ def _anything(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]:
     return tuple(Devices(name=ANY, count=one.instance_type.devices) for one in cluster.members)
 
 
-def _longer(**words: Any) -> str:
-    text = tasks.providers.ec2.userdata.user_data(**words)
+def _longer(boot: NodeBoot, deadline_s: float) -> str:
+    text = tasks.providers.ec2.userdata.user_data(boot, deadline_s)
     return re.sub(r"shutdown -h \+\d+", "shutdown -h +600", text)
 
 

@@ -32,7 +32,6 @@ class Fate(Enum):
 
 
 def boots(_: Any) -> Fate:
-    """All is well."""
     return Fate.BOOTS
 
 
@@ -61,11 +60,9 @@ class Keeper:
         self.faults: list[str] = []
 
     def open(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
         self._closed.set()
         self._thread.join()
 

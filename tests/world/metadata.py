@@ -35,18 +35,15 @@ class Metadata:
         self._tokens: dict[str, tuple[str, float]] = {}
 
     def token(self, address: str, lifetime_s: int) -> str:
-        """A new token of the machine at `address`."""
         made = secrets.token_urlsafe(32)
         self._tokens[made] = (address, time.monotonic() + lifetime_s)
         return made
 
     def knows(self, address: str, token: str) -> bool:
-        """Whether the token is this machine's and has not expired."""
         holder, until = self._tokens.get(token, ("", 0.0))
         return holder == address and time.monotonic() < until
 
     def value(self, region: str, address: str, path: str) -> str | None:
-        """What stands at `path`; None where there is nothing."""
         instance_id = self._instance_at(region, address)
         if instance_id is None or not path.startswith(_ROOT):
             return None
@@ -88,7 +85,6 @@ def served(metadata: Metadata, region: str, listening: socket) -> ThreadingHTTPS
         protocol_version = "HTTP/1.1"
 
         def do_PUT(self) -> None:
-            """A token, to who is not behind a proxy."""
             try:
                 lifetime_s = int(self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", ""))
             except ValueError:
@@ -101,7 +97,6 @@ def served(metadata: Metadata, region: str, listening: socket) -> ThreadingHTTPS
                 self.answer(200, metadata.token(self.client_address[0], lifetime_s))
 
         def do_GET(self) -> None:
-            """A value, to who brings a token."""
             address = self.client_address[0]
             if not metadata.knows(address, self.headers.get("X-aws-ec2-metadata-token", "")):
                 self.answer(401, "")
@@ -110,7 +105,6 @@ def served(metadata: Metadata, region: str, listening: socket) -> ThreadingHTTPS
             self.answer(404 if found is None else 200, found or "")
 
         def answer(self, status: int, text: str) -> None:
-            """Send it."""
             body = text.encode()
             self.send_response(status)
             self.send_header("Content-Type", "text/plain")

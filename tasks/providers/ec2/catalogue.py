@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -205,18 +206,14 @@ def _devices(answer: Answer) -> tuple[str, int, float, float | None] | None:
     return None
 
 
-def described(answers: Iterable[Answer]) -> tuple[list[InstanceType], list[str]]:
-    """Every type that can be described, by name, and a sentence for each that cannot."""
+def described(answers: Iterable[Answer]) -> list[InstanceType]:
+    """Every type that can be described, by name."""
     types: dict[str, InstanceType] = {}
-    sentences: list[str] = []
     for answer in answers:
-        try:
+        with suppress(KeyError, ValueError):
             one = instance_type_of(answer)
-        except (KeyError, ValueError) as error:
-            sentences.append(str(error) if isinstance(error, ValueError) else f"{answer.get('InstanceType')}: {error}")
-            continue
-        types.setdefault(one.name, one)
-    return [types[name] for name in sorted(types)], sentences
+            types.setdefault(one.name, one)
+    return [types[name] for name in sorted(types)]
 
 
 def wanted(types: Iterable[InstanceType], patterns: Sequence[str], line: ImageLine | None = None) -> list[InstanceType]:
@@ -248,13 +245,6 @@ def is_gpu(one: InstanceType) -> bool:
     if one.device == "cpu" or one.name[0] not in _GPU_FAMILIES or one.name.startswith("g4ad."):
         return False
     return _ARM.match(one.name) is None
-
-
-def least_gib(image: Answer) -> int:
-    """The least size of a machine's volume, as DescribeImages tells of its image: the largest of its snapshots."""
-    return max(
-        (int(one.get("Ebs", {}).get("VolumeSize", 0)) for one in image.get("BlockDeviceMappings", ())), default=0
-    )
 
 
 # Quotas of vCPUs that run at once, by family and market: names as Service Quotas has them (November 2026).
@@ -322,14 +312,3 @@ def vcpus_held(instances: Iterable[Mapping[str, Any]]) -> dict[str, int]:
         if code is not None:
             held[code] = held.get(code, 0) + int(cpu.get("CoreCount", 0)) * int(cpu.get("ThreadsPerCore", 1))
     return held
-
-
-def quota_sentence(code: str, name: str, value: float, *, wanted: int, held: int, region: str) -> str:
-    """Why a cluster does not fit under a quota; empty where it does."""
-    if wanted + held <= value:
-        return ""
-    used = f", of which {held} are held now" if held else ""
-    return (
-        f"{wanted} vCPUs are wanted and the quota {name!r} ({code}) in {region} is {value:g}{used}: ask for more in "
-        "Service Quotas, or take a smaller cluster"
-    )

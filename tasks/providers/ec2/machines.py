@@ -24,11 +24,10 @@ from tasks.providers.ec2.errors import AwsRefused
 from tasks.providers.ec2.launch import Launcher
 from tasks.providers.ec2.leases import Ec2Lease, Ec2Leases
 from tasks.providers.ec2.mailbox_s3 import Mirror, lease_prefix
-from tasks.providers.ec2.requests import LaunchSpec, worst_case_usd
 from tasks.providers.ec2.settings import Ec2
 from tasks.providers.ec2.survey import Surveyor, archive
 from tasks.providers.ec2.termination import await_shutdown, tidy, until, with_retries
-from tasks.providers.ec2.userdata import user_data
+from tasks.providers.ec2.userdata import NodeBoot, user_data
 from tasks.providers.local.processes import boot_id, myself
 
 LEAVE_S = 20.0  # for agents that were told to leave, so that their last words are uploaded before they are ended
@@ -36,19 +35,6 @@ NO_BUCKET = (
     "no machines can be launched on EC2 before [ec2] bucket names the S3 bucket that is their mailbox; prices and "
     "imported measurements (`srift import`) work without"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prospect:
-    """What a launch would ask for, decided and not yet asked."""
-
-    spec: LaunchSpec
-    rungs: list[Rung]
-    said: list[str]
-
-    def worst_usd(self, deadline_s: float) -> float:
-        """Most that it can cost, whatever becomes of the controller."""
-        return worst_case_usd(self.rungs, self.spec, deadline_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,26 +48,21 @@ class Ec2Machines:
     node_package: Path
     threaded: bool = True
 
-    def prospect(self, cluster: Cluster, offers: Sequence[Offer], *, lease_id: str, deadline_unix: float) -> Prospect:
-        """Asks AWS what it stands on and nothing that costs. Raises NotSupported, NoCapacity or AwsRefused."""
-        spec = self.surveyor.launch_spec(
-            cluster, lease_id=lease_id, controller=self.leases.token, deadline_unix=int(deadline_unix)
-        )
-        rungs, said = self.surveyor.rungs(spec, cluster, offers)
-        return Prospect(spec=spec, rungs=rungs, said=said)
-
     @contextmanager
     def acquire(
         self, cluster: Cluster, offers: Sequence[Offer], *, lease_id: str, deadline_s: float
     ) -> Iterator[Ec2Cluster]:
         """See Provider.acquire. A lease whose controller died before it had its machines is taken up again."""
-        self._refuse_beside_unknown()
+        self.leases.known()  # beside machines and dollars that nobody knows none are bought
         lease = self._lease(cluster, lease_id, deadline_s)
         store = self._store(lease)
         store.listed(lease_prefix(lease.prefix, lease_id))  # a missing bucket is said here, and where it lies
-        prospect = self.prospect(cluster, offers, lease_id=lease_id, deadline_unix=lease.deadline_at.timestamp())
-        image_id = lease.image_id or prospect.spec.image_id
-        spec = replace(prospect.spec, image_id=image_id, deployment=lease.deployment)
+        ends_unix = int(lease.deadline_at.timestamp())
+        spec = self.surveyor.launch_spec(
+            cluster, lease_id=lease_id, controller=self.leases.token, deadline_unix=ends_unix
+        )
+        rungs, said = self.surveyor.rungs(spec, cluster, offers)
+        spec = replace(spec, image_id=lease.image_id or spec.image_id, deployment=lease.deployment)
         code, digest = archive(self.node_package)
         store.put(f"{lease.prefix}/code/{digest}.tar.gz", code)
         lease = replace(
@@ -96,7 +77,7 @@ class Ec2Machines:
             self._begin(lease)
         running: Ec2Cluster | None = None
         try:
-            rung = launcher.climb(prospect.rungs, prospect.said)
+            rung = launcher.climb(rungs, said)
             usd = rung.cluster.usd_per_hour
             launcher.keep(replace(launcher.lease, handed_over=True, market=rung.markets, usd_per_hour=usd))
             running = self._running(launcher, rung, store)
@@ -132,11 +113,6 @@ class Ec2Machines:
             return replace(lease, fetched=False)
         return lease
 
-    def _refuse_beside_unknown(self) -> None:
-        """Raises LeaseUnreadable where the machines and dollars of another lease cannot be known."""
-        for error in self.leases.read_all()[1].values():
-            raise error
-
     def _lease(self, cluster: Cluster, lease_id: str, deadline_s: float) -> Ec2Lease:
         """A new one, or the one that a dead controller left before it had its machines. Raises ProviderError."""
         known, choices = self.leases.read(lease_id), self.choices
@@ -166,22 +142,19 @@ class Ec2Machines:
         self.leases.mailbox(lease.lease_id).mkdir(exist_ok=True)
 
     def _script(self, lease: Ec2Lease, bucket_region: str) -> Callable[[float], str]:
-        choices = self.choices
-
-        def script(deadline_s: float) -> str:
-            return user_data(
-                bucket=lease.bucket,
-                prefix=lease.prefix,
-                region=bucket_region,
-                endpoint=endpoint(),
-                code_sha256=lease.code_sha256,
-                lease_id=lease.lease_id,
-                role_id=lease.role_id,
-                deadline_s=deadline_s,
-                python=choices.python,
-            )
-
-        return script
+        """The user-data of a machine that is to end itself after so many seconds."""
+        boot = NodeBoot(
+            bucket=lease.bucket,
+            prefix=lease.prefix,
+            region=bucket_region,
+            code_sha256=lease.code_sha256,
+            lease_id=lease.lease_id,
+            role_id=lease.role_id,
+            python=self.choices.python,
+            # of an emulation, which the machines must be able to reach too
+            endpoint=os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "",
+        )
+        return partial(user_data, boot)
 
     def _running(self, launcher: Launcher, rung: Rung, store: Store) -> Ec2Cluster:
         mailbox = self.leases.mailbox(launcher.lease.lease_id)
@@ -257,8 +230,3 @@ def pulled_with_retries(api: Ec2Api, mirror: Mirror) -> bool:
         with_retries(api, pull)
         return True
     return False
-
-
-def endpoint() -> str | None:
-    """Where the store is if it is not AWS's: an emulation, which the machines must be able to reach too."""
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None

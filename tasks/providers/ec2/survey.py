@@ -26,22 +26,18 @@ from typing import Any
 
 from models.domain.cluster import Cluster, Offer
 from tasks.providers.base import NoCapacity, NotSupported, ProviderError
-from tasks.providers.ec2 import capacity_ladder as ec2_ladder
 from tasks.providers.ec2.api import Answer, Ec2Api
-from tasks.providers.ec2.capacity_ladder import Rung
+from tasks.providers.ec2.capacity_ladder import Rung, ladder, spot_ties
 from tasks.providers.ec2.catalogue import (
     TypeFacts,
     facts_of,
     image_line,
-    least_gib,
     off_image,
     quota_of,
-    quota_sentence,
     vcpus_by_quota,
     vcpus_held,
 )
 from tasks.providers.ec2.errors import DENIED, AwsRefused
-from tasks.providers.ec2.prices import scores_or_why
 from tasks.providers.ec2.requests import LaunchSpec
 from tasks.providers.ec2.settings import Ec2
 
@@ -125,14 +121,18 @@ class Surveyor:
         zones = set(spec.subnets)
         for name in spec.types:
             zones &= self._api.zones_offering(spec.region, name)
-        rungs, said = ec2_ladder.ladder(cluster, offers, sorted(zones), self._choices.markets)
-        if ec2_ladder.spot_ties(rungs) and not self._no_scores:
-            names = list(spec.types)
-            scores, why = scores_or_why(lambda: self._api.placement_scores(spec.region, names, len(cluster.members)))
-            self._no_scores = bool(why)
-            rungs, said = ec2_ladder.ladder(cluster, offers, sorted(zones), self._choices.markets, scores)
-            said += [why] if why else []
-        refused = {market: self._over_quota(spec, market, rungs) for market in dict.fromkeys(r.markets for r in rungs)}
+        climb = partial(ladder, cluster, offers, sorted(zones), self._choices.markets)
+        rungs, said = climb()
+        if spot_ties(rungs) and not self._no_scores:
+            try:
+                rungs, said = climb(self._api.placement_scores(spec.region, list(spec.types), len(cluster.members)))
+            except ProviderError as error:
+                self._no_scores = True
+                said += [f"zones of equal price come by name, since spot placement scores were not told: {error}"]
+        refused: dict[str, str] = {}
+        for rung in rungs:
+            if rung.markets not in refused:
+                refused[rung.markets] = self.over_quota(rung.cluster)
         said += [sentence for sentence in refused.values() if sentence]
         left = [rung for rung in rungs if not refused[rung.markets]]
         if not left:
@@ -152,12 +152,14 @@ class Surveyor:
                     held = vcpus_held(self._api.instances(region, states=("pending", "running")))
             except ProviderError:
                 continue  # a right that is missing here shows when machines are refused; nothing is bought by it
-            sentence = quota_sentence(code, name, value, wanted=wanted, held=held.get(code, 0), region=region)
-            found += [sentence] if sentence else []
+            mine = held.get(code, 0)
+            if wanted + mine > value:
+                used = f", of which {mine} are held now" if mine else ""
+                found.append(
+                    f"{wanted} vCPUs are wanted and the quota {name!r} ({code}) in {region} is {value:g}{used}: ask for"
+                    " more in Service Quotas, or take a smaller cluster"
+                )
         return "; ".join(found)
-
-    def _over_quota(self, spec: LaunchSpec, market: str, rungs: Sequence[Rung]) -> str:
-        return self.over_quota(next(rung.cluster for rung in rungs if rung.markets == market))
 
 
 def not_launched(cluster: Cluster, choices: Ec2, several_interfaces: Collection[str]) -> str:
@@ -185,7 +187,8 @@ def root_device(image: Answer) -> str:
 
 def too_small(volume_gib: int, image: Answer) -> str:
     """Why machines of `image` cannot have a volume of so many GiB; empty where they can."""
-    least = least_gib(image)
+    volumes = (one.get("Ebs", {}) for one in image.get("BlockDeviceMappings", ()))
+    least = max((int(one.get("VolumeSize", 0)) for one in volumes), default=0)
     if volume_gib >= least:
         return ""
     return f"{image['ImageId']} needs {least} GiB, and [ec2] volume_gib is {volume_gib}: set it to at least {least}"

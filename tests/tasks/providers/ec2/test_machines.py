@@ -231,25 +231,21 @@ NOT_FOUND_YET = [
 
 
 @pytest.mark.parametrize(("action", "code"), NOT_FOUND_YET)
-def test_what_was_just_made_and_is_not_found_yet_is_asked_for_again(home: Home, action: str, code: str) -> None:
+def test_what_was_just_made_and_is_not_found_yet_is_asked_for_again_a_bounded_number_of_times(
+    home: Home, action: str, code: str
+) -> None:
+    cluster = home.two("spot" if action == "ec2:CreateFleet" else "on-demand")
+    home.world.faults = [Fault(action=action, code=code, times=99)]
+    with pytest.raises(ProviderError, match=code), home.acquire(cluster):
+        pass
+    assert home.world.count(action) == len(BACKOFF_S) + 1
+    assert home.world.bought() == 0 and home.provider.leases() == []
     home.world.faults = [Fault(action=action, code=code, times=2)]
-    with home.acquire(home.two("spot" if action == "ec2:CreateFleet" else "on-demand")) as running:
+    with home.acquire(cluster, "r-2") as running:
         assert len(running.addresses) == 2 and running.refusals == ()
         [group] = home.world.account.groups.values()
         assert "everything" not in group["out"], "a new group lets everything out"
     assert home.world.bought() == 2 and home.world.alive() == []
-
-
-@pytest.mark.parametrize(("action", "code"), NOT_FOUND_YET)
-def test_what_is_never_found_is_asked_for_a_bounded_number_of_times(home: Home, action: str, code: str) -> None:
-    home.world.faults = [Fault(action=action, code=code, times=99)]
-    with (
-        pytest.raises(ProviderError, match=code),
-        home.acquire(home.two("spot" if action == "ec2:CreateFleet" else "on-demand")),
-    ):
-        pass
-    assert home.world.count(action) == len(BACKOFF_S) + 1
-    assert home.world.bought() == 0 and home.provider.leases() == []
 
 
 def test_a_group_that_is_there_and_not_shown_yet_is_asked_for_again(

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from botocore.exceptions import ClientError
 
 from models.domain.cluster import ADVISED_MONTHLY_SHARE, Offer, bucket_hazard
 from models.job.interruptions import fit_hazard
@@ -215,15 +214,6 @@ def test_scores_are_by_zone_name_whatever_page_they_stand_on() -> None:
     assert found == {"us-east-1b": 9, "us-east-1a": 3}
     assert zone_scores([{"AvailabilityZoneId": "use1-az9", "Score": 9}, {"Region": "us-east-1"}], ZONES) == {}
     assert ec2.asked[0]["TargetCapacity"] == 4 and ec2.asked[0]["SingleAvailabilityZone"] is True
-
-
-def test_a_denied_question_names_the_action() -> None:
-    class Denied(Scored):
-        def get_spot_placement_scores(self, **words: Any) -> dict[str, Any]:
-            raise ClientError({"Error": {"Code": "UnauthorizedOperation"}}, "GetSpotPlacementScores")
-
-    with pytest.raises(ProviderError, match="ec2:GetSpotPlacementScores in us-east-1"):
-        Ec2Api(lambda service, region: Denied([])).placement_scores("us-east-1", ["g5.xlarge"], 4)
 
 
 def test_zones_of_equal_price_are_tried_by_score_and_who_may_not_ask_is_told_once(tmp_path: Path) -> None:
