@@ -250,7 +250,7 @@ def _image(account: Ec2Account, ec2: Ec2, region: str, found: list[Answer]) -> s
 
 def _network(account: Ec2Account, ec2: Ec2, region: str, found: list[Network]) -> str:
     """By the rule that launches follow."""
-    network = network_of(account.api, region, vpc=ec2.vpc, public=ec2.subnets == "public", bucket=ec2.bucket)
+    network = network_of(account.api, region, ec2)
     found.append(network)
     return f"{network.vpc} with {ec2.subnets} subnets in {', '.join(sorted(network.subnets))}"
 

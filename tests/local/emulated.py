@@ -42,7 +42,7 @@ def fleet(world: World, script: str, overrides: list[dict[str, Any]], count: int
     return dict(
         ec2.create_fleet(
             Type="instant",
-            SpotOptions={"AllocationStrategy": "price-capacity-optimized", **spot},
+            SpotOptions={"SingleInstanceType": True, "SingleAvailabilityZone": True, "MinTargetCapacity": count},
             TargetCapacitySpecification={"TotalTargetCapacity": count, "DefaultTargetCapacityType": "spot"},
             LaunchTemplateConfigs=[
                 {

@@ -15,7 +15,7 @@ from tasks.providers.base import NodeState, ProviderError, json_of_node
 from tasks.providers.ec2.api import ALIVE, Answer, Ec2Api
 from tasks.providers.ec2.capacity_ladder import Rung
 from tasks.providers.ec2.launch import Launcher
-from tasks.providers.ec2.leases import Ec2Lease, Machine, Refusal
+from tasks.providers.ec2.leases import Ec2Lease, Machine
 from tasks.providers.ec2.mailbox_s3 import Mirror, Place
 
 LOOK_EVERY_S = 5.0
@@ -33,7 +33,7 @@ _REASONS = {
 
 
 class Ec2Cluster:
-    """A RunningCluster. Safe to ask from several threads. `refusals` are the rungs that were not to be had before."""
+    """A RunningCluster. Safe to ask from several threads."""
 
     ready_within_s = READY_WITHIN_S
 
@@ -46,11 +46,6 @@ class Ec2Cluster:
         self._lock = threading.RLock()
         self._seen: dict[str, Answer] = {}
         self._looked_at: datetime | None = None
-
-    @property
-    def refusals(self) -> tuple[Refusal, ...]:
-        """Also those of replacements."""
-        return self._launcher.lease.refusals
 
     @property
     def image_id(self) -> str:

@@ -40,14 +40,6 @@ FLEETS = 3  # asked for one group, one after the other, while each comes to some
 _CLIMBED = ("capacity", "quota", "price")  # refusals after which the next rung is asked for
 
 
-class LadderUsedUp(NoCapacity):
-    """Every rung was refused; `refusals` tells them one by one."""
-
-    def __init__(self, refusals: Sequence[Refusal], said: Sequence[str]) -> None:
-        super().__init__("; ".join([*(one.reason for one in refusals), *said]))
-        self.refusals = tuple(refusals)
-
-
 class Launcher:
     """One lease's. `script(deadline_s)` is the user-data of a machine that is to end itself after so many seconds.
 
@@ -74,7 +66,7 @@ class Launcher:
         self.lease = lease
 
     def climb(self, rungs: Sequence[Rung], said: Sequence[str] = ()) -> Rung:
-        """The first rung whose machines all run; `lease` has them. Raises LadderUsedUp, AwsRefused or ProviderError."""
+        """The first rung whose machines all run; `lease` has them. Raises NoCapacity, AwsRefused or ProviderError."""
         group = with_retries(self._api, self._security_group, new=True)
         self.keep(replace(self.lease, security_group=group))
         for rung in rungs:
@@ -82,7 +74,7 @@ class Launcher:
                 continue
             self._clear(rung)
             if self._api.clock.now() >= self.lease.deadline_at:
-                raise LadderUsedUp(self.lease.refusals, ["its time was up before machines were had"])
+                raise self._used_up(["its time was up before machines were had"])
             try:
                 self._take(rung)
                 return self._priced(rung)
@@ -90,7 +82,7 @@ class Launcher:
                 if error.kind not in _CLIMBED:
                     raise
                 self._refuse(rung, error)
-        raise LadderUsedUp(self.lease.refusals, said)
+        raise self._used_up(said)
 
     def end(self) -> str:
         """End every machine of the lease; "" or why some may live on. What is known afterwards is in the lease."""
@@ -128,6 +120,9 @@ class Launcher:
         other = replace(other, usd_per_hour=lost.usd_per_hour)  # of the same type, market and zone
         self.keep(self.lease.with_machines(other, replace(lost, current=False, ended_at=ended)))
         return True
+
+    def _used_up(self, said: Sequence[str]) -> NoCapacity:
+        return NoCapacity("; ".join([*(one.reason for one in self.lease.refusals), *said]))
 
     def _security_group(self) -> str:
         spec = self._spec

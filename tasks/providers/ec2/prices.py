@@ -17,7 +17,6 @@ from models.domain.cluster import ANY_ZONE, InstanceType, Offer, bucket_hazard
 from tasks.providers.ec2.settings import Ec2
 
 Answer = Mapping[str, Any]
-ByType = Mapping[str, float]
 
 
 def advised_buckets(advisor: Answer, region: str) -> dict[str, int]:
@@ -70,7 +69,7 @@ def newest_spot_prices(rows: Iterable[Answer]) -> dict[tuple[str, str], float | 
 
 
 def on_demand_offers(
-    types: Iterable[InstanceType], prices: ByType, *, region: str, price_as_of: datetime
+    types: Iterable[InstanceType], prices: Mapping[str, float | None], *, region: str, price_as_of: datetime
 ) -> list[Offer]:
     """One offer a type of `types`, with its price or none."""
     return [

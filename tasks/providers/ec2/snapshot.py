@@ -51,9 +51,8 @@ class Snapshot:
         found: list[Offer] = []
         for region in regions:
             prices = self.usd.get(region, {})
-            known = {name: usd for name, usd in prices.items() if usd is not None}
             here = [one for one in types if one.name in prices]
-            found += on_demand_offers(here, known, region=region, price_as_of=self.prices_as_of)
+            found += on_demand_offers(here, prices, region=region, price_as_of=self.prices_as_of)
         return found
 
 

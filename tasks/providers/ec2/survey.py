@@ -64,12 +64,10 @@ class Surveyor:
         """Raises NotSupported or AwsRefused with the fix."""
         if region not in self._accounts:
             choices = self._choices
-            public = choices.subnets == "public"
-            network = network_of(self._api, region, vpc=choices.vpc, public=public, bucket=choices.bucket)
             self._accounts[region] = Account(
+                network=network_of(self._api, region, choices),
                 image=self._api.image(region, choices.ami_parameter),
                 role_id=str(self._api.roles(region, choices.instance_profile)[0]["RoleId"]),
-                network=network,
             )
         return self._accounts[region]
 
@@ -144,7 +142,7 @@ class Surveyor:
         region = cluster.members[0].region
         types = self.types(region, [one.instance_type.name for one in cluster.members])
         found: list[str] = []
-        held: dict[str, int] | None = None
+        held: Mapping[str, int] | None = None
         for code, wanted in vcpus_by_quota(cluster.members, types).items():
             try:
                 name, value = self._api.quota(region, code)
@@ -236,12 +234,12 @@ class Network:
     note: str = ""
 
 
-def network_of(api: Ec2Api, region: str, *, vpc: str | None, public: bool, bucket: str | None) -> Network:
+def network_of(api: Ec2Api, region: str, choices: Ec2) -> Network:
     """The network that launches in `region` use, as AWS describes it now.
 
-    `vpc` None is the default one. Raises NotSupported with the fix where no subnet will do, AwsRefused where AWS does.
+    Raises NotSupported with the fix where no subnet will do, AwsRefused where AWS does.
     """
-    name = _vpc(api, region, vpc)
+    name, public = _vpc(api, region, choices.vpc), choices.subnets == "public"
     inside = partial(api.ask_all, region=region, Filters=[{"Name": "vpc-id", "Values": [name]}])
     subnets = [
         one
@@ -260,7 +258,7 @@ def network_of(api: Ec2Api, region: str, *, vpc: str | None, public: bool, bucke
             raise NotSupported(_no_public(name, region))
         return Network(vpc=name, subnets=found, public=True, note=_ON_TRUST if tables is None else "")
     endpoints = list(inside("VpcEndpoints", "ec2:DescribeVpcEndpoints"))
-    if bucket is not None and api.bucket_region(region, bucket) != region:
+    if choices.bucket is not None and api.bucket_region(region, choices.bucket) != region:
         endpoints = []  # of an endpoint S3 is reached in its own region alone
     found = private_subnets(subnets, tables or [], s3_endpoints(endpoints, region))
     if not found:

@@ -146,12 +146,9 @@ def test_a_price_of_ones_own_is_used_and_said(offer: Offer, usd: float | None, s
     assert found.public_usd_per_hour == (offer.usd_per_hour if says else None)
 
 
-def test_of_several_patterns_the_first_counts() -> None:
-    (found,) = billed([of("s1.small")], Ec2(discounts=OWN.discounts))
-    assert found.usd_per_hour == 0.75
-
-
 def test_billed_twice_is_billed_once_and_other_terms_start_from_what_everybody_pays() -> None:
+    (found,) = billed([of("s1.small")], Ec2(discounts=OWN.discounts))
+    assert found.usd_per_hour == 0.75, "of several patterns the first counts"
     once = billed([of("m1.medium"), of("s1.small"), of("l1.large")], OWN)
     assert billed(once, OWN) == once
     assert [one.usd_per_hour for one in billed(once, Ec2())] == [1.0, 1.0, 1.0]
@@ -171,13 +168,9 @@ def test_no_region_costs_more_than_the_caps_count() -> None:
     for region in (*ec2_prices.GP3_USD_PER_GIB_MONTH, "xx-nowhere-1"):
         beside = ec2_prices.storage_usd_per_hour(region, 100) + ec2_prices.other_usd_per_hour(public=True)
         assert beside < ec2_prices.most_usd_per_hour_beside(100)
+    address = ec2_prices.other_usd_per_hour(public=True) - ec2_prices.other_usd_per_hour(public=False)
+    assert address == pytest.approx(0.005), "a machine in a private subnet has none"
     assert 0.005 < ec2_prices.other_usd_per_hour(public=True) < 0.016, "an address, and about a cent of requests"
-
-
-def test_a_machine_in_a_private_subnet_pays_for_no_address() -> None:
-    (public,) = billed([of("l1.large")], Ec2())
-    (private,) = billed([of("l1.large")], Ec2(subnets="private"))
-    assert public.other_usd_per_hour - private.other_usd_per_hour == pytest.approx(0.005)
 
 
 def test_packaged_prices_are_billed_as_live_ones_are() -> None:

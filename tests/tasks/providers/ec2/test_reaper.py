@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from dataclasses import replace
 from datetime import timedelta
@@ -183,21 +182,6 @@ def test_a_lease_with_a_wrong_value_or_without_one_ends_neither_its_machines_nor
             with pytest.raises(LeaseUnreadable):
                 home.provider.closed()
         file.write_text(right)
-
-
-def test_a_reaper_that_may_open_no_more_files_ends_nothing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_text = Path.read_text
-
-    def refused(self: Path, *words: object) -> str:
-        if self.name == "lease.json":
-            raise OSError(errno.EMFILE, "Too many open files")
-        return read_text(self)
-
-    with home.acquire(home.two()):
-        with monkeypatch.context() as patched:
-            patched.setattr(Path, "read_text", refused)
-            assert "Too many open files" in not_swept(home).unswept["lease r-1"]
-        assert len(home.world.alive()) == 2 and home.provider.reap(home.world.now) == []
 
 
 def test_a_lease_that_cannot_be_read_tells_where_its_machines_are_and_their_deadline_ends_them(home: Home) -> None:
