@@ -31,7 +31,7 @@ from werkzeug.serving import BaseWSGIServer, make_server
 
 from tests.world.account import Account, Launch, install
 from tests.world.elastic import Elastic
-from tests.world.front import Fault, Front, Quiet
+from tests.world.front import Front, Quiet
 from tests.world.hosts import Hosts
 from tests.world.machines import Fate, Keeper, boots
 from tests.world.market import ANY, Market
@@ -65,7 +65,7 @@ class World:
         self._hosts = Hosts(self.folder, switched_on=self._serve_metadata)
         self.metadata = Metadata(self.account, self._hosts.instance_at)
         self._keeper = Keeper(
-            self.account, self._hosts, self.metadata.notices, fate=fate, cores=cores or {}, minute_s=minute_s,
+            self.account, self._hosts, self.metadata.interrupted, fate=fate, cores=cores or {}, minute_s=minute_s,
             came=self._serve_at_home, went=self._unserve,
         )  # fmt: skip
         self._servers: dict[str, list[Any]] = {}
@@ -144,18 +144,15 @@ class World:
 
     def interrupt(self, instance_id: str, in_s: float = 120.0) -> None:
         """EC2 takes a spot instance back: notice now, the end in so many seconds."""
-        self.metadata.notices.interrupted[instance_id] = datetime.fromtimestamp(time.time() + in_s, UTC)
+        self.metadata.interrupted[instance_id] = datetime.fromtimestamp(time.time() + in_s, UTC)
         self._look()
-
-    def rebalance(self, instance_id: str) -> None:
-        self.metadata.notices.rebalance[instance_id] = datetime.now(UTC)
 
     def freeze(self, instance_id: str) -> None:
         self._hosts.freeze(instance_id)
 
-    def refuse(self, action: str, code: str, *, status: int = 400, times: int = 1, after: bool = False) -> None:
-        """Answer `action` ("ec2:RunInstances", "s3:*") so; `after`: do it all the same and lose the answer."""
-        self._front.faults.append(Fault(action=action, code=code, status=status, times=times, after=after))
+    def lose(self, action: str) -> None:
+        """Do `action` ("ec2:RunInstances") the next time it is asked for, and lose the answer."""
+        self._front.lost.append(action)
 
     def faults(self) -> list[str]:
         """What the world itself could not do: a test that sees one has proved nothing."""

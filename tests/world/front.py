@@ -36,17 +36,6 @@ class Quiet(MotoRequestHandler):
         """Say nothing."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Fault:
-    """`action` is answered by `code` the next `times` times; `after`: done all the same, and the answer lost."""
-
-    action: str
-    code: str
-    status: int
-    times: int
-    after: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """One request, as far as it must be read. `action` is spelt as in IAM policies: "ec2:RunInstances"."""
@@ -59,10 +48,13 @@ class Asked:
 
 
 class Front:
-    """A WSGI application. `asked` lists (action, region) of what was asked with the controller's keys."""
+    """A WSGI application. `asked` lists (action, region) of what was asked with the controller's keys.
+
+    `lost`: actions that are done once more, and their answer lost.
+    """
 
     def __init__(self, account: Account, ended: Callable[[], None]) -> None:
-        self.account, self.faults, self.asked = account, list[Fault](), list[tuple[str, str]]()
+        self.account, self.lost, self.asked = account, list[str](), list[tuple[str, str]]()
         self._ended, self._moto = ended, DomainDispatcherApplication(create_backend_app)
 
     def __call__(self, environ: dict[str, Any], start: Start) -> Iterable[bytes]:
@@ -70,26 +62,17 @@ class Front:
         keys = self.account.keys.get(asked.access_key)
         if keys is None:
             self.asked.append((asked.action, asked.region))
-        fault = self._fault(asked.action)
-        if fault is not None and not fault.after:
-            return _send(start, _refusal(asked.service, fault.status, fault.code))
         if keys is None:
             answer = self._own(asked)
             passed = _send(start, answer) if answer is not None else self._pass_on(environ, start, asked)
         else:
             passed = self._machine(environ, start, asked)
-        if fault is None:
+        if asked.action not in self.lost:
             return passed
+        self.lost.remove(asked.action)
         list(passed)
         environ["werkzeug.socket"].shutdown(SHUT_RDWR)
         raise ConnectionAbortedError("the answer is lost on purpose")
-
-    def _fault(self, action: str) -> Fault | None:
-        for fault in self.faults:
-            if fault.times > 0 and fault.action in (action, action.partition(":")[0] + ":*"):
-                fault.times -= 1
-                return fault
-        return None
 
     def _own(self, asked: Asked) -> Answer | None:
         if asked.action == "pricing:GetProducts":

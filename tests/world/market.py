@@ -97,9 +97,9 @@ class Market:
         drawn = random.Random(f"{self.seed} {name} {zone}").uniform(0.25, 0.75)
         return round(usd * drawn, 6)
 
-    def spot_history(self, region: str, names: Sequence[str], now: datetime | None = None) -> list[dict[str, Any]]:
+    def spot_history(self, region: str, names: Sequence[str]) -> list[dict[str, Any]]:
         """A row of DescribeSpotPriceHistory for each type and zone that sells it, the price in force."""
-        when = (now or datetime.now(UTC)).replace(minute=0, second=0, microsecond=0)
+        when = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
         rows = [
             (name, zone, usd)
             for zone, offered in zones_of(region).items()
