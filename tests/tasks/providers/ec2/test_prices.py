@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -79,13 +80,13 @@ def test_an_unknown_price_makes_an_offer_without_one() -> None:
     assert [(o.instance_type.name, o.zone, o.usd_per_hour) for o in found] == [(G9.name, "1a", None)]
 
 
-def test_the_advisors_buckets_are_hazards_in_order_and_the_unknown_counts_as_the_worst() -> None:
-    hazards = [bucket_hazard(bucket) for bucket in range(len(ADVISED_MONTHLY_SHARE))]
-    assert hazards == sorted(hazards) and hazards[0] > 0
-    assert bucket_hazard(None) == bucket_hazard(7) == bucket_hazard(-1) == hazards[-1]
-    # over a month, the part of machines that the bucket states is interrupted
+def test_the_advisors_bucket_is_the_part_of_machines_that_a_month_interrupts_and_the_unknown_counts_as_the_worst() -> (
+    None
+):
     month = 365.25 * 24 / 12
-    assert 1 - 2.718281828 ** (-hazards[1] * month) == pytest.approx(ADVISED_MONTHLY_SHARE[1], rel=1e-6)
+    assert 1 - math.exp(-bucket_hazard(1) * month) == pytest.approx(ADVISED_MONTHLY_SHARE[1], rel=1e-6)
+    worst = bucket_hazard(len(ADVISED_MONTHLY_SHARE) - 1)
+    assert bucket_hazard(None) == bucket_hazard(7) == bucket_hazard(-1) == worst
 
 
 @pytest.mark.parametrize(
