@@ -20,14 +20,14 @@ from models.domain.cluster import Cluster, InstanceType, Offer
 from ..providers.base import ProviderError
 from ..providers.ec2 import api as ec2_api
 from ..providers.ec2 import requests as ec2_request
-from ..providers.ec2.account import SERVICE_ROLES, Ec2Account, Image
-from ..providers.ec2.api import Clients, Ec2Api
+from ..providers.ec2.account import SERVICE_ROLES, Ec2Account
+from ..providers.ec2.api import Answer, Clients, Ec2Api
 from ..providers.ec2.capacity_ladder import Rung
 from ..providers.ec2.catalogue import TypeFacts, quota_of
 from ..providers.ec2.errors import DENIED, NO_CREDENTIALS, AwsRefused
 from ..providers.ec2.provider import Ec2Provider
 from ..providers.ec2.settings import Ec2
-from ..providers.ec2.survey import Network
+from ..providers.ec2.survey import Network, network_of, root_device, too_small
 from ..workspace.home import Wrong
 from ..workspace.settings import Settings
 from .findings import Finding, judged, well
@@ -131,7 +131,7 @@ def _bucket(account: Ec2Account, ec2: Ec2) -> Iterator[Finding]:
     bucket, home = str(ec2.bucket), ec2.regions[0]
 
     def lies_in() -> str:
-        region = account.bucket_region(home, bucket)
+        region = account.api.bucket_region(home, bucket)
         if region not in ec2.regions:
             raise Wrong(f"{bucket} lies in {region}, which is none of [ec2] regions: name a bucket in {home}")
         return f"{bucket} lies in {region}"
@@ -188,10 +188,10 @@ def _expiry(account: Ec2Account, ec2: Ec2) -> Finding:
 
 
 def _profile(account: Ec2Account, ec2: Ec2) -> str:
-    roles = account.profile_roles(ec2.regions[0], ec2.instance_profile)
+    roles = account.api.roles(ec2.regions[0], ec2.instance_profile)
     if len(roles) != 1:
         raise Wrong(f"{ec2.instance_profile} holds no role: add one that has deployments/iam/node-policy.json")
-    return f"{ec2.instance_profile} with role {roles[0]}"
+    return f"{ec2.instance_profile} with role {roles[0]['RoleName']}"
 
 
 def _service_role(account: Ec2Account, region: str, name: str) -> str:
@@ -227,7 +227,7 @@ def _keys() -> Finding:
 
 def examine_region(account: Ec2Account, settings: Settings, region: str) -> Iterator[Finding]:
     """Findings about `region`, each check's name ending with it."""
-    ec2, image, network = settings.ec2, list[Image](), list[Network]()
+    ec2, image, network = settings.ec2, list[Answer](), list[Network]()
     yield judged(f"image in {region}", lambda: _image(account, ec2, region, image))
     yield judged(f"network in {region}", lambda: _network(account, ec2, region, network))
     if network and network[0].note:
@@ -237,21 +237,20 @@ def examine_region(account: Ec2Account, settings: Settings, region: str) -> Iter
     yield from _quotas(account, settings, region)
 
 
-def _image(account: Ec2Account, ec2: Ec2, region: str, found: list[Image]) -> str:
-    image = account.image(region, ec2.ami_parameter)
-    if image is None or image.state != "available":
-        raise Wrong(f"the image that {ec2.ami_parameter} names is gone: set [ec2] ami_parameter to one that is there")
-    if image.architecture not in ("", "x86_64"):  # "": not told
-        raise Wrong(f"{image.image_id} is for {image.architecture}, and machines with NVIDIA's GPUs here are x86_64")
-    if image.least_gib > ec2.volume_gib:
-        raise Wrong(f"{image.image_id} needs {image.least_gib} GiB: set [ec2] volume_gib to at least that")
+def _image(account: Ec2Account, ec2: Ec2, region: str, found: list[Answer]) -> str:
+    image = account.api.image(region, ec2.ami_parameter)
+    name, architecture = image["ImageId"], image.get("Architecture", "x86_64")
+    if architecture != "x86_64":
+        raise Wrong(f"{name} is for {architecture}, and machines with NVIDIA's GPUs here are x86_64")
+    if why := too_small(ec2.volume_gib, image):
+        raise Wrong(why)
     found.append(image)
-    return f"{image.image_id} {image.name}"
+    return f"{name} {image.get('Name', '')}"
 
 
 def _network(account: Ec2Account, ec2: Ec2, region: str, found: list[Network]) -> str:
     """By the rule that launches follow."""
-    network = account.network(region, vpc=ec2.vpc, public=ec2.subnets == "public", bucket=ec2.bucket)
+    network = network_of(account.api, region, ec2)
     found.append(network)
     return f"{network.vpc} with {ec2.subnets} subnets in {', '.join(sorted(network.subnets))}"
 
@@ -287,7 +286,7 @@ def _without(value: Any, names: tuple[str, ...]) -> Any:
     return [_without(one, names) for one in value] if isinstance(value, list) else value
 
 
-def _spec(ec2: Ec2, region: str, network: Network, image: Image) -> ec2_request.LaunchSpec:
+def _spec(ec2: Ec2, region: str, network: Network, image: Answer) -> ec2_request.LaunchSpec:
     kind = min(Ec2Provider(ec2).packaged_types(), key=lambda one: one.cores, default=None)
     name = "g4dn.xlarge" if kind is None else kind.name
     return ec2_request.LaunchSpec(
@@ -296,8 +295,8 @@ def _spec(ec2: Ec2, region: str, network: Network, image: Image) -> ec2_request.
         subnets=network.subnets,
         public=network.public,
         types={name: TypeFacts(name=name, vcpus=4, arm=False, efa=False, grouped=True)},
-        image_id=image.image_id,
-        root_device=image.root_device,
+        image_id=str(image["ImageId"]),
+        root_device=root_device(image),
         volume_gib=ec2.volume_gib,
         instance_profile=ec2.instance_profile,
         deployment=ec2.deployment,
@@ -325,7 +324,7 @@ def _quotas(account: Ec2Account, settings: Settings, region: str) -> Iterator[Fi
     room, none = [], []
     for code, kind in sorted(least.items()):
         try:
-            name, value = account.quota(region, code)
+            name, value = account.api.quota(region, code)
         except ProviderError as error:
             yield Finding(check=check, status="note", says=f"not known: {error}")
             continue

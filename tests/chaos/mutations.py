@@ -31,10 +31,11 @@ from models.campaign.budget import Allowance
 from models.domain.cluster import Cluster
 from tasks.node.record import ANY, Devices
 from tasks.providers.base import LeaseUnreadable, NotSwept
-from tasks.providers.ec2.api import MachinesApi
+from tasks.providers.ec2.api import Ec2Api
 from tasks.providers.ec2.leases import Asked
 from tasks.providers.ec2.machines import Ec2Machines
 from tasks.providers.ec2.provider import Ec2Provider
+from tasks.providers.ec2.userdata import NodeBoot
 from tasks.providers.leases import LeaseFolder
 from tests.chaos.controller import Campaigns
 from tests.chaos.scenario import (
@@ -94,8 +95,8 @@ def _anything(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]:
     return tuple(Devices(name=ANY, count=one.instance_type.devices) for one in cluster.members)
 
 
-def _longer(**words: Any) -> str:
-    text = tasks.providers.ec2.userdata.user_data(**words)
+def _longer(boot: NodeBoot, deadline_s: float) -> str:
+    text = tasks.providers.ec2.userdata.user_data(boot, deadline_s)
     return re.sub(r"shutdown -h \+\d+", "shutdown -h +600", text)
 
 
@@ -155,8 +156,8 @@ def _absent(self: LeaseFolder[Any], lease_id: str) -> Any:
         return None
 
 
-def _without_retries(clock: Any, ask: Callable[[], Any], *, new: bool = False) -> Any:
-    return tasks.providers.ec2.termination.with_retries(clock, ask)
+def _without_retries(api: Any, ask: Callable[[], Any], *, new: bool = False) -> Any:
+    return tasks.providers.ec2.termination.with_retries(api, ask)
 
 
 def _in_order(found: Any, key: Any = None) -> list[Any]:
@@ -172,7 +173,7 @@ def _first_by_id(subnets: Any, *_: Any) -> dict[str, str]:
 
 MUTATIONS = (
     Mutation("nothing is terminated", "alive after the last reaping",
-             _hangs, _out(MachinesApi, "terminate", lambda *_: set())),
+             _hangs, _out(Ec2Api, "terminate", lambda *_: set())),
     Mutation("machines do not end themselves at their deadline", "alive past the deadline",
              lambda: _killed("disk:mailbox", 1, 9000.0), _out(tasks.providers.ec2.machines, "user_data", _longer)),
     Mutation("a dead controller's mailbox is not fetched", "was uploaded and is 0 times",

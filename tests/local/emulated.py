@@ -31,7 +31,7 @@ def run(world: World, script: str = "", count: int = 1, **words: Any) -> list[di
     return list(world.client("ec2").run_instances(**asked | words)["Instances"])
 
 
-def fleet(world: World, script: str, overrides: list[dict[str, Any]], count: int, **spot: Any) -> dict[str, Any]:
+def fleet(world: World, script: str, overrides: list[dict[str, Any]], count: int) -> dict[str, Any]:
     ec2, name = world.client("ec2"), f"t{time.monotonic_ns()}"
     data = {
         "ImageId": image(world),
@@ -42,7 +42,7 @@ def fleet(world: World, script: str, overrides: list[dict[str, Any]], count: int
     return dict(
         ec2.create_fleet(
             Type="instant",
-            SpotOptions={"AllocationStrategy": "price-capacity-optimized", **spot},
+            SpotOptions={"SingleInstanceType": True, "SingleAvailabilityZone": True, "MinTargetCapacity": count},
             TargetCapacitySpecification={"TotalTargetCapacity": count, "DefaultTargetCapacityType": "spot"},
             LaunchTemplateConfigs=[
                 {

@@ -67,7 +67,7 @@ REFUSALS = [  # method, AWS's code, the check, what is said
     ("list_objects_v2", "AccessDenied", "bucket can be used", "may not call s3:ListBucket"),
     ("get_instance_profile", "NoSuchEntity", "instance profile", "check [ec2] instance_profile"),
     ("get_parameter", "ParameterNotFound", f"image in {REGION}", "check [ec2] ami_parameter"),
-    ("describe_images", "InvalidAMIID.NotFound", f"image in {REGION}", "is gone: set [ec2] ami_parameter"),
+    ("describe_images", "InvalidAMIID.NotFound", f"image in {REGION}", "check [ec2] ami_parameter"),
     ("describe_vpcs", "UnauthorizedOperation", f"network in {REGION}", "may not call ec2:DescribeVpcs"),
     *((method, "UnauthorizedOperation", f"permissions in {REGION}", "may not call ec2:") for method in DRY),
 ]
