@@ -6,6 +6,7 @@ What goes wrong is an OSError that names S3's code and never what was signed.
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import hashlib
 import hmac
@@ -41,9 +42,6 @@ class Answer(NamedTuple):
     status: int
     date: str
     body: bytes
-
-
-Send = Callable[[str, str, Mapping[str, str], bytes], Answer]  # method, path, headers, body
 
 
 def sign(method: str, host: str, path: str, body: bytes, *, region: str, keys: Keys, at_unix: float) -> dict[str, str]:
@@ -102,18 +100,14 @@ class Bucket:
         endpoint: str | None = None,
         attempts: int = 5,
         timeout_s: float = 10.0,
-        send: Send | None = None,
-        clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
         virtual = endpoint is None and "." not in name  # a dot would not fit AWS's certificate
         url = (endpoint or f"https://{name + '.' if virtual else ''}s3.{region}.{domain}").rstrip("/")
         parts = urllib.parse.urlsplit(url)
         self._host, self._root = parts.netloc, parts.path + ("/" if virtual else f"/{name}/")
-        self._region, self._keys, self._attempts = region, keys, attempts
-        self._send = send or Connection(url, timeout_s)
-        self._clock, self._sleep = clock, sleep
+        self._region, self._keys, self.attempts = region, keys, attempts
+        self._send = Connection(url, timeout_s)
         self.offset_s = 0.0  # the store's clock less this machine's, learned when S3 complains
 
     def get(self, key: str) -> bytes:
@@ -127,15 +121,13 @@ class Bucket:
     def _ask(self, method: str, key: str, body: bytes) -> bytes:
         path = self._root + urllib.parse.quote(key, safe="/")
         problem, fresh = S3Error(method, key, 0, ""), False
-        for attempt in range(self._attempts):
+        for attempt in range(self.attempts):
             if attempt:
                 pause_s = min(_LONGEST_PAUSE_S, 0.2 * 2**attempt)
-                self._sleep(pause_s * random.uniform(0.5, 1.0))  # machines of a cluster must not come back as one
+                time.sleep(pause_s * random.uniform(0.5, 1.0))  # machines of a cluster must not come back as one
             try:
-                at_unix = self._clock() + self.offset_s
-                headers = sign(
-                    method, self._host, path, body, region=self._region, keys=self._keys(fresh), at_unix=at_unix
-                )
+                keys, at_unix = self._keys(fresh), time.time() + self.offset_s
+                headers = sign(method, self._host, path, body, region=self._region, keys=keys, at_unix=at_unix)
                 answer = self._send(method, path, headers, body)
             except (OSError, http.client.HTTPException) as error:
                 problem = S3Error(method, key, 0, type(error).__name__)
@@ -147,16 +139,10 @@ class Bucket:
             problem = S3Error(method, key, answer.status, code)
             fresh = code in _EXPIRED
             if code == "RequestTimeTooSkewed":
-                self.offset_s = _unix(answer.date, self._clock() + self.offset_s) - self._clock()
+                with contextlib.suppress(TypeError, ValueError):  # a date that is none
+                    self.offset_s = email.utils.parsedate_to_datetime(answer.date).timestamp() - time.time()
             elif code in ("NoSuchKey", "AccessDenied") and method == "GET":
                 raise Absent(method, key, answer.status, code)
             elif not (fresh or code in _AGAIN or answer.status >= 500 or answer.status == 429):
                 raise problem
         raise problem
-
-
-def _unix(date: str, otherwise: float) -> float:
-    try:
-        return email.utils.parsedate_to_datetime(date).timestamp()
-    except (TypeError, ValueError):
-        return otherwise

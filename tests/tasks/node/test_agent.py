@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.node.agent import DEVICES_WITHIN_S, Agent, command, environment
+from tasks.node.agent import DEVICES_WITHIN_S, Agent, environment
 from tasks.node.processes import EXIT_NO_DEVICE
-from tasks.node.record import ANY, CPU, Devices, Item, Plan, RankLayout, write_json
+from tasks.node.record import ANY, CPU, Devices, Item, Plan, write_json
 
 
 def plan(attempt: int, *items: Item, ranks: tuple[int, ...] = ()) -> Plan:
@@ -78,7 +78,8 @@ def test_the_heartbeat_names_no_run_while_nothing_runs(agent: Agent) -> None:
 
 
 def told(whole: Plan, node: int) -> dict[str, str]:
-    return dict(pairwise(command(whole, RankLayout.of(whole), node, mailbox=Path("m"), plan_file=Path("p"))))
+    one = Agent(mailbox=Path("m"), node=node, address="", deadline_unix=0.0)
+    return dict(pairwise(one.command(whole)))
 
 
 def test_torchrun_is_told_its_place_and_every_attempt_has_its_own_port() -> None:
@@ -95,10 +96,10 @@ def test_torchrun_waits_for_those_who_look_for_their_devices_before_it() -> None
 
 def test_without_a_lost_node_the_others_meet_at_the_first_that_is_left_each_with_its_devices() -> None:
     item = Item(run_id="r", kind="train", nodes=[1, 2], devices=[1, 4], batches=[8, 8])
-    fewer = plan(2, item, ranks=(1, 2))
-    assert told(fewer, 2)["--node-rank"] == "1" and told(fewer, 2)["--nproc-per-node"] == "4"
-    assert told(fewer, 1)["--nproc-per-node"] == "1"
-    assert {told(fewer, node)["--master-addr"] for node in (1, 2)} == {"10.0.0.2"}
+    first, second = (told(plan(2, item, ranks=(1, 2)), node) for node in (1, 2))
+    assert (first["--node-rank"], second["--node-rank"]) == ("0", "1")
+    assert (first["--nproc-per-node"], second["--nproc-per-node"]) == ("1", "4")
+    assert {first["--master-addr"], second["--master-addr"]} == {"10.0.0.2"}
 
 
 def test_who_takes_no_part_starts_nothing_and_neither_does_anybody_without_items(agent: Agent) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,50 +66,35 @@ def test_a_run_is_judged_machine_by_machine_and_what_nobody_told_is_no_fault() -
     assert "NVIDIA A10G+cpu" in wrong_device([FOUR], [Devices(name="NVIDIA A10G+cpu", count=2)])
 
 
-class Machine:
+@pytest.mark.parametrize(
+    ("works_at", "cold_s", "wait_s", "said", "least_s", "most_s"),
+    [
+        (1e9, 0.0, 60.0, "bought for 4 x A10G.*Error 802", 60.0, 70.0),  # a wait has its end
+        (1e9, 0.0, 0.0, "Error 802", 0.0, 0.0),  # and one look there is
+        (30.0, 0.0, 60.0, "", 30.0, 32.0),  # a driver that comes up late is waited for
+        (0.0, 290.0, 60.0, "", 290.0, 290.0),  # a slow disk is no fault of the devices:
+        (170.0, 120.0, 60.0, "", 170.0, 172.0),  # the wait begins when the first look is over
+        (1e9, 1e9, 60.0, "torch did not answer within 300 s", 300.0, 300.0),  # which has its end too,
+        (1e9, 265.0, 60.0, "Error 802", 265.0, 300.0),  # and so has all of it
+    ],
+)
+def test_a_machine_is_waited_for_and_its_reason_is_what_torch_said(
+    clock: Any, works_at: float, cold_s: float, wait_s: float, said: str, least_s: float, most_s: float
+) -> None:
     """Its driver works from a moment on. The first look takes `cold_s`, as far as it may."""
+    colds = [cold_s]
 
-    def __init__(self, works_at: float, cold_s: float = 0.0) -> None:
-        self.now, self.works_at, self.looks, self.cold_s = 0.0, works_at, 0, cold_s
-
-    def look(self, within_s: float) -> tuple[list[str], str]:
-        self.looks += 1
+    def look(within_s: float) -> tuple[list[str], str]:
         assert within_s > 0.0
-        needed_s, self.cold_s = self.cold_s, 0.0
-        self.now += min(needed_s, within_s)
+        needed_s = colds.pop() if colds else 0.0
+        clock.now += min(needed_s, within_s)
         if needed_s > within_s:
             return [], f"torch did not answer within {within_s:.0f} s"
-        return (["NVIDIA A10G"] * 4, "") if self.now >= self.works_at else ([], "Error 802: system not yet initialized")
+        return (["NVIDIA A10G"] * 4, "") if clock.now >= works_at else ([], "Error 802: system not yet initialized")
 
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-    def waited(self, wait_s: float) -> str:
-        return wait_for_devices(FOUR, self.look, wait_s=wait_s, most_s=300.0, clock=lambda: self.now, sleep=self.sleep)
-
-
-def test_one_that_never_does_costs_no_more_than_the_wait_and_the_reason_is_what_torch_said() -> None:
-    machine = Machine(works_at=1e9)
-    reason = machine.waited(60.0)
-    assert "bought for 4 x A10G" in reason and "Error 802" in reason
-    assert 60.0 <= machine.now < 70.0
-    again = Machine(works_at=1e9)
-    assert again.waited(0.0) and again.looks == 1
-
-
-@pytest.mark.parametrize(("works_at", "cold_s"), [(30.0, 0.0), (0.0, 290.0), (170.0, 120.0)])
-def test_a_driver_that_comes_up_late_is_waited_for_and_a_slow_disk_is_no_fault_of_the_devices(
-    works_at: float, cold_s: float
-) -> None:
-    """The wait begins when the first look is over, which may take as long as the machines have to meet."""
-    assert Machine(works_at, cold_s).waited(60.0) == ""
-
-
-def test_what_a_machine_is_waited_for_has_an_end_however_slow_its_disk_is() -> None:
-    slow = Machine(works_at=1e9, cold_s=1e9)
-    assert "torch did not answer within 300 s" in slow.waited(60.0) and (slow.now, slow.looks) == (300.0, 1)
-    late = Machine(works_at=1e9, cold_s=265.0)
-    assert late.waited(60.0) and late.now <= 300.0
+    reason = wait_for_devices(FOUR, look, wait_s=wait_s, most_s=300.0)
+    assert bool(reason) is bool(said) and re.search(said, reason)
+    assert least_s <= clock.now <= most_s and not colds
 
 
 def python(folder: Path, script: str) -> str:

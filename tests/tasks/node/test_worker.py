@@ -121,7 +121,7 @@ def test_a_rank_that_fails_writes_the_record_for_the_first_one_may_be_ended_befo
 
 @pytest.mark.usefixtures("no_end")
 def test_what_was_measured_stays_although_a_neighbour_fails_afterwards(tmp_path: Path) -> None:
-    worker.write_record(rank(0, tmp_path, Store()), ITEM, 0.0, {"step_s": 1.0}, "")
+    worker.write_record(rank(0, tmp_path, Store()), ITEM, 0.0, "", {"step_s": 1.0})
     aborted(rank(1, tmp_path, Store()), ValueError("row 17"))
     assert told(tmp_path) == {"node-0": ""}
 
@@ -136,7 +136,7 @@ def test_with_the_store_gone_a_fault_may_be_the_loss_and_no_record_is_written(tm
 
 def test_a_record_names_the_devices_of_each_of_its_machines(tmp_path: Path) -> None:
     whole = rank(0, tmp_path, Store())
-    worker.write_record(whole, ITEM, 1.0, {"step_s": 1.0}, "")
+    worker.write_record(whole, ITEM, 1.0, "", {"step_s": 1.0})
     record = json.loads((tmp_path / "node-0" / "records" / "late.json").read_text())
     assert record["devices"] == [
         {"name": "NVIDIA L4", "count": 2, "threads": 1},
@@ -157,7 +157,7 @@ def test_a_full_disk_ends_the_launch_and_says_where(
     monkeypatch.setattr(launch, "write_json", full)
     monkeypatch.setattr("os._exit", ended)
     with pytest.raises(Left, match=str(EXIT_MAILBOX)):
-        launch.report(rank(2, tmp_path, Store()), tmp_path / "node-1" / "records" / "r.json", {})
+        launch.report(rank(2, tmp_path, Store()), "records/r.json", {})
     said = capsys.readouterr().err
     assert said.startswith("srift[5]: node 1 could not write") and "No space left on device" in said
 

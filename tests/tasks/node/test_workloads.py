@@ -11,7 +11,7 @@ from tasks import node
 from tasks.node.entrypoint import LoadedWorkload, WorkloadError, build, try_once
 from tasks.node.record import WorkloadFile
 from tasks.node.steps import one_step
-from tasks.node.strategies import alone, strategy
+from tasks.node.strategies import strategy
 
 HOME = Path(node.__file__).parent / "workloads"
 BUILT_IN = sorted(path.stem for path in HOME.glob("*.py") if path.stem != "__init__")
@@ -45,7 +45,7 @@ def test_a_built_in_workload_trains(name: str) -> None:
     built = load(HOME, f"{name}.py")
     try_once(built, 2)
     before = weights(built)
-    losses = [one_step(built, alone(built.model), batch=2, accumulation_steps=1, scale=1.0, sync=True)]
+    losses = [one_step(built, built.model, batch=2, accumulation_steps=1, scale=1.0, sync=True)]
     assert losses[0] == losses[0] and losses[0] > 0
     assert any(not torch.equal(one, other) for one, other in zip(before, weights(built), strict=True))
     assert 1_000_000 <= built.gradient_bytes == 4 * built.parameters <= 16_000_000
@@ -87,7 +87,7 @@ def test_accumulated_micro_steps_equal_one_large_batch() -> None:
         halves = iter([(fixed[0][:2], fixed[1][:2]), (fixed[0][2:], fixed[1][2:])])
         data = (lambda _batch: fixed) if steps == 1 else (lambda _batch, halves=halves: next(halves))
         fed = LoadedWorkload(model=built.model, loss=built.loss, make_batch=data, optimizer=built.optimizer)
-        one_step(fed, alone(built.model), batch=batch, accumulation_steps=steps, scale=1.0 / steps, sync=True)
+        one_step(fed, built.model, batch=batch, accumulation_steps=steps, scale=1.0 / steps, sync=True)
     for a, b in zip(weights(large), weights(small), strict=True):
         torch.testing.assert_close(a, b)
 
