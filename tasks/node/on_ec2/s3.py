@@ -65,29 +65,6 @@ def sign(method: str, host: str, path: str, body: bytes, *, region: str, keys: K
     return {**headers, "authorization": f"{credential}, SignedHeaders={names}, Signature={signature}"}
 
 
-class Connection:
-    """A connection that is kept after a whole answer, and made anew after any fault. Follows no redirection."""
-
-    def __init__(self, url: str, timeout_s: float) -> None:
-        parts = urllib.parse.urlsplit(url)
-        self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._netloc, self._timeout_s = parts.netloc, timeout_s
-        self._kept: http.client.HTTPConnection | None = None
-
-    def __call__(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Ask once. Raises OSError or HTTPException."""
-        made, self._kept = self._kept or self._kind(self._netloc, timeout=self._timeout_s), None
-        try:
-            made.request(method, path, body=body if method == "PUT" else None, headers=dict(headers))
-            answer = made.getresponse()
-            whole = Answer(answer.status, answer.getheader("Date") or "", answer.read())
-        except BaseException:
-            made.close()
-            raise
-        self._kept = made
-        return whole
-
-
 class Bucket:
     """One bucket. `keys(fresh)` gives credentials, new ones where `fresh`; `endpoint` stands in for AWS's own."""
 
@@ -107,7 +84,8 @@ class Bucket:
         parts = urllib.parse.urlsplit(url)
         self._host, self._root = parts.netloc, parts.path + ("/" if virtual else f"/{name}/")
         self._region, self._keys, self.attempts = region, keys, attempts
-        self._send = Connection(url, timeout_s)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._connection = kind(parts.netloc, timeout=timeout_s)
         self.offset_s = 0.0  # the store's clock less this machine's, learned when S3 complains
 
     def get(self, key: str) -> bytes:
@@ -117,6 +95,16 @@ class Bucket:
     def put(self, key: str, body: bytes) -> None:
         """Store the object whole: S3 checks what came against the digest that is signed. Raises S3Error."""
         self._ask("PUT", key, body)
+
+    def _send(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        """Ask once, following no redirection. The connection is kept after a whole answer and new after any fault."""
+        try:
+            self._connection.request(method, path, body=body if method == "PUT" else None, headers=dict(headers))
+            answer = self._connection.getresponse()
+            return Answer(answer.status, answer.getheader("Date") or "", answer.read())
+        except BaseException:
+            self._connection.close()
+            raise
 
     def _ask(self, method: str, key: str, body: bytes) -> bytes:
         path = self._root + urllib.parse.quote(key, safe="/")

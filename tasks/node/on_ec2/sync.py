@@ -136,10 +136,7 @@ class Outbox:
         self.news_at = float("-inf")  # when something went up that the controller may answer
         self.refused = ""  # the sentence on what is not carried, since it is too much
         self._sent: dict[str, UploadState] = {}
-        self._left, self._counted_at = (
-            float(UPLOADS_AT_ONCE),
-            time.monotonic(),
-        )  # uploads that may be made now, and as of when
+        self._left, self._counted_at = float(UPLOADS_AT_ONCE), time.monotonic()  # uploads that may be made; as of when
 
     def carry(self) -> bool:
         """One pass over what is due, up to the first fault. Returns whether there was one; `problem` says which."""

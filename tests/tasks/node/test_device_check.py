@@ -171,36 +171,31 @@ def test_a_full_mailbox_is_told_as_that(
     assert "No space left on device" in capsys.readouterr().err
 
 
-def gpus(monkeypatch: pytest.MonkeyPatch, *names: str, rank: int = 0) -> list[torch.device]:
+@pytest.mark.parametrize(
+    ("expected", "there", "rank", "found"),
+    [
+        (FOUR, ["NVIDIA A10G"] * 4, 3, "cuda:3"),
+        (Devices(name=CPU, count=1), ["NVIDIA A10G"] * 4, 0, CPU),  # a processor was bought
+        (Devices(name=ANY, count=4), [], 0, CPU),  # only where anything will do is it taken for want of a GPU:
+        (FOUR, [], 0, "bought for 4 x A10G"),  # never for what a GPU was bought for
+        (FOUR, ["NVIDIA A10G"] * 3, 0, "bought for 4 x A10G"),
+        (FOUR, ["NVIDIA L4"] * 4, 0, "bought for 4 x A10G"),
+        (Devices(name=ANY, count=1), ["NVIDIA L4"], 1, "1 GPU that torch can use, not 2"),
+    ],
+)
+def test_a_rank_takes_the_device_of_its_place_and_of_the_kind_that_was_bought_or_none(
+    monkeypatch: pytest.MonkeyPatch, expected: Devices, there: list[str], rank: int, found: str
+) -> None:
     current: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(names))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda one: names[one if isinstance(one, int) else one.index])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(there))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(there))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda one: there[one if isinstance(one, int) else one.index])
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setenv("LOCAL_RANK", str(rank))
-    return current
-
-
-def test_a_rank_takes_the_device_of_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    current = gpus(monkeypatch, *["NVIDIA A10G"] * 4, rank=3)
-    assert own_device(FOUR) == torch.device("cuda", 3) == current[0]
-    assert device.name_of(torch.device("cuda", 3)) == "NVIDIA A10G"
-    assert own_device(Devices(name=CPU, count=1)) == torch.device("cpu"), "a processor was bought"
-    assert device.name_of(torch.device("cpu")) == CPU
-
-
-@pytest.mark.parametrize("there", [[], ["NVIDIA A10G"] * 3, ["NVIDIA L4"] * 4])
-def test_no_rank_does_on_the_processor_what_a_gpu_was_bought_for(
-    monkeypatch: pytest.MonkeyPatch, there: list[str]
-) -> None:
-    gpus(monkeypatch, *there)
-    with pytest.raises(NoSuchDevice, match="bought for 4 x A10G"):
-        own_device(FOUR)
-
-
-def test_only_where_anything_will_do_is_the_processor_taken_for_want_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(monkeypatch)
-    assert own_device(Devices(name=ANY, count=4)) == torch.device("cpu")
-    gpus(monkeypatch, "NVIDIA L4", rank=1)
-    with pytest.raises(NoSuchDevice, match="1 GPU that torch can use, not 2"):
-        own_device(Devices(name=ANY, count=1))
+    if found in (CPU, "cuda:3"):
+        assert own_device(expected) == torch.device(found)
+        assert device.name_of(torch.device(found)) == (there[rank] if found != CPU else CPU)
+    else:
+        with pytest.raises(NoSuchDevice, match=found):
+            own_device(expected)
+    assert current == ([torch.device(found)] if found == "cuda:3" else [])

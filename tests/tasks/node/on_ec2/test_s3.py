@@ -52,7 +52,7 @@ def bucket(clock: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bucket]
     clock.now = NOW
 
     def made(wire: Wire, name: str = "b", **options: Any) -> Bucket:
-        monkeypatch.setattr(s3, "Connection", lambda *_: wire)
+        monkeypatch.setattr(Bucket, "_send", lambda _, *asked: wire(*asked))
         return Bucket(name, **{"region": "us-east-1", "keys": lambda _: KEYS, "attempts": 4} | options)
 
     return made
