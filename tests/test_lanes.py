@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.lanes import EMULATED, HOSTS, lane
 
 HERE = Path(__file__).parent
-WITHOUT = {"test_courier_s3.py", "test_ec2_machine.py", "test_node_devices.py", "test_node_loopback.py"}
+WITHOUT = {"test_courier_s3.py", "test_ec2_machine.py", "test_node_loopback.py"}
 FILES = {
     "local/test_cut_short.py": "hosts",
     "local/test_end_to_end.py": "hosts",

@@ -153,7 +153,9 @@ def test_a_rented_processor_is_there_without_a_check_and_computes_with_all_its_c
     agent: Agent, monkeypatch: pytest.MonkeyPatch, devices: Devices, threads: str
 ) -> None:
     monkeypatch.setattr("tasks.node.agent.cores", lambda: 48)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     words, seen = started(agent, monkeypatch, devices)
+    assert "AWS_SECRET_ACCESS_KEY" not in seen and seen["PATH"]
     assert (words[1:3] == ["-m", "torch.distributed.run"]) is (devices.name in (CPU, ANY))
     assert (seen["OMP_NUM_THREADS"], seen["MKL_NUM_THREADS"]) == (threads, threads)
 
@@ -172,12 +174,8 @@ def test_a_machine_without_its_devices_ends_the_attempt_by_that_name(agent: Agen
 
 @pytest.mark.local
 @pytest.mark.enable_socket
-def test_a_workload_sees_the_right_interface_and_no_credentials(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    seen = environment("127.0.0.1", tmp_path, threads=1)
-    assert "AWS_SECRET_ACCESS_KEY" not in seen and seen["GLOO_SOCKET_IFNAME"] == "lo"
+def test_a_workload_talks_on_the_interface_of_its_machines_address(tmp_path: Path) -> None:
+    assert environment("127.0.0.1", tmp_path, threads=1)["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 def test_the_agent_never_imports_torch() -> None:
