@@ -165,7 +165,7 @@ MUTANTS = (
     _of("spot-going", "tasks/execution/liveness.py",
         r'(state\.leaving_s is not None) and state\.notice == "interruption"', r"\1",
         "tasks/execution/test_session.py"),
-    _of("fence-tried", "tasks/node/on_ec2/metadata_fence.py", r"problem = tries\(\) if in_force else",
+    _of("fence-tried", "tasks/node/on_ec2/metadata_fence.py", r"problem = _prove\(.*\) if in_force else",
         'problem = "" if in_force else',
         "tasks/node/on_ec2/test_metadata_fence.py"),
     _of("secret-in-userdata", f"{_EC2}/machines.py", r"prefix=lease\.prefix,(\n +region=bucket_region)",
