@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from warehouse.append import append_leases, append_machines, append_records
+from warehouse.append import append, append_records
 from warehouse.database import Warehouse
 
 from ..node.device_check import wrong_device
@@ -158,8 +158,8 @@ def load_mailbox(
     with warehouse.transact() as connection:
         new = append_records(connection, list(distinct.values()), refresh_id=refresh_id, loaded_at=now)
         if lease is not None:
-            append_leases(connection, [dict(lease) | {"refresh_id": refresh_id}])
-        append_machines(connection, [dict(one) | {"refresh_id": refresh_id} for one in machines])
+            append(connection, "raw_leases", [lease], refresh_id=refresh_id)
+        append(connection, "raw_machines", machines, refresh_id=refresh_id)
     sentences = tuple(_quarantine(file, reason) for file, reason in refused.items())
     sentences += tuple(_not_carried(file) for file in sorted(mailbox.glob("node-*/refused.json")))
     return Loaded(

@@ -13,9 +13,7 @@ import pytest
 
 from tests.warehouse.builders import DEFINED, NOON, TYPES, body, judgement, offered, recommendation, setup, stamp
 from warehouse.append import (
-    append_alarms,
-    append_drift,
-    append_ledger,
+    append,
     append_offers,
     append_records,
     note_instance_types,
@@ -41,7 +39,7 @@ def measure(warehouse: Warehouse, run_id: str, at: Any, **of: Any) -> None:
 
 def judge(warehouse: Warehouse, *rows: dict[str, Any]) -> int:
     with warehouse.transact() as connection:
-        return append_ledger(connection, rows, refresh_id="r", judged_at=NOON + DAY)
+        return append(connection, "raw_ledger", rows, refresh_id="r", judged_at=NOON + DAY)
 
 
 def drift(warehouse: Warehouse, refresh_id: str, **changes: Any) -> None:
@@ -55,8 +53,9 @@ def drift(warehouse: Warehouse, refresh_id: str, **changes: Any) -> None:
     }
     row |= {"outside": 6, "median_ratio": 1.2, "chance": 1e-5, "since": NOON, "newest_measured_at": NOON}
     with warehouse.transact() as connection:
-        append_drift(
+        append(
             connection,
+            "raw_drift",
             [row | {"model_version": "1"} | changes],
             provider="local",
             refresh_id=refresh_id,
@@ -173,13 +172,15 @@ def test_alarms_that_were_noted_before_hosts_could_be_named_are_kept(tmp_path: P
     row = {"model_version": "1", "workload": "conv", "cluster": "2xa", "zone": "z", "instance_type": "", "detail": "d",
            "measured_s": 2.0, "predicted_s": 1.0, "high_s": 1.1, "measured_at": NOON}  # fmt: skip
     with before.transact() as connection:
-        append_alarms(connection, [row | {"run_id": "r1", "cause": "link"}], **NOTED)
+        append(connection, "raw_alarms", [row | {"run_id": "r1", "cause": "link"}], **NOTED)
     with pytest.raises(duckdb.ConstraintException), before.transact() as connection:
-        append_alarms(connection, [row | {"run_id": "r2", "cause": "host"}], **NOTED)
+        append(connection, "raw_alarms", [row | {"run_id": "r2", "cause": "host"}], **NOTED)
     after = Warehouse(path)
     assert after.migrate() == ["005_host_alarms"]
     with after.transact() as connection:
-        assert append_alarms(connection, [row | {"run_id": "r1", "cause": "host"}], **NOTED) == 0, "judged before"
-        append_alarms(connection, [row | {"run_id": "r2", "cause": "host"}], **NOTED)
+        assert append(connection, "raw_alarms", [row | {"run_id": "r1", "cause": "host"}], **NOTED) == 0, (
+            "judged before"
+        )
+        append(connection, "raw_alarms", [row | {"run_id": "r2", "cause": "host"}], **NOTED)
         kept = connection.execute("select run_id, cause, measured_s from raw_alarms order by run_id").fetchall()
     assert kept == [("r1", "link", 2.0), ("r2", "host", 2.0)]

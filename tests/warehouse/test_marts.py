@@ -12,12 +12,10 @@ import pytest
 
 from tests.warehouse.builders import DEFINED, NOON, PROFILE, TYPES, body, setup
 from warehouse.append import (
-    append_leases,
-    append_model,
+    append,
     append_offers,
     append_records,
     append_scores,
-    append_timings,
     note_instance_types,
     note_workloads,
 )
@@ -260,9 +258,9 @@ def test_spend_adds_up_and_an_unknown_price_is_not_a_small_sum(warehouse: Wareho
     }
     with warehouse.transact() as connection:
         known = [lease | {"lease_id": f"{n}", "usd": 0.25, "refresh_id": "r"} for n in range(2)]
-        append_leases(connection, known)
-        append_leases(connection, known)
-        append_leases(connection, [lease | {"lease_id": "x", "usd": None, "refresh_id": "s"}, known[0]])
+        append(connection, "raw_leases", known)
+        append(connection, "raw_leases", known)
+        append(connection, "raw_leases", [lease | {"lease_id": "x", "usd": None, "refresh_id": "s"}, known[0]])
     spend = mart(warehouse, "spend").set_index("refresh_id").usd
     assert spend["r"] == 0.5
     assert math.isnan(spend["s"])
@@ -283,9 +281,9 @@ def test_models_scores_and_timings_are_kept(warehouse: Warehouse) -> None:
     score |= {"p90_error": 0.2, "coverage_90": 0.9, "median_width": 0.3}
     with warehouse.transact() as connection:
         for new in (1, 0):
-            assert append_model(connection, model) == new
+            assert append(connection, "raw_models", [model]) == new
             assert append_scores(connection, [score], provider="local", version="3", refresh_id="r") == new
-            assert append_timings(connection, {"plan": 1.5}, refresh_id="r") == new
+            assert append(connection, "raw_timings", [{"phase": "plan", "seconds": 1.5}], refresh_id="r") == new
     version = mart(warehouse, "model_versions", provider="local").iloc[0]
     assert (version.reason, version.median_error, bool(version.promoted)) == ("the median error rose", 0.08, False)
     assert mart(warehouse, "scores").group.tolist() == ["all"]
@@ -298,7 +296,7 @@ def test_a_version_that_a_new_registry_counts_again_is_stored_beside_the_old_one
     for refresh_id, error in (("old", 0.5), ("new", 0.1)):
         of = {"provider": "local", "version": "1", "refresh_id": refresh_id}
         with warehouse.transact() as connection:
-            assert append_model(connection, made | of | {"trained_at": NOON}) == 1
+            assert append(connection, "raw_models", [made | of | {"trained_at": NOON}]) == 1
             assert append_scores(connection, [score | {"mean_error": error}], **of) == 1
     versions = mart(warehouse, "model_versions").set_index("refresh_id")
     assert versions.mean_error.to_dict() == {"old": 0.5, "new": 0.1} and set(versions.version) == {"1"}
@@ -325,7 +323,7 @@ def test_models_of_an_older_home_keep_their_scores(tmp_path: Path) -> None:
 
 def test_a_row_with_an_unknown_column_is_refused(warehouse: Warehouse) -> None:
     with warehouse.transact() as connection, pytest.raises(ValueError, match="raw_leases has no column colour"):
-        append_leases(connection, [{"colour": "red"}])
+        append(connection, "raw_leases", [{"colour": "red"}])
 
 
 def test_a_snapshot_answers_as_the_warehouse_did_when_it_was_taken(warehouse: Warehouse) -> None:

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from tests.warehouse.builders import CONTRACT, NOON, TYPES, fresh, judgement, offered, recommendation, stamp
-from warehouse.append import append_ledger, note_instance_types
+from warehouse.append import append, note_instance_types
 from warehouse.database import SQL_FOLDER, Warehouse
 from warehouse.publication import PublicationRefused, append_publication, publish, run_checks
 
@@ -119,10 +119,10 @@ UNSOUND_JUDGEMENTS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("check", "change"), UNSOUND_JUDGEMENTS)
 def test_an_unsound_judgement_stops_the_publication(warehouse: Warehouse, check: str, change: dict[str, Any]) -> None:
     with warehouse.transact() as connection:
-        append_ledger(connection, [judgement()], refresh_id="r", judged_at=NOON)
+        append(connection, "raw_ledger", [judgement()], refresh_id="r", judged_at=NOON)
     publish(warehouse, [recommendation()], **stamp(0))  # a sound one does not
     with warehouse.transact() as connection:
-        append_ledger(connection, [judgement("p2", **change)], refresh_id="r", judged_at=NOON)
+        append(connection, "raw_ledger", [judgement("p2", **change)], refresh_id="r", judged_at=NOON)
     with pytest.raises(PublicationRefused) as caught:
         publish(warehouse, [recommendation()], **stamp(1))
     assert {failure.split(":")[0] for failure in caught.value.failures} == {check}
@@ -264,7 +264,7 @@ class Case:
     def refusals(self, connection: duckdb.DuckDBPyConnection, checks: Path) -> set[str]:
         """Names of the files in `checks` that refuse it. Leaves the warehouse as it was."""
         connection.begin()
-        append_ledger(connection, self.judgements, refresh_id="r", judged_at=NOON)
+        append(connection, "raw_ledger", self.judgements, refresh_id="r", judged_at=NOON)
         note_instance_types(connection, self.types, noted_at=NOON)
         append_publication(connection, self.rows, **stamp(1))
         failures = run_checks(connection, "local-1", checks)
