@@ -204,7 +204,7 @@ def import_(
         if file is None and workloads is None:
             raise typer.BadParameter("give a file of measurements, --workloads with a file of facts, or both")
         from models.domain.suggestions import nearest_names
-        from tasks.data_files.imports import import_measurements
+        from tasks.data_files.imports import ImportFiles, import_measurements
         from tasks.workspace.workspace import PROVIDERS
         from warehouse.database import Warehouse
 
@@ -216,10 +216,8 @@ def import_(
             warehouse.migrate()
         imported = import_measurements(
             warehouse,
-            file,
-            workloads=workloads,
-            now=datetime.now(UTC),
-            provider=provider,
+            ImportFiles(measurements=file, workloads=workloads, provider=provider),
+            datetime.now(UTC),
             local_types=settings.local.instance_types,
             force=force,
             dry_run=dry_run,
@@ -334,8 +332,8 @@ def doctor(
 ) -> None:
     """Check all that a refresh needs, and say how to put right what is wrong. Starts nothing, costs nothing."""
     with explained():
+        from tasks.doctor import findings
         from tasks.doctor import report as checks
-        from tasks.doctor.findings import well
 
         if print_policies:
             _print_json(checks.policies_of(load_settings()))
@@ -345,8 +343,8 @@ def doctor(
             _print_json({"says": said}) if as_json else typer.echo(said)
             return
         found = checks.examine(load_settings(), provider)
-        _print_json(checks.as_json(found)) if as_json else typer.echo(checks.as_text(found))
-        if not well(found):
+        _print_json(findings.as_json(found)) if as_json else typer.echo(findings.as_text(found))
+        if not findings.well(found):
             raise SystemExit(1)
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.data_files.imports import Forgotten, Imported, forget_import, import_measurements, list_imports
+from tasks.data_files.imports import Forgotten, Imported, ImportFiles, forget_import, import_measurements, list_imports
 from tasks.data_files.measurements import ImportRefused, read_measurements
 from tasks.workspace.settings import SettingsError
 from tests.warehouse.builders import NOON, fresh
@@ -43,12 +43,12 @@ def written(folder: Path, text: str, name: str = "rows.csv") -> Path:
     return path
 
 
-def load(warehouse: Warehouse, path: Path, workloads: Path | None = None) -> Imported:
-    return import_measurements(warehouse, path, workloads=workloads, now=NOON)
+def load(warehouse: Warehouse, path: Path, workloads: Path | None = None, **how: bool) -> Imported:
+    return import_measurements(warehouse, ImportFiles(measurements=path, workloads=workloads), NOON, **how)
 
 
 def load_facts(warehouse: Warehouse, path: Path, provider: str | None = None) -> Imported:
-    return import_measurements(warehouse, None, workloads=path, now=NOON, provider=provider)
+    return import_measurements(warehouse, ImportFiles(workloads=path, provider=provider), NOON)
 
 
 def runs(warehouse: Warehouse, provider: str = "ec2") -> pd.DataFrame:
@@ -251,7 +251,7 @@ def test_no_blank_around_a_value_makes_it_another_row(blanks: list[str]) -> None
         header = ",".join(pad + cell for pad, cell in zip(blanks[8:], lines[0].split(","), strict=True))
         padded = read_measurements(written(Path(name), "\n".join([header, first, lines[2]])))
         plain = read_measurements(written(Path(name), "\n".join(lines), "plain.csv"))
-        assert padded.identities == plain.identities
+        assert [one.identity for one in padded.read] == [one.identity for one in plain.read]
 
 
 def test_what_is_read_is_told_back(warehouse: Warehouse, tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ cnn,2xg4dn.12xlarge+1xg9.mine,32,0.6,,fp32
 
 def test_a_dry_run_judges_and_tells_and_loads_nothing(warehouse: Warehouse, tmp_path: Path) -> None:
     def rehearse(path: Path) -> Imported:
-        return import_measurements(warehouse, path, workloads=None, now=NOON, dry_run=True)
+        return load(warehouse, path, dry_run=True)
 
     first = rehearse(written(tmp_path, LEAST))
     assert (first.new, "nothing was loaded" in first.as_text()) == (3, True)
@@ -304,11 +304,11 @@ def test_force_loads_what_is_hardly_so_and_such_rows_are_not_judged_again(wareho
     with pytest.raises(ImportRefused, match="--force loads them") as refused:
         load(warehouse, path)
     assert len(refused.value.problems) == 3  # two misspelt types, and 1,000 times
-    assert import_measurements(warehouse, path, workloads=None, now=NOON, force=True).new == 5
+    assert load(warehouse, path, force=True).new == 5
     assert load(warehouse, path).new == 0
     bad = written(tmp_path, LEAST.replace("tiny", "tïny"), "named.csv")
     with pytest.raises(ImportRefused, match="the name 'tïny'"):
-        import_measurements(warehouse, bad, workloads=None, now=NOON, force=True)
+        load(warehouse, bad, force=True)
 
 
 def test_facts_of_an_import_judge_its_rows(warehouse: Warehouse, tmp_path: Path) -> None:
@@ -459,10 +459,10 @@ def test_a_home_from_before_imports_had_ids_can_forget_what_it_loaded(tmp_path: 
     path = written(tmp_path, LEAST)
     measured = read_measurements(path)
     with warehouse.transact() as connection:
-        for at, (identity, row) in enumerate(zip(measured.identities, measured.rows, strict=True)):
+        for at, row in enumerate(measured.read):
             connection.execute(
                 "insert into raw_imports values (?, ?, ?, 'ec2', ?, timestamp '2026-01-01')",
-                [identity, measured.file_digest, at, row.model_dump_json()],
+                [row.identity, measured.file_digest, at, row.values.model_dump_json()],
             )
         connection.execute(
             """insert into raw_workload_facts (provider, workload, digest, body, noted_at) values

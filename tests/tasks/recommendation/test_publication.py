@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.data_files.imports import import_measurements
+from tasks.data_files.imports import ImportFiles, import_measurements
 from tasks.recommendation.publication import after_refresh, published_rows
 from tests.installed import NOON, DescribedMachines, install
 from tests.warehouse.builders import fresh, recommendation, stamp
@@ -52,7 +52,9 @@ def test_after_a_refresh_where_machines_cost_only_what_is_known_there_is_shown_a
     ]
     shown, said = after_refresh(here, rows[:1])
     assert shown == [] and "conv" in said[0] and "srift import" in said[-1]
-    import_measurements(here.warehouse, tmp_path / "rows.csv", workloads=tmp_path / "facts.csv", now=NOON)
+    import_measurements(
+        here.warehouse, ImportFiles(measurements=tmp_path / "rows.csv", workloads=tmp_path / "facts.csv"), NOON
+    )
     shown, said = after_refresh(here, rows)
     assert shown == rows[1:2], "another provider's table is not what was refreshed"
     unknown, imported, command = said
@@ -66,5 +68,7 @@ def test_samples_that_an_import_told_are_not_asked_for_again(tmp_path: Path) -> 
     here = install(tmp_path, "conv", provider=DescribedMachines(name="ec2"))
     (tmp_path / "rows.csv").write_text(ROWS)
     (tmp_path / "facts.csv").write_text(FACTS.replace("100,\n", "100,9\n"))
-    import_measurements(here.warehouse, tmp_path / "rows.csv", workloads=tmp_path / "facts.csv", now=NOON)
+    import_measurements(
+        here.warehouse, ImportFiles(measurements=tmp_path / "rows.csv", workloads=tmp_path / "facts.csv"), NOON
+    )
     assert after_refresh(here, [])[1][-1].endswith("foreign --provider ec2 --deadline 12h --batch B")
