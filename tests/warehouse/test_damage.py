@@ -15,7 +15,7 @@ import duckdb
 import pytest
 
 from tests.conftest import SmallDisk
-from tests.warehouse.builders import fresh, recommendation, stamp
+from tests.warehouse.builders import fresh, recommendation, sql_of, stamp
 from warehouse.database import (
     SQL_FOLDER,
     DiskFull,
@@ -69,7 +69,7 @@ def impatient(warehouse: Warehouse) -> Warehouse:
 @pytest.fixture
 def newer(tmp_path: Path) -> Path:
     """The folder of SQL files of a version with one more migration."""
-    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
+    folder = sql_of(tmp_path)
     (folder / "migrations" / "900_more.sql").write_text("create table more (a integer);")
     return folder
 

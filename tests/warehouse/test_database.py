@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import threading
@@ -11,7 +10,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from tests.warehouse.builders import NOON, offered, recommendation, stamp
+from tests.warehouse.builders import NOON, offered, recommendation, sql_of, stamp
 from warehouse.append import append_offers
 from warehouse.database import SQL_FOLDER, MigrationChanged, Warehouse, WarehouseBusy, WarehouseError, WarehouseMissing
 from warehouse.export import export, read_published
@@ -45,7 +44,7 @@ def test_migrations_are_applied_once(tmp_path: Path) -> None:
 
 
 def test_a_changed_migration_is_refused_and_a_new_one_applied(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
+    folder = sql_of(tmp_path)
     warehouse = Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder)
     warehouse.migrate()
     (folder / "migrations" / "900_more.sql").write_text("create table more (a integer);")
@@ -57,7 +56,7 @@ def test_a_changed_migration_is_refused_and_a_new_one_applied(tmp_path: Path) ->
 
 
 def test_a_warehouse_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
+    folder = sql_of(tmp_path)
     (folder / "migrations" / "900_more.sql").write_text("create table more (a integer);")
     Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder).migrate()
     with pytest.raises(MigrationChanged, match="900_more"):
@@ -65,7 +64,7 @@ def test_a_warehouse_of_a_newer_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
+    folder = sql_of(tmp_path)
     (folder / "migrations" / "900_bad.sql").write_text("create table half (a integer); select nonsense;")
     warehouse = Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder)
     with pytest.raises(duckdb.Error):
@@ -75,7 +74,7 @@ def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_view_whose_file_is_gone_does_not_linger(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
+    folder = sql_of(tmp_path)
     warehouse = Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder)
     warehouse.migrate()
     (folder / "marts" / "timings.sql").unlink()
@@ -140,17 +139,14 @@ def test_every_sql_file_says_its_grain_or_its_rule() -> None:
 
 
 def test_a_view_file_must_create_the_view_of_its_name(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
+    folder = sql_of(tmp_path)
     (folder / "marts" / "other.sql").write_text("create or replace view another as select 1;")
     with pytest.raises(WarehouseError, match="must create the view other"):
         Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder).migrate()
 
 
 def test_rows_that_were_published_before_the_whole_bill_was_are_read_with_their_market(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
-    (folder / "migrations" / "011_bill_and_risk.sql").unlink()
-    for views in ("marts", "staging"):
-        shutil.rmtree(folder / views)  # of that time
+    folder = sql_of(tmp_path, "011_*", "marts", "staging")  # views were others then
     path = tmp_path / "home" / "warehouse.duckdb"
     Warehouse(path, sql_folder=folder).migrate()
     new = ("market", "usd_machines", "usd_storage", "usd_other", "interruption_risk", "expected_interruptions")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,20 @@ import duckdb
 import pandas as pd
 import pytest
 
-from tests.warehouse.builders import DEFINED, NOON, TYPES, body, judgement, offered, recommendation, setup, stamp
-from warehouse.append import (
-    append,
-    append_offers,
-    append_records,
-    note_instance_types,
+from tests.warehouse.builders import (
+    DEFINED,
+    NOON,
+    TYPES,
+    body,
+    judgement,
+    offered,
+    recommendation,
+    setup,
+    sql_of,
+    stamp,
 )
-from warehouse.append import note_workloads as note
-from warehouse.database import SQL_FOLDER, Warehouse
+from warehouse.append import append, append_offers, append_records, note_instance_types, note_workloads
+from warehouse.database import Warehouse
 from warehouse.export import export, read_published
 from warehouse.publication import publish
 from warehouse.reads import drifting, mart
@@ -31,7 +35,7 @@ NOTED: dict[str, Any] = {"provider": "local", "refresh_id": "r", "judged_at": NO
 
 def measure(warehouse: Warehouse, run_id: str, at: Any, **of: Any) -> None:
     with warehouse.transact() as connection:
-        note(connection, DEFINED, provider="local", noted_at=NOON)
+        note_workloads(connection, DEFINED, provider="local", noted_at=NOON)
         note_instance_types(connection, TYPES, noted_at=NOON)
         told = body(run_id, of=setup(**of), ended_unix=at.timestamp())
         append_records(connection, [told], refresh_id="r", loaded_at=at)
@@ -52,15 +56,10 @@ def drift(warehouse: Warehouse, refresh_id: str, **changes: Any) -> None:
         "runs": 9,
     }
     row |= {"outside": 6, "median_ratio": 1.2, "chance": 1e-5, "since": NOON, "newest_measured_at": NOON}
+    row |= {"model_version": "1", "provider": "local", "refresh_id": refresh_id}
+    at = NOON + (DAY if refresh_id == "r2" else HOUR)
     with warehouse.transact() as connection:
-        append(
-            connection,
-            "raw_drift",
-            [row | {"model_version": "1"} | changes],
-            provider="local",
-            refresh_id=refresh_id,
-            judged_at=NOON + (DAY if refresh_id == "r2" else HOUR),
-        )
+        append(connection, "raw_drift", [row | changes], judged_at=at)
 
 
 def test_only_questions_whose_choice_was_measured_since_are_to_be_judged_with_all_their_ranks(
@@ -68,7 +67,9 @@ def test_only_questions_whose_choice_was_measured_since_are_to_be_judged_with_al
 ) -> None:
     rival = recommendation(rank=2, cluster="1xsmall", batch_per_device="16", cluster_offers=[offered("small", 1, 0.01)])
     other = recommendation(goal="fastest", cluster="1xsmall", batch_per_device="16")
-    publish(warehouse, [recommendation(), rival, other], **stamp(0))
+    # Two machines at 0.01 an hour, and 0.004 an hour of volumes and addresses over two hours.
+    billed = recommendation(hours=2.0, usd=0.048, usd_machines=0.04, usd_storage=0.006, usd_other=0.002)
+    publish(warehouse, [billed, rival, other], **stamp(0))
     measure(warehouse, "before", NOON - HOUR)
     assert mart(warehouse, "promises").empty
     measure(warehouse, "after", NOON + HOUR)
@@ -77,6 +78,7 @@ def test_only_questions_whose_choice_was_measured_since_are_to_be_judged_with_al
         ["cheapest", 1, "2xsmall"],
         ["cheapest", 2, "1xsmall"],
     ]
+    assert found["usd_per_hour"][0] == pytest.approx(0.024), "what was promised beside the machines is judged too"
 
 
 def test_of_a_promise_repeated_night_after_night_only_the_last_before_the_run_is_to_be_judged(
@@ -111,14 +113,6 @@ def test_a_cluster_is_interrupted_as_its_spot_machines_were_when_it_was_publishe
     assert found["market"].tolist() == ["spot", "on-demand"]
 
 
-def test_what_was_promised_beside_the_machines_is_judged_beside_them(warehouse: Warehouse) -> None:
-    """Two machines at 0.01 an hour, and 0.004 an hour of volumes and addresses over two hours."""
-    billed = recommendation(hours=2.0, usd=0.048, usd_machines=0.04, usd_storage=0.006, usd_other=0.002)
-    publish(warehouse, [billed], **stamp(0))
-    measure(warehouse, "a run", NOON + HOUR)
-    assert mart(warehouse, "promises")["usd_per_hour"].tolist() == [pytest.approx(0.024)]
-
-
 def test_the_same_evidence_is_stored_once_and_more_of_it_replaces_less(warehouse: Warehouse) -> None:
     assert judge(warehouse, judgement(regret=0.1)) == 1
     assert judge(warehouse, judgement(regret=0.1)) == 0
@@ -151,10 +145,7 @@ def test_the_newest_judgement_of_a_group_says_whether_it_drifts(warehouse: Wareh
 
 
 def test_an_old_warehouse_migrates_and_until_then_nothing_drifts(tmp_path: Path) -> None:
-    old = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
-    (old / "migrations" / "002_ledger_and_drift.sql").unlink()
-    for name in ("promises", "regret_ledger", "drift"):
-        (old / "marts" / f"{name}.sql").unlink()
+    old = sql_of(tmp_path, "002_*", "promises.sql", "regret_ledger.sql", "drift.sql")
     path = tmp_path / "warehouse.duckdb"
     Warehouse(path, sql_folder=old).migrate()
     assert drifting(Warehouse(path), "local").empty
@@ -164,8 +155,7 @@ def test_an_old_warehouse_migrates_and_until_then_nothing_drifts(tmp_path: Path)
 
 
 def test_alarms_that_were_noted_before_hosts_could_be_named_are_kept(tmp_path: Path) -> None:
-    old = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
-    (old / "migrations" / "005_host_alarms.sql").unlink()
+    old = sql_of(tmp_path, "005_*")
     path = tmp_path / "warehouse.duckdb"
     before = Warehouse(path, sql_folder=old)
     before.migrate()

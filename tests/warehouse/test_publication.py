@@ -12,29 +12,16 @@ import duckdb
 import pandas as pd
 import pytest
 
-from tests.warehouse.builders import CONTRACT, NOON, TYPES, fresh, judgement, offered, recommendation, stamp
+from tests.warehouse.builders import CONTRACT, NOON, TYPES, fresh, judgement, offered, recommendation, stamp, words
 from warehouse.append import append, note_instance_types
 from warehouse.database import SQL_FOLDER, Warehouse
 from warehouse.publication import PublicationRefused, append_publication, publish, run_checks
 
-INFEASIBLE = dict.fromkeys(
-    [
-        "cluster",
-        "layout",
-        "batch_per_device",
-        "accumulation_steps",
-        "step_s",
-        "step_low_s",
-        "step_high_s",
-        "samples_per_s",
-        "hours",
-        "hours_p90",
-        "usd",
-        "usd_p90",
-        "usd_per_million_samples",
-        "p_best",
-    ]
-) | {"cluster_offers": [], "status": "infeasible"}
+WITHOUT_A_CLUSTER = words("""
+    cluster layout batch_per_device accumulation_steps step_s step_low_s step_high_s samples_per_s hours hours_p90
+    usd usd_p90 usd_per_million_samples p_best
+""")
+INFEASIBLE = dict.fromkeys(WITHOUT_A_CLUSTER) | {"cluster_offers": [], "status": "infeasible"}
 
 
 def refused(warehouse: Warehouse, *rows: dict[str, Any]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -15,8 +14,8 @@ from hypothesis import strategies as st
 from tasks.data_files.imports import Forgotten, Imported, ImportFiles, forget_import, import_measurements, list_imports
 from tasks.data_files.measurements import ImportRefused, read_measurements
 from tasks.workspace.settings import SettingsError
-from tests.warehouse.builders import NOON, fresh
-from warehouse.database import SQL_FOLDER, Warehouse
+from tests.warehouse.builders import NOON, fresh, sql_of
+from warehouse.database import Warehouse
 from warehouse.reads import mart, training_frames
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
@@ -450,11 +449,8 @@ def test_an_import_that_nobody_made_is_named(warehouse: Warehouse, tmp_path: Pat
 
 
 def test_a_home_from_before_imports_had_ids_can_forget_what_it_loaded(tmp_path: Path) -> None:
-    older = Path(shutil.copytree(SQL_FOLDER / "migrations", tmp_path / "sql" / "migrations"))
-    for file in older.glob("*.sql"):
-        if int(file.stem.split("_")[0]) > 5:
-            file.unlink()
-    warehouse = Warehouse(tmp_path / "warehouse.duckdb", sql_folder=older.parent)
+    older = sql_of(tmp_path, "00[6-9]_*", "01*_*", "marts", "staging")
+    warehouse = Warehouse(tmp_path / "warehouse.duckdb", sql_folder=older)
     warehouse.migrate()
     path = written(tmp_path, LEAST)
     measured = read_measurements(path)
