@@ -118,13 +118,7 @@ def test_a_read_only_home_is_named_and_can_still_be_read(small_disk: SmallDisk) 
 def test_what_duckdb_says_of_disk_and_file_is_told_apart(
     warehouse: Warehouse, says: str, error: type[Exception]
 ) -> None:
-    kinds: dict[str, type[duckdb.Error]] = {
-        "T": duckdb.TransactionException,
-        "S": duckdb.SerializationException,
-        "IN": duckdb.InternalException,
-        "IO": duckdb.IOException,
-    }
-    kind = kinds.get(says[:1]) or kinds[says[:2]]
+    kind = getattr(duckdb, says.split()[0].removesuffix("Context").title().replace("Io", "IO") + "Exception")
     with pytest.raises(error, match=re.escape(says)) as caught, warehouse.transact():
         raise kind(says)
     assert caught.type is error
@@ -132,15 +126,12 @@ def test_what_duckdb_says_of_disk_and_file_is_told_apart(
         assert "`srift doctor` tells whether" in str(caught.value)
 
 
-def test_a_mistake_in_a_query_is_no_damage(warehouse: Warehouse) -> None:
+def test_a_mistake_in_a_query_and_words_in_a_path_are_no_damage(tmp_path: Path) -> None:
+    warehouse = fresh(tmp_path / "a corrupt study")
     with pytest.raises(duckdb.CatalogException):
         warehouse.select("nonsense")
     with pytest.raises(duckdb.ConversionException), warehouse.transact() as connection:
         connection.execute("select 'corrupt, Permission denied, No space left on device'::integer")
-
-
-def test_words_in_the_path_of_a_home_are_no_diagnosis(tmp_path: Path) -> None:
-    warehouse = fresh(tmp_path / "a corrupt study")
     with pytest.raises(WarehouseError) as caught, warehouse.transact() as connection:
         connection.execute(f"copy (select 1) to '{warehouse.path.parent}/none/x.csv'")
     assert caught.type is WarehouseError
@@ -203,12 +194,9 @@ def test_a_migration_is_preceded_by_a_copy_with_what_a_killed_process_had_commit
     assert backup.name.startswith(f"warehouse-{last:03d}-") and backup.parent.name == "backups"
     assert Warehouse(backup).select("timings")["refresh_id"].tolist() == ["again", "killed"]
     assert later.migrate() == [] and backups(later.path) == [backup]
-
-
-def test_a_new_file_has_nothing_to_back_up(tmp_path: Path) -> None:
-    made = Warehouse(tmp_path / "home" / "warehouse.duckdb")
-    made.migrate()
-    assert backups(made.path) == [] and not (tmp_path / "home" / "backups").exists()
+    new = Warehouse(warehouse.path.parent / "new" / "warehouse.duckdb")
+    new.migrate()
+    assert not (new.path.parent / "backups").exists(), "a new file has nothing to back up"
 
 
 def test_the_file_stays_locked_while_it_is_copied_and_migrated(
@@ -243,15 +231,6 @@ def test_a_migration_that_fails_leaves_no_copy_and_the_older_copies(warehouse: W
         with pytest.raises(duckdb.BinderException):
             later.migrate()
     assert backups(later.path) == before and list((warehouse.path.parent / "backups").iterdir()) == before
-
-
-def test_the_last_few_copies_are_kept(warehouse: Warehouse, newer: Path) -> None:
-    later = Warehouse(warehouse.path, sql_folder=newer)
-    for number in range(900, 900 + KEPT_BACKUPS + 2):
-        (newer / "migrations" / f"{number}_more.sql").write_text(f"create table more_{number} (a integer);")
-        later.migrate()
-    kept = [path.name.split("-")[1] for path in backups(later.path)]
-    assert kept == [str(900 + number) for number in range(1, KEPT_BACKUPS + 1)]
 
 
 def test_without_room_for_the_copy_nothing_is_migrated(
@@ -417,11 +396,16 @@ def test_the_newest_copy_that_can_be_read_is_the_one_to_restore(large: Warehouse
         large.verify()
 
 
-def test_a_sound_copy_outlives_damaged_ones(large: Warehouse, newer: Path) -> None:
+def test_the_last_few_copies_are_kept_and_a_sound_one_outlives_damaged_ones(large: Warehouse, newer: Path) -> None:
     made = kept_copies(large, [True] + [False] * KEPT_BACKUPS)
     later = Warehouse(large.path, sql_folder=newer)
     later.migrate()
     assert made[0] in backups(later.path) and len(backups(later.path)) == KEPT_BACKUPS
+    for number in range(901, 901 + KEPT_BACKUPS):
+        (newer / "migrations" / f"{number}_more.sql").write_text(f"create table more_{number} (a integer);")
+        later.migrate()
+    kept = [path.name.split("-")[1] for path in backups(later.path)]
+    assert kept == [str(900 + number) for number in range(KEPT_BACKUPS)], "of sound ones the last few"
 
 
 @pytest.mark.parametrize(

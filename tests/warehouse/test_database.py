@@ -37,50 +37,42 @@ def holder(warehouse: Warehouse):
             process.communicate("\n")
 
 
-def test_migrations_are_applied_once(tmp_path: Path) -> None:
-    warehouse = Warehouse(tmp_path / "home" / "warehouse.duckdb")
+def test_migrations_are_applied_once_in_order_and_never_changed(tmp_path: Path) -> None:
+    folder, path = sql_of(tmp_path), tmp_path / "home" / "warehouse.duckdb"
+    warehouse = Warehouse(path, sql_folder=folder)
     assert warehouse.migrate()[0] == "001_raw"
     assert warehouse.migrate() == []
-
-
-def test_a_changed_migration_is_refused_and_a_new_one_applied(tmp_path: Path) -> None:
-    folder = sql_of(tmp_path)
-    warehouse = Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder)
-    warehouse.migrate()
     (folder / "migrations" / "900_more.sql").write_text("create table more (a integer);")
     assert warehouse.migrate() == ["900_more"]
+    with pytest.raises(MigrationChanged, match="900_more"):
+        Warehouse(path).migrate()  # of an older version
     first = folder / "migrations" / "001_raw.sql"
     first.write_text(first.read_text() + "\n-- a thought\n")
     with pytest.raises(MigrationChanged, match=r"001_raw\.sql was changed"):
         warehouse.migrate()
 
 
-def test_a_warehouse_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    folder = sql_of(tmp_path)
-    (folder / "migrations" / "900_more.sql").write_text("create table more (a integer);")
-    Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder).migrate()
-    with pytest.raises(MigrationChanged, match="900_more"):
-        Warehouse(tmp_path / "warehouse.duckdb").migrate()
-
-
 def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    folder = sql_of(tmp_path)
-    (folder / "migrations" / "900_bad.sql").write_text("create table half (a integer); select nonsense;")
-    warehouse = Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder)
+    warehouse = Warehouse(tmp_path / "warehouse.duckdb", sql_folder=sql_of(tmp_path))
+    bad = tmp_path / "sql" / "migrations" / "900_bad.sql"
+    bad.write_text("create table half (a integer); select nonsense;")
     with pytest.raises(duckdb.Error):
         warehouse.migrate()
     with warehouse.read() as connection:
         assert connection.execute("select count(*) from duckdb_tables()").fetchall() == [(0,)]
 
 
-def test_a_view_whose_file_is_gone_does_not_linger(tmp_path: Path) -> None:
-    folder = sql_of(tmp_path)
-    warehouse = Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder)
+def test_a_view_is_of_its_files_name_and_goes_with_its_file(tmp_path: Path) -> None:
+    warehouse = Warehouse(tmp_path / "warehouse.duckdb", sql_folder=sql_of(tmp_path))
     warehouse.migrate()
-    (folder / "marts" / "timings.sql").unlink()
+    marts = tmp_path / "sql" / "marts"
+    (marts / "timings.sql").unlink()
     warehouse.migrate()
     with pytest.raises(duckdb.CatalogException):
         warehouse.select("timings")
+    (marts / "other.sql").write_text("create or replace view another as select 1;")
+    with pytest.raises(WarehouseError, match="must create the view other"):
+        warehouse.migrate()
 
 
 def test_a_transaction_that_raises_changes_nothing(warehouse: Warehouse) -> None:
@@ -136,13 +128,6 @@ def test_every_sql_file_says_its_grain_or_its_rule() -> None:
         assert file.read_text().startswith("-- Grain: one row "), file.name
     for file in SQL_FOLDER.glob("checks/*.sql"):
         assert "Must return no row." in file.read_text().splitlines()[0], file.name
-
-
-def test_a_view_file_must_create_the_view_of_its_name(tmp_path: Path) -> None:
-    folder = sql_of(tmp_path)
-    (folder / "marts" / "other.sql").write_text("create or replace view another as select 1;")
-    with pytest.raises(WarehouseError, match="must create the view other"):
-        Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder).migrate()
 
 
 def test_rows_that_were_published_before_the_whole_bill_was_are_read_with_their_market(tmp_path: Path) -> None:
