@@ -86,9 +86,7 @@ def test_every_column_arrives(warehouse: Warehouse, tmp_path: Path) -> None:
     assert row == {**setup, **facts, **origin, "step_s": 0.5, "sync_s": 0.1}
 
 
-def test_loading_twice_changes_nothing_and_repeats_count_as_repeats(
-    warehouse: Warehouse, tmp_path: Path
-) -> None:
+def test_loading_twice_changes_nothing_and_repeats_count_as_repeats(warehouse: Warehouse, tmp_path: Path) -> None:
     load(warehouse, written(tmp_path, LEAST))
     assert load(warehouse, written(tmp_path, LEAST, "copy.csv")).new == 0
     pd.read_csv(tmp_path / "copy.csv").assign(layout=None).to_parquet(tmp_path / "rows.parquet")
