@@ -85,17 +85,19 @@ class Imported:
 
     def as_text(self) -> str:
         """The summary, a line a subject."""
+
+        def by_name(what: str, counted: Mapping[str, int]) -> list[str]:
+            named = ", ".join(f"{name} ({_rows(rows)})" for name, rows in counted.items())
+            return [f"{what}: {named}"] if named else []
+
         lines = [f"{_rows(self.rows)}, {self.new} of them new"] if self.rows or not self.facts else []
-        if self.workloads:
-            lines.append("workloads: " + ", ".join(f"{name} ({_rows(rows)})" for name, rows in self.workloads.items()))
+        lines += by_name("workloads", self.workloads)
         if self.types:
             more = f" and {len(self.types) - _LISTED} more" if len(self.types) > _LISTED else ""
             lines.append("instance types: " + ", ".join(map(str, self.types[:_LISTED])) + more)
         if self.without_layout:
             lines.append(f"layout: absent in {_rows(self.without_layout)}, taken as all devices of each instance")
-        for what, counted in (("precision", self.precisions), ("strategy", self.strategies)):
-            if counted:
-                lines.append(f"{what}: " + ", ".join(f"{name} ({_rows(rows)})" for name, rows in counted.items()))
+        lines += by_name("precision", self.precisions) + by_name("strategy", self.strategies)
         if self.facts:
             lines.append("facts of workloads: " + ", ".join(f"{count} {what}" for what, count in self.facts.items()))
         lines += self.sentences
@@ -343,9 +345,9 @@ def _types_read(rows: Sequence[Measurement], known: Known) -> tuple[TypeRead, ..
         cluster, types = parse_cluster(row.cluster), known.devices(row.provider)
         layout = parse_numbers(row.layout, len(cluster), "layout") if row.layout else None
         counted.update((row.provider, name) for name in set(cluster))
-        for at, name in enumerate(cluster):
-            all_of_them = types[name].count if name in types else 1
-            used.setdefault((row.provider, name), set()).add(layout[at] if layout else all_of_them)
+        whole = [types[name].count if name in types else 1 for name in cluster]
+        for name, devices in zip(cluster, layout or whole, strict=True):
+            used.setdefault((row.provider, name), set()).add(devices)
     return tuple(
         TypeRead(
             provider=provider,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from warehouse.database import SQL_FOLDER, Warehouse
+from warehouse.publication import Publication
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
@@ -117,10 +118,15 @@ def offered(name: str, count: int, usd_per_hour: float | None) -> dict[str, Any]
     return {"instance_type": name, "count": count, "market": "spot", "zone": "here", "usd_per_hour": usd_per_hour}
 
 
-def stamp(n: int, provider: str = "local", model_version: str = "1") -> dict[str, Any]:
-    """What `publish` is told of the n-th publication."""
-    found = {"publication_id": f"{provider}-{n}", "published_at": NOON + timedelta(days=n), "provider": provider}
-    return found | {"refresh_id": f"refresh-{n}", "model_version": model_version}
+def stamp(n: int, provider: str = "local", model_version: str = "1") -> Publication:
+    """The n-th publication."""
+    return Publication(
+        publication_id=f"{provider}-{n}",
+        published_at=NOON + timedelta(days=n),
+        provider=provider,
+        refresh_id=f"refresh-{n}",
+        model_version=model_version,
+    )
 
 
 def judgement(promise_id: str = "p1", evidence: str = "e1", **changes: Any) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def newer(tmp_path: Path) -> Path:
 def test_a_full_disk_is_named_changes_nothing_and_is_forgotten_once_there_is_room(small_disk: SmallDisk) -> None:
     warehouse = fresh(small_disk.place)
     add(warehouse, "before")
-    publish(warehouse, [recommendation()], **stamp(1))
+    publish(warehouse, [recommendation()], stamp(1))
     folder = small_disk.place / "published"
     export(warehouse, folder)
     small_disk.fill()
@@ -430,7 +430,7 @@ def test_the_copy_stays_where_a_migration_fails_by_file_or_disk(
 
 
 def test_the_published_table_is_set_aside_before_a_refresh_replaces_it(warehouse: Warehouse) -> None:
-    publish(warehouse, [recommendation()], **stamp(1))
+    publish(warehouse, [recommendation()], stamp(1))
     export(warehouse, warehouse.path.parent / "published")
     overwrite(warehouse.path, 0, 64)
     with pytest.raises(WarehouseDamaged, match=r"regret ledger, drift and alarms .* once a refresh replaces") as caught:

@@ -141,14 +141,14 @@ def test_rows_that_were_published_before_the_whole_bill_was_are_read_with_their_
             recommendation(rank=3, cluster_offers=[safe, spot]),
             recommendation(rank=4, cluster=None, cluster_offers=None, status="infeasible")]  # fmt: skip
     with Warehouse(path).transact() as connection:
-        append_publication(connection, [{k: v for k, v in row.items() if k not in new} for row in rows], **stamp(1))
+        append_publication(connection, [{k: v for k, v in row.items() if k not in new} for row in rows], stamp(1))
         price = {"provider": "local", "instance_type": "small", "market": "spot", "zone": "here", "region": "here"}
         price |= {"usd_per_hour": 0.01, "interruptions_per_hour": 0.1, "price_as_of": NOON}
         append_offers(connection, [price], snapshot_id="old", as_of=NOON)
         for table in ("raw_recommendations", "raw_offers"):  # as the marts of that time stood over them
             connection.execute(f"create view of_{table} as select * from {table}")
     assert "011_bill_and_risk" in Warehouse(path).migrate()
-    publish(Warehouse(path), [recommendation(usd=0.05, usd_p90=0.06)], **stamp(2))
+    publish(Warehouse(path), [recommendation(usd=0.05, usd_p90=0.06)], stamp(2))
     for relation in ("recommendation_history", "recommendations", "recommendation_changes", "pareto", "offers"):
         assert len(Warehouse(path).select(relation))
     old = Warehouse(path).select("recommendation_history", {"publication_id": "local-1"}).sort_values("rank")

@@ -30,7 +30,7 @@ with duckdb.connect(sys.argv[1], read_only=True) as connection:
 
 
 def test_every_published_column_is_commented_with_its_unit(warehouse: Warehouse, tmp_path: Path) -> None:
-    publish(warehouse, [recommendation()], **stamp(1))
+    publish(warehouse, [recommendation()], stamp(1))
     export(warehouse, tmp_path / "published")
     query = "select table_name, column_name, comment from duckdb_columns() where table_name in ? order by column_index"
     with duckdb.connect(str(tmp_path / "published" / "recommendations.duckdb"), read_only=True) as connection:
@@ -58,7 +58,7 @@ def test_every_published_column_is_commented_with_its_unit(warehouse: Warehouse,
 
 
 def test_the_copies_agree_and_parquet_and_csv_have_the_contracts_columns(warehouse: Warehouse, tmp_path: Path) -> None:
-    publish(warehouse, [recommendation(), recommendation(goal="fastest", bottleneck=None)], **stamp(1))
+    publish(warehouse, [recommendation(), recommendation(goal="fastest", bottleneck=None)], stamp(1))
     folder = tmp_path / "published"
     paths = export(warehouse, folder)
     assert [path.name for path in paths] == [
@@ -77,7 +77,7 @@ def test_the_copies_agree_and_parquet_and_csv_have_the_contracts_columns(warehou
 def test_every_copy_is_on_the_disk_before_any_takes_its_name(
     warehouse: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish(warehouse, [recommendation()], **stamp(1))
+    publish(warehouse, [recommendation()], stamp(1))
     folder, synced = tmp_path / "published", []
     monkeypatch.setattr("os.fsync", lambda handle: synced.append((os.fstat(handle).st_ino, paths_in(folder))))
     paths = export(warehouse, folder)
@@ -89,7 +89,7 @@ def test_a_disk_that_fills_up_while_the_copy_is_written_is_named_and_the_old_one
     small_disk: SmallDisk, tmp_path: Path
 ) -> None:
     warehouse = fresh(tmp_path / "home")
-    publish(warehouse, [recommendation()], **stamp(1))
+    publish(warehouse, [recommendation()], stamp(1))
     folder = small_disk.place / "published"
     export(warehouse, folder)
     before = sorted(folder.iterdir())
@@ -116,13 +116,13 @@ def test_a_reader_needs_no_lock_and_keeps_the_old_file_while_the_next_one_replac
     folder = tmp_path / "published"
     with pytest.raises(WarehouseMissing, match="srift refresh"):
         read_published(folder)
-    publish(warehouse, [recommendation()], **stamp(1))
+    publish(warehouse, [recommendation()], stamp(1))
     export(warehouse, folder)
     command = [sys.executable, "-c", READ, str(folder / "recommendations.duckdb")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
         with warehouse.transact():  # this process holds the working file
             assert reader.stdout is not None and reader.stdout.readline() == "local-1\n"
-        publish(warehouse, [recommendation()], **stamp(2))
+        publish(warehouse, [recommendation()], stamp(2))
         old = (folder / "recommendations.duckdb").read_bytes()
         with (folder / "recommendations.duckdb").open("rb") as held:
             export(warehouse, folder)
@@ -134,7 +134,7 @@ def test_a_reader_needs_no_lock_and_keeps_the_old_file_while_the_next_one_replac
 def test_an_export_that_fails_leaves_the_old_copy_and_no_litter(
     warehouse: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish(warehouse, [recommendation()], **stamp(1))
+    publish(warehouse, [recommendation()], stamp(1))
     export(warehouse, tmp_path / "published")
     before = sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "published").iterdir())
     monkeypatch.setattr("warehouse.export.VIEWS", frozenset({"runs"}))  # a view that cannot exist there

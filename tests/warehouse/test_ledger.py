@@ -69,7 +69,7 @@ def test_only_questions_whose_choice_was_measured_since_are_to_be_judged_with_al
     other = recommendation(goal="fastest", cluster="1xsmall", batch_per_device="16")
     # Two machines at 0.01 an hour, and 0.004 an hour of volumes and addresses over two hours.
     billed = recommendation(hours=2.0, usd=0.048, usd_machines=0.04, usd_storage=0.006, usd_other=0.002)
-    publish(warehouse, [billed, rival, other], **stamp(0))
+    publish(warehouse, [billed, rival, other], stamp(0))
     measure(warehouse, "before", NOON - HOUR)
     assert mart(warehouse, "promises").empty
     measure(warehouse, "after", NOON + HOUR)
@@ -86,7 +86,7 @@ def test_of_a_promise_repeated_night_after_night_only_the_last_before_the_run_is
 ) -> None:
     for night in range(4):
         dearer = offered("small", 2, 0.01 * (night + 1))  # the price changes, the promise is still of one setup
-        publish(warehouse, [recommendation(cluster_offers=[dearer])], **stamp(night))
+        publish(warehouse, [recommendation(cluster_offers=[dearer])], stamp(night))
     measure(warehouse, "a run", NOON + 1.5 * DAY)
     found = mart(warehouse, "promises")
     assert found["publication_id"].tolist() == ["local-1"]
@@ -106,7 +106,7 @@ def test_a_cluster_is_interrupted_as_its_spot_machines_were_when_it_was_publishe
         with warehouse.transact() as connection:
             append_offers(connection, markets, snapshot_id=snapshot, as_of=at)
     safe = recommendation(rank=2, cluster_offers=[offered("small", 2, 0.01) | {"market": "on-demand"}])
-    publish(warehouse, [recommendation(), safe], **stamp(0))
+    publish(warehouse, [recommendation(), safe], stamp(0))
     measure(warehouse, "a run", NOON + 2 * HOUR)
     found = mart(warehouse, "promises")
     assert found["interruptions_per_hour"].tolist() == [0.4, 0.0]
@@ -123,7 +123,7 @@ def test_the_same_evidence_is_stored_once_and_more_of_it_replaces_less(warehouse
 
 
 def test_the_ledger_and_the_drift_are_published_with_the_table(warehouse: Warehouse, tmp_path: Path) -> None:
-    publish(warehouse, [recommendation()], **stamp(0))
+    publish(warehouse, [recommendation()], stamp(0))
     judge(warehouse, judgement())
     drift(warehouse, "r1")
     paths = {path.name: path for path in export(warehouse, tmp_path / "published")}

@@ -26,8 +26,8 @@ INFEASIBLE = dict.fromkeys(WITHOUT_A_CLUSTER) | {"cluster_offers": [], "status":
 
 def test_a_sound_publication_is_read_back_and_twice_changes_nothing(warehouse: Warehouse) -> None:
     rows = [recommendation(), recommendation(rank=2, usd=0.03, usd_p90=0.04), recommendation(goal="fastest")]
-    assert publish(warehouse, rows, **stamp(1)) == 3
-    assert publish(warehouse, rows, **stamp(1)) == 0
+    assert publish(warehouse, rows, stamp(1)) == 3
+    assert publish(warehouse, rows, stamp(1)) == 0
     table = warehouse.select("recommendations")
     assert list(table.columns) == CONTRACT
     assert table[["goal", "rank", "usd"]].values.tolist() == [
@@ -85,7 +85,7 @@ UNSOUND_JUDGEMENTS: list[tuple[str, dict[str, Any]]] = [
 
 def test_a_refused_publication_leaves_nothing_and_names_the_check(warehouse: Warehouse) -> None:
     with pytest.raises(PublicationRefused) as caught:
-        publish(warehouse, [recommendation(goal="fastest"), recommendation(hours=0.0)], **stamp(1))
+        publish(warehouse, [recommendation(goal="fastest"), recommendation(hours=0.0)], stamp(1))
     assert {failure.split(":")[0] for failure in caught.value.failures} == {"times_are_positive"}
     assert warehouse.select("recommendation_history").empty and warehouse.select("raw_publications").empty
 
@@ -95,22 +95,22 @@ def test_an_unsound_judgement_stops_the_publication_and_a_sound_one_does_not(war
         with warehouse.transact() as connection:
             append(connection, "raw_ledger", [judgement(f"p{number}", **change)], refresh_id="r", judged_at=NOON)
         if not change:
-            publish(warehouse, [recommendation()], **stamp(number))
+            publish(warehouse, [recommendation()], stamp(number))
     with pytest.raises(PublicationRefused, match="regret_is_never_negative"):
-        publish(warehouse, [recommendation()], **stamp(1))
+        publish(warehouse, [recommendation()], stamp(1))
 
 
 def test_a_recommendation_that_lacks_a_column_is_refused(warehouse: Warehouse) -> None:
     row = recommendation()
     del row["hours"]
     with pytest.raises(ValueError, match="'tiny' lacks hours"):
-        publish(warehouse, [row], **stamp(1))
+        publish(warehouse, [row], stamp(1))
 
 
 def test_the_current_publication_is_each_providers_newest(warehouse: Warehouse) -> None:
-    publish(warehouse, [recommendation()], **stamp(2))
-    publish(warehouse, [recommendation()], **stamp(1))
-    publish(warehouse, [recommendation()], **stamp(1, provider="ec2"))
+    publish(warehouse, [recommendation()], stamp(2))
+    publish(warehouse, [recommendation()], stamp(1))
+    publish(warehouse, [recommendation()], stamp(1, provider="ec2"))
     assert warehouse.select("recommendations").publication_id.tolist() == ["ec2-1", "local-2"]
     assert len(warehouse.select("recommendation_history")) == 3
 
@@ -132,10 +132,10 @@ DEARER = {"cluster_offers": [offered("small", 2, 0.02)], "usd": 0.04, "usd_p90":
     ],
 )
 def test_a_change_names_its_cause(warehouse: Warehouse, change: dict[str, Any], model_version: str, cause: str) -> None:
-    publish(warehouse, [recommendation(), recommendation(goal="fastest")], **stamp(1))
+    publish(warehouse, [recommendation(), recommendation(goal="fastest")], stamp(1))
     assert warehouse.select("recommendation_changes").empty
     rows = [recommendation(**change), recommendation(goal="fastest")]
-    publish(warehouse, rows, **stamp(2, model_version=model_version))
+    publish(warehouse, rows, stamp(2, model_version=model_version))
     changes = warehouse.select("recommendation_changes")
     assert changes[["goal", "previous_publication_id", "publication_id", "cause"]].values.tolist() == [
         ["cheapest", "local-1", "local-2", cause]
@@ -163,8 +163,8 @@ ON_DEMAND = {"market": "on-demand", "cluster_offers": [offered("small", 2, 0.01)
     ],
 )
 def test_another_choice_is_told_from_another_price(warehouse: Warehouse, change: dict[str, Any], what: str) -> None:
-    publish(warehouse, [recommendation()], **stamp(1))
-    publish(warehouse, [recommendation(**change)], **stamp(2))
+    publish(warehouse, [recommendation()], stamp(1))
+    publish(warehouse, [recommendation(**change)], stamp(2))
     changes = warehouse.select("recommendation_changes")
     assert changes["change"].tolist() == [what]
     assert changes["previous_market"].tolist() == ["spot"]
@@ -177,8 +177,8 @@ def test_another_cluster_at_rank_one_is_a_change_and_so_is_a_goal_that_is_gone(w
     other = {"cluster": "1xbig", "batch_per_device": "16", "usd": 0.01, "usd_p90": 0.02}
     cheap, dear = [offered("big", 1, 0.01)], [offered("big", 1, 0.05)]
     rival = other | {"rank": 2, "usd": 0.05, "usd_p90": 0.06, "cluster_offers": dear}
-    publish(warehouse, [recommendation(), recommendation(**rival), recommendation(goal="fastest")], **stamp(1))
-    publish(warehouse, [recommendation(**other, cluster_offers=cheap, price_as_of=LATER)], **stamp(2))
+    publish(warehouse, [recommendation(), recommendation(**rival), recommendation(goal="fastest")], stamp(1))
+    publish(warehouse, [recommendation(**other, cluster_offers=cheap, price_as_of=LATER)], stamp(2))
     changes = warehouse.select("recommendation_changes")
     assert changes[["goal", "previous_cluster", "cause"]].values.tolist() == [
         ["cheapest", "2xsmall", "prices"],
@@ -203,7 +203,7 @@ def test_pareto_keeps_what_nothing_beats_in_both_and_only_what_is_priced(warehou
 
     rows = [row(1, "a", 4.0, 1.0), row(2, "b", 2.0, 2.0), row(3, "c", 3.0, 2.5), row(4, "d", 1.0, 9.0)]
     rows += [row(5, "free", 0.5, None), *({**one, "goal": "fastest"} for one in rows[:1])]
-    publish(warehouse, rows, **stamp(1))
+    publish(warehouse, rows, stamp(1))
     assert warehouse.select("pareto").cluster.tolist() == ["2xa", "2xb", "2xd"]
 
 
@@ -220,7 +220,7 @@ class Case:
         connection.begin()
         append(connection, "raw_ledger", self.judgements, refresh_id="r", judged_at=NOON)
         note_instance_types(connection, self.types, noted_at=NOON)
-        append_publication(connection, self.rows, **stamp(1))
+        append_publication(connection, self.rows, stamp(1))
         failures = run_checks(connection, "local-1", checks)
         connection.rollback()
         return {failure.split(":")[0] for failure in failures}

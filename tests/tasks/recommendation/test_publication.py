@@ -25,7 +25,7 @@ BLANK = dict.fromkeys(
 def test_whole_numbers_stay_whole_beside_a_goal_that_nothing_meets(tmp_path: Path) -> None:
     warehouse = fresh(tmp_path)
     nothing = recommendation(goal="fastest", status="infeasible", reason="nothing on offer", **BLANK)
-    publish(warehouse, [recommendation(), nothing], **stamp(1))
+    publish(warehouse, [recommendation(), nothing], stamp(1))
     export(warehouse, tmp_path / "published")
     best, none = sorted(published_rows(tmp_path / "published"), key=lambda row: str(row["goal"]))
     assert {str(best[name].tzinfo) for name in ("published_at", "price_as_of", "newest_measurement_at")} == {"UTC"}
