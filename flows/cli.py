@@ -255,7 +255,7 @@ def import_(
     """Load measurements made elsewhere, facts of workloads, or both. Loading the same again changes nothing."""
     if file is None and workloads is None:
         raise typer.BadParameter("give a file of measurements, --workloads with a file of facts, or both")
-    from tasks.data_files.imports import import_measurements
+    from tasks.data_files.imports import ImportFiles, import_measurements
     from tasks.workspace.workspace import capabilities
 
     if provider is not None:
@@ -265,10 +265,8 @@ def import_(
         warehouse.migrate()
     imported = import_measurements(
         warehouse,
-        file,
-        workloads=workloads,
-        now=datetime.now(UTC),
-        provider=provider,
+        ImportFiles(measurements=file, workloads=workloads, provider=provider),
+        datetime.now(UTC),
         local_types=settings.local.instance_types,
         force=force,
         dry_run=dry_run,
@@ -362,8 +360,8 @@ def doctor(
     ] = False,
 ) -> Answer:
     """Check all that a refresh needs, and say how to put right what is wrong. Starts nothing, costs nothing."""
+    from tasks.doctor import findings
     from tasks.doctor import report as checks
-    from tasks.doctor.findings import well
 
     settings = load_settings()
     if print_policies:
@@ -373,7 +371,7 @@ def doctor(
         said = checks.rebuild_warehouse(settings.home)
         return Answer({"says": said}, said)
     found = checks.examine(settings, provider)
-    return Answer(checks.as_json(found), checks.as_text(found), None if well(found) else SystemExit(1))
+    return Answer(findings.as_json(found), findings.as_text(found), None if findings.well(found) else SystemExit(1))
 
 
 def _opened() -> tuple[Settings, Warehouse]:

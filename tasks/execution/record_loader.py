@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from warehouse.append import append_leases, append_machines, append_records
+from warehouse.append import append, append_records
 from warehouse.database import Warehouse
 
 from ..node.device_check import wrong_device
@@ -165,8 +165,8 @@ def load_mailbox(warehouse: Warehouse, launch: EndedLaunch, *, refresh_id: str, 
     with warehouse.transact() as connection:
         new = append_records(connection, list(distinct.values()), refresh_id=refresh_id, loaded_at=now)
         if launch.lease is not None:
-            append_leases(connection, [dict(launch.lease) | {"refresh_id": refresh_id}])
-        append_machines(connection, [dict(one) | {"refresh_id": refresh_id} for one in launch.machines])
+            append(connection, "raw_leases", [launch.lease], refresh_id=refresh_id)
+        append(connection, "raw_machines", launch.machines, refresh_id=refresh_id)
     notes = [_quarantine(file, reason) for file, reason in refused.items()]
     notes += map(_not_carried, sorted(launch.mailbox.glob("node-*/refused.json")))
     return Collected(new=new, by_status=Counter(str(body["status"]) for body in distinct.values()), notes=notes)

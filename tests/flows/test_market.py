@@ -101,12 +101,8 @@ class Market:
             return prices.snapshot_offers.fn(self.here, snapshot, now)
 
     def learn(self, folder: Path) -> None:
-        imports.import_measurements(
-            self.here.warehouse,
-            measurements(folder),
-            workloads=folder / "facts.csv",
-            now=datetime(2026, 11, 20, tzinfo=UTC),
-        )
+        files = imports.ImportFiles(measurements=measurements(folder), workloads=folder / "facts.csv")
+        imports.import_measurements(self.here.warehouse, files, datetime(2026, 11, 20, tzinfo=UTC))
         self.champion = Champion(
             version=1, model=fit(TrainingData(**training_frames(self.here.warehouse, "ec2")), seed=1)
         )

@@ -97,7 +97,7 @@ MUTANTS = (
         "tasks/execution/test_record_loader.py"),
     _of("quarantine", "tasks/execution/record_loader.py", r"file\.replace\(target\)", "pass",
         "tasks/execution/test_record_loader.py"),
-    _of("load-twice", "warehouse/append.py", r'(query = f)"insert into', r'\1"insert or replace into',
+    _of("load-twice", "warehouse/append.py", r'"on conflict do nothing" if keyed else ""', '""',
         "tasks/execution/test_record_loader.py warehouse"),
     _of("refused-publication", "warehouse/publication.py",
         r"(failures = run_checks\(.*\)\n)        if failures:\n    (        raise .*\n)", r"\1    if failures:\n\2",

@@ -28,7 +28,7 @@ from tasks.providers.ec2.capacity_ladder import SPOT_MARGIN
 from tasks.workspace.workspace import Workspace
 from tests.fakes import offer
 from tests.installed import NOON, DescribedMachines, install
-from warehouse.append import append_leases, append_records
+from warehouse.append import append, append_records
 
 PRICE = 0.125  # of s.large on demand, which bounds its price on the spot market
 # an hour of 100 GiB, a public address, and requests as often as they may be, in the dearest region
@@ -69,7 +69,7 @@ def spent(here: Workspace, usd: float | None, ended_at: datetime, lease_id: str 
            "started_at": ended_at - timedelta(hours=1), "ended_at": ended_at, "usd": usd,
            "refresh_id": lease_id.rpartition("-")[0], "outcome": "released"}  # fmt: skip
     with here.warehouse.transact() as connection:
-        append_leases(connection, [row | told])
+        append(connection, "raw_leases", [row | told])
 
 
 def held(lease_id: str = "other-00", hours: float = 2.0, usd_per_hour: float | None = 5.0, **told: Any) -> Lease:

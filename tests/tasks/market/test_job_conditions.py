@@ -42,7 +42,7 @@ def held(here: Workspace, count: int, **changes: Any) -> None:
         for at in range(count)
     ]
     with here.warehouse.transact() as connection:
-        append.append_machines(connection, rows)
+        append.append(connection, "raw_machines", rows)
 
 
 def cheapest_hours(here: Workspace, market: str = "on-demand") -> dict[str, float]:

@@ -14,7 +14,7 @@ from models.domain.workload import Goal, Workload
 from models.planner.planner import Plan, nothing
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
-from tasks.data_files.imports import import_measurements
+from tasks.data_files.imports import ImportFiles, import_measurements
 from tasks.market import offers as prices
 from tasks.providers.base import ProviderError
 from tasks.recommendation import recommend
@@ -37,7 +37,9 @@ class Asked:
         (folder / "rows.csv").write_text(ROWS)
         header = ",samples" if samples else ""
         (folder / "facts.csv").write_text(FACTS.format(header=header, samples=f",{samples}" if samples else ""))
-        import_measurements(self.here.warehouse, folder / "rows.csv", workloads=folder / "facts.csv", now=NOON)
+        import_measurements(
+            self.here.warehouse, ImportFiles(measurements=folder / "rows.csv", workloads=folder / "facts.csv"), NOON
+        )
         self.workloads: list[Workload] = []
         monkeypatch.setattr("tasks.recommendation.ask.open_workspace", lambda provider: self.here)
         monkeypatch.setattr("tasks.recommendation.ask.load_champion", lambda home, provider: champion())
@@ -112,7 +114,7 @@ def measured_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     rows.append("conv,local,2xs.small,8,1,0.6,2026-11-01")
     header = "workload,provider,cluster,batch_per_device,accumulation_steps,step_s,measured_at"
     (folder / "rows.csv").write_text("\n".join([header, *rows]) + "\n")
-    import_measurements(here.warehouse, folder / "rows.csv", workloads=None, now=NOON)
+    import_measurements(here.warehouse, ImportFiles(measurements=folder / "rows.csv"), NOON)
     return here
 
 

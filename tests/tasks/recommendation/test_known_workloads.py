@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data_files.imports import import_measurements
+from tasks.data_files.imports import ImportFiles, import_measurements
 from tasks.market import offers as prices
 from tasks.recommendation.known_workloads import KnownWorkload, known_workloads, provider_that_knows
 from tasks.workspace.settings import SettingsError
@@ -28,8 +28,8 @@ def here(tmp_path: Path) -> Workspace:
     one = install(tmp_path)
     (tmp_path / "rows.csv").write_text(ROWS)
     (tmp_path / "facts.csv").write_text("workload,parameters,gradient_bytes,flops_per_sample\nfacts-only,10,40,1e9\n")
-    import_measurements(one.warehouse, tmp_path / "rows.csv", workloads=None, now=NOON)
-    import_measurements(one.warehouse, None, workloads=tmp_path / "facts.csv", now=NOON)
+    import_measurements(one.warehouse, ImportFiles(measurements=tmp_path / "rows.csv"), NOON)
+    import_measurements(one.warehouse, ImportFiles(workloads=tmp_path / "facts.csv"), NOON)
     return one
 
 
