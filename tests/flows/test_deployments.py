@@ -197,6 +197,7 @@ class Visits:
 
     answers: dict[str, dict[str, list[tuple[int, str]]]]  # server -> who asks -> reading, creating, its preflight
     handshakes: dict[str, int]
+    another_user: dict[str, Any]
     browser: dict[str, Any] | None
     read_afterwards: dict[str, str]
     created_with_it: dict[str, int]
@@ -238,6 +239,7 @@ def visit(home: Path, prefect_port: str, mlflow_port: str) -> Visits:
     ours = {"Authorization": authorization(credential)}
     elsewhere = home.parent / "elsewhere"
     elsewhere.mkdir()
+    pids = [process.pid for process in processes_of(home.parent)]
     return Visits(
         answers=answers,
         handshakes={
@@ -245,6 +247,9 @@ def visit(home: Path, prefect_port: str, mlflow_port: str) -> Visits:
             for who, headers in visitors.foreign(credential).items()
             if headers.keys() & {"Origin", "Host"}
         },
+        another_user={}
+        if os.geteuid() or not visitors.DEBIANS_PYTHON.exists()
+        else visitors.as_another_user(home, pids, [f"http://{one.address}{one.read[1]}" for one in asked.values()]),
         browser=visitors.in_a_browser(asked, credential, elsewhere) if visitors.CHROMIUM else None,
         read_afterwards={name: visitors.request(one, one.read, ours)[1] for name, one in asked.items()},
         created_with_it={name: visitors.request(one, one.create, ours)[0] for name, one in asked.items()},
@@ -373,6 +378,18 @@ def test_without_the_credential_or_from_elsewhere_nothing_is_read_or_created(ser
     assert "planted" not in visits.read_afterwards[server], "somebody planted something"
     assert visits.created_with_it[server] == visitors.servers(0, 0)[server].created
     assert set(visits.handshakes.values()) == {403} and len(visits.handshakes) == 2
+
+
+@pytest.mark.local
+def test_another_user_of_the_machine_gets_neither_the_credential_nor_anything_else(served: Served) -> None:
+    got = served.visits.another_user
+    if not got:
+        pytest.skip("to ask as another user takes root and Debian's python3")
+    assert got["beside"] == "seen", "that user could read nothing at all"
+    assert got["home"] == "PermissionError"
+    assert got["credential"] == "PermissionError"
+    assert set(got["environments"]) == {"PermissionError"} and len(got["environments"]) >= 3
+    assert set(got["servers"]) <= {401, 405}
 
 
 @pytest.mark.local

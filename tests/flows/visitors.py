@@ -1,10 +1,11 @@
-"""Who may ask the servers of `make up` from where: programs, and pages in a real browser."""
+"""Who may ask the servers of `make up`, from where: programs, another user of the machine, pages in a browser."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from typing import Any
 from tasks.workspace.credential import authorization
 
 CHROMIUM = shutil.which("chromium")
+DEBIANS_PYTHON = Path("/usr/bin/python3")
+NOBODY = 65534
 QUIET = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync"
 
 
@@ -88,6 +91,33 @@ def foreign(credential: str) -> dict[str, dict[str, str]]:
         "a page": {**ours, "Origin": "https://evil.example"},
         "a name pointed here": {**ours, "Host": "evil.example"},
     }
+
+
+ANOTHER_USER = """
+import json, os, sys, urllib.request, urllib.error
+home, pids, urls = json.loads(sys.argv[1])
+def tried(do):
+    try: return str(do())
+    except (OSError, urllib.error.HTTPError) as error: return getattr(error, "code", None) or type(error).__name__
+print(json.dumps({
+    "beside": tried(lambda: open(os.path.dirname(home) + "/world-readable").read()),
+    "home": tried(lambda: open(home + "/world-readable").read()),
+    "credential": tried(lambda: open(home + "/credential").read()),
+    "environments": [tried(lambda: open(f"/proc/{pid}/environ").read()) for pid in pids],
+    "servers": [tried(lambda: urllib.request.urlopen(url, timeout=30).read()) for url in urls],
+}))
+"""
+
+
+def as_another_user(home: Path, pids: list[int], urls: list[str]) -> dict[str, Any]:
+    """What the user `nobody` gets of the credential, of processes' environments, and of the servers."""
+    for folder in (home, home.parent):
+        (folder / "world-readable").write_text("seen")
+    line = [str(DEBIANS_PYTHON), "-c", ANOTHER_USER, json.dumps([str(home), pids, urls])]
+    done = subprocess.run(
+        line, user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", env={}, capture_output=True, text=True, timeout=60
+    )
+    return dict(json.loads(done.stdout)) if done.returncode == 0 else {"failed": done.stderr}
 
 
 # What a page can try with what the browser knows: read, create without and with a look at the answer, listen.
