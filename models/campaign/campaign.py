@@ -123,7 +123,7 @@ def _buy(
     covering = _covering(clusters, known)
     launches: list[Launch] = []
     seconds, usd, costs = campaign.max_seconds, campaign.max_usd, campaign.costs
-    while True:
+    while seconds > 0 and usd > 0:
         first = covering[:1] or clusters
         share = seconds / len(covering) if covering else seconds
         best: tuple[Cluster, Filled] | None = None
@@ -139,7 +139,7 @@ def _buy(
         if covering:
             covering = covering[1:]
         elif best is None:
-            return launches
+            break
         if best is None:
             continue
         cluster, filled = best
@@ -150,11 +150,12 @@ def _buy(
                 by_members[candidate.members].remove(candidate)
         launches.append(launch)
         if len(launches) == campaign.most_launches:
-            return launches
+            break
         if known.decision_value is not None:
             known.decision_value.revalue()
         seconds -= launch.est_s
         usd -= launch.est_usd
+    return launches
 
 
 def _covering(clusters: Sequence[Cluster], known: Coverage) -> list[Cluster]:

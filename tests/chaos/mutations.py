@@ -102,7 +102,8 @@ def _longer(boot: NodeBoot, deadline_s: float) -> str:
 
 @contextmanager
 def _without_keys() -> Iterator[None]:
-    with patch.object(append, "append", partial(append.append, keyed=False)):
+    keyless = partial(append.append, keyed=False)
+    with patch.object(append, "append", keyless), patch.object(tasks.execution.record_loader, "append", keyless):
         yield
 
 
