@@ -76,7 +76,7 @@ def shopping_list(
     past: Past,
     *,
     model: Model | None = None,
-    wants: Mapping[Key, Measurement] | None = None,
+    buyable: Mapping[Key, Measurement] | None = None,
 ) -> list[Launch]:
     """Launches of `campaign` to make, in order, whose estimates add up to at most its dollars and seconds.
 
@@ -84,14 +84,14 @@ def shopping_list(
     may come again, one that failed twice may not. What was measured on a drifting instance type comes first. An offer
     without a price, or of another market, is not bought. Workloads and types that `model` has met are measured only
     where that is expected to change a choice; drifting types, and those of which all runs are stale, count as not met.
-    `wants` are the training runs that may be bought, where not all that `training_runs` names. The same arguments give
-    the same list.
+    `buyable` are the training runs that may be bought, where not all that `training_runs` names. The same arguments
+    give the same list.
     """
     priced = [offer for offer in offers if offer.market == campaign.market and offer.usd_per_hour is not None]
     if campaign.max_usd <= 0 or campaign.max_seconds <= 0 or not priced or not workloads:
         return []
     clusters = list(clusters_of(priced, max_hosts=campaign.max_hosts, fits=campaign.fits, most=MOST_CLUSTERS))
-    candidates = wants
+    candidates = buyable
     if candidates is None:
         parts, expected = list(_parts(clusters).values()), None if model is None else model.expected_step
         candidates = training_runs(workloads, parts, past.profiles, expected_step=expected, costs=campaign.costs)

@@ -1,6 +1,6 @@
 """Which few runs would settle a choice that is open, and how far: by the model's own uncertainty. Buys nothing.
 
-    E[c | p] = E[c] + K (p - E[p]),   K = S_cp (S_pp + noise)^-1      log steps of contenders c and pilots p, normal
+    E[c | p] = E[c] + K (p - E[p]),   K = S_cp (S_pp + noise)^-1      log steps of decisions c and pilots p, normal
 
 Regret is in logs: objective of what is chosen, and what missing the constraint counts for, above the least there is.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from .acquisition import Joint
-from .value_of_information import MISS, Belief, Contenders, Floats, Question, choices, objective_and_chance, worths
+from .value_of_information import MISS, Belief, Decisions, Floats, Question, choices, objective_and_chance, run_values
 
 _TRUTHS = 400  # joint draws of what the step times may be
 _ROUNDING = 1e-10
@@ -36,19 +36,19 @@ class Pilots:
 
 
 def choose_pilots(
-    contenders: Contenders, candidates: pd.DataFrame, joint: Joint, *, goal: str, count: int, seed: int
+    decisions: Decisions, candidates: pd.DataFrame, joint: Joint, *, goal: str, count: int, seed: int
 ) -> Pilots:
     """The `count` candidates (measurement columns) that are expected to better the choice of `goal` most.
 
-    Where no single run would change the choice, the one that moves the contenders most: two may do what one cannot.
+    Where no single run would change the choice, the one that moves the decisions most: two may do what one cannot.
     Where nobody meets the constraint with the probability required, those that tell most of whoever is likeliest to.
     `joint` gives moments of log step seconds. A goal for which fewer than two contend is settled: no pilots.
     """
-    questions = [one for one in contenders.questions if one.name == goal]
+    questions = [one for one in decisions.questions if one.name == goal]
     if not questions or not len(candidates):
         return Pilots(chosen=(), regret=0.0, after=())
-    first = len(contenders.setups)
-    frame = pd.concat([pd.DataFrame([setup.row() for setup in contenders.setups]), candidates], ignore_index=True)
+    first = len(decisions.setups)
+    frame = pd.concat([pd.DataFrame([setup.row() for setup in decisions.setups]), candidates], ignore_index=True)
     mean, covariance, noise = joint(frame)
     belief = now = Belief(mean=mean, covariance=covariance, noise=noise)
     places = list(range(first, len(frame)))
@@ -56,7 +56,7 @@ def choose_pilots(
     doubted = _likeliest(questions[0], now)
     for _ in range(min(count, len(places))):
         left = [place for place in places if place not in chosen]
-        value = worths(questions, belief, left).regret if doubted is None else belief.mean_shift(left)[doubted] ** 2
+        value = run_values(questions, belief, left).regret if doubted is None else belief.mean_shift(left)[doubted] ** 2
         if not value.any():
             contending = np.unique(np.concatenate([one.places for one in questions]))
             value = (belief.mean_shift(left)[contending] ** 2).mean(axis=0)

@@ -33,7 +33,7 @@ _NODES = np.linspace(-3.0, 3.0, 21)  # outcomes of a run that are weighed, in it
 _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
 _LEAST_SD = 1e-6
 _TELLING = 1e-5  # a run that moves no contender by more than this, in logs, tells nothing
-_AT_ONCE = 400_000  # contenders x runs x outcomes held in memory
+_AT_ONCE = 400_000  # decisions x runs x outcomes held in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Belief:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One goal of one job: the contenders, and what each would cost. Arrays have one entry a contender.
+    """One goal of one job: the decisions, and what each would cost. Arrays have one entry a contender.
 
     hours = fixed_hours + hours_per_step_s x step_s;  usd = usd_per_hour x hours. `aim` and `limited` are "hours" or
     "usd" (`limited` None: no constraint); `irreducible_sd` is that of log hours once the step time is known.
@@ -101,9 +101,9 @@ class Gain:
 
 
 def choice(question: Question, belief: Belief) -> int:
-    """Position among the contenders of the one to take now: least objective of those that meet the constraint.
+    """Position among the decisions of the one to take now: least objective of those that meet the constraint.
 
-    Where none meets it with the probability required, the likeliest to. Raises ValueError without contenders.
+    Where none meets it with the probability required, the likeliest to. Raises ValueError without decisions.
     """
     if not len(question.places):
         raise ValueError(f"{question.name}: nobody to choose from")
@@ -120,19 +120,19 @@ def gain(question: Question, belief: Belief, runs: Sequence[int]) -> Gain:
     if len(question.places) < 2 or not len(runs):
         return found
     now = choice(question, belief)
-    told = belief.mean_shift(runs)[question.places]
-    telling = np.flatnonzero(np.abs(told).max(axis=0) > _TELLING)
+    shift = belief.mean_shift(runs)[question.places]
+    telling = np.flatnonzero(np.abs(shift).max(axis=0) > _TELLING)
     step = max(1, _AT_ONCE // (len(question.places) * len(_NODES)))
     for first in range(0, len(telling), step):
         some = telling[first : first + step]
-        found.regret[some], found.chance[some] = _outcomes(question, belief, told[:, some], now)
+        found.regret[some], found.chance[some] = _outcomes(question, belief, shift[:, some], now)
     return found
 
 
-def _outcomes(question: Question, belief: Belief, told: Floats, now: int) -> tuple[Floats, Floats]:
+def _outcomes(question: Question, belief: Belief, shift: Floats, now: int) -> tuple[Floats, Floats]:
     """(runs,) gain and chance of another choice, over the outcomes of each run."""
-    mean = belief.mean[question.places][:, None, None] + told[:, :, None] * _NODES
-    left = np.maximum(belief.variance[question.places][:, None] - told**2, 0.0)[:, :, None]
+    mean = belief.mean[question.places][:, None, None] + shift[:, :, None] * _NODES
+    left = np.maximum(belief.variance[question.places][:, None] - shift**2, 0.0)[:, :, None]
     objective, meets = objective_and_chance(question, mean, left)
     picks = choices(question, objective, meets)
     loss = objective if meets is None else objective + MISS * (1 - meets)
@@ -141,7 +141,7 @@ def _outcomes(question: Question, belief: Belief, told: Floats, now: int) -> tup
 
 
 def objective_and_chance(question: Question, mean: Floats, variance: Floats) -> tuple[Floats, Floats | None]:
-    """Log objective of contenders (axis 0) and their chance to meet the constraint (None without one)."""
+    """Log objective of decisions (axis 0) and their chance to meet the constraint (None without one)."""
     tall = (slice(None), None, None)
     work = question.hours_per_step_s[tall] * np.exp(mean)
     hours = question.fixed_hours[tall] + work
@@ -167,7 +167,7 @@ LEAST_REGRET, LEAST_CHANCE = 1e-3, 0.02  # of one goal: a run below either is no
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worths:
+class RunValues:
     """Of each run: the regret that all questions together are expected to lose by it, 0 where none may change.
 
     `chance` and `question` are those of the question that it betters most.
@@ -178,7 +178,7 @@ class Worths:
     question: tuple[str, ...]
 
 
-def worths(questions: Sequence[Question], belief: Belief, runs: Sequence[int]) -> Worths:
+def run_values(questions: Sequence[Question], belief: Belief, runs: Sequence[int]) -> RunValues:
     """What each of `runs` (places in `belief`) is worth to all `questions`.
 
     A question for which regret is expected to fall by less than 0.1 %, or whose choice changes in less than 2 % of
@@ -193,16 +193,16 @@ def worths(questions: Sequence[Question], belief: Belief, runs: Sequence[int]) -
         more = regret > most
         most[more], chance[more], named[more] = regret[more], one.chance[more], number
     names = tuple(questions[at].name if most[run] > 0 else "" for run, at in enumerate(named))
-    return Worths(regret=total, chance=chance, question=names)
+    return RunValues(regret=total, chance=chance, question=names)
 
 
 _OUTCOMES = 41  # quantiles of each setup's step time at which the spread that remains is looked at
 _LEAST_CHANCE = 0.02  # to meet a constraint, below which nobody contends
-_MOST, _MOST_SAFE = 30, 10  # contenders of a goal by their objective, and those that meet its constraint besides
+_MOST, _MOST_SAFE = 30, 10  # decisions of a goal by their objective, and those that meet its constraint besides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contenders:
+class Decisions:
     """Distinct setups of a workload that may be chosen; the questions' places are positions among `setups`."""
 
     workload: str
@@ -210,15 +210,15 @@ class Contenders:
     questions: tuple[Question, ...]
 
 
-def contenders_of(
+def decisions_of(
     workload: Workload,
     setups: Sequence[Setup],
     predictions: pd.DataFrame,
     *,
     conditions: Circumstances | None = None,
     seed: int = 0,
-) -> Contenders:
-    """The contenders among `setups`, with `predictions` (step_s, step_low_s, step_high_s) aligned by position.
+) -> Decisions:
+    """The decisions among `setups`, with `predictions` (step_s, step_low_s, step_high_s) aligned by position.
 
     Of each cluster and market its best split by the goal, of these the 30 with the least expected objective and the 10
     best that meet the constraint already. A goal that nobody can meet asks nothing; `conditions` is as in
@@ -226,7 +226,7 @@ def contenders_of(
     """
     goals = goals_of(workload)
     if not setups:
-        return Contenders(workload=workload.name, setups=(), questions=())
+        return Decisions(workload=workload.name, setups=(), questions=())
     step_s = predictions["step_s"].to_numpy(float)
     spread = np.log(predictions["step_high_s"].to_numpy(float) / predictions["step_low_s"].to_numpy(float)) / 2 / Z_90
     outcomes = ndtri((np.arange(_OUTCOMES) + 0.5) / _OUTCOMES)
@@ -258,7 +258,7 @@ def contenders_of(
                 p_required=goal.p_required,
             )
         )
-    return Contenders(workload=workload.name, setups=tuple(chosen), questions=tuple(questions))
+    return Decisions(workload=workload.name, setups=tuple(chosen), questions=tuple(questions))
 
 
 def _contending(goal: Goal, costs: JobCosts) -> NDArray[np.intp]:

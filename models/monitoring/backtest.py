@@ -176,9 +176,9 @@ def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tu
 def _of_unknown_devices(data: TrainingData, test: pd.DataFrame) -> list[str]:
     """Types in rows without layout whose devices no description gives."""
     types = data.instance_types.reindex(columns=["name", "devices"])
-    told = {str(name) for name, many in zip(types["name"], types["devices"], strict=True) if many and many == many}
+    known = {str(name) for name, many in zip(types["name"], types["devices"], strict=True) if many and many == many}
     bare = [frame[[not str(one).strip() for one in column(frame, "layout", "")]] for frame in (data.runs, test)]
-    return sorted(_types(pd.concat([one[["cluster"]] for one in bare])) - told)
+    return sorted(_types(pd.concat([one[["cluster"]] for one in bare])) - known)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -179,8 +179,8 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 
 def known_of(model: StepTimeModel, data: TrainingData) -> set[tuple[str, str]]:
     """("workload", name) and ("instance type", name) that the model has met with the definitions of `data`."""
-    told = (
+    definitions = (
         ("workload", model.workloads, model.workload_digests, definition_digests(data.workloads, "workload")),
         ("instance type", model.instance_types, model.type_digests, definition_digests(data.instance_types, "name")),
     )
-    return {(what, one) for what, names, own, today in told for one in names if own.get(one) == today.get(one)}
+    return {(what, one) for what, names, own, today in definitions for one in names if own.get(one) == today.get(one)}

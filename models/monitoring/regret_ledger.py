@@ -164,7 +164,7 @@ def _judged(
     used = sorted((run for one in (choice, *rivals) for run in one.runs), key=lambda run: (run.measured_at, run.run_id))
     verdict = "missed_constraint" if not choice.met else "compared" if rivals else "no_rival_measured"
     least = min([choice.objective(), *([] if best is None else [best.objective()])])
-    told = {name: row[name] for name in _FROM_PROMISE} | {
+    judged = {name: row[name] for name in _FROM_PROMISE} | {
         "promise_id": _digest(_promise(row)),
         "evidence": _digest(tuple(run.run_id for run in used)),
         "evidence_runs": len({run.run_id for run in used}),
@@ -192,7 +192,7 @@ def _judged(
         "first_measured_at": used[0].measured_at,
         "newest_measured_at": used[-1].measured_at,
     }
-    return {name: None if pd.isna(value) else value for name, value in told.items()}
+    return {name: None if pd.isna(value) else value for name, value in judged.items()}
 
 
 def _number(value: float | None) -> float:

@@ -18,7 +18,7 @@ from ..job.cost import job_costs
 from .batch_split import StepModel
 from .candidates import Supply, enumerate_candidates
 from .explanations import obstacle
-from .ranking import Row, contenders, goals_of, recommend, summary
+from .ranking import Row, clusters_compared, goals_of, recommend, summary
 from .search import CandidateCosts, deciding, frontier
 
 DRAWS = 400  # even: draws come in pairs
@@ -59,7 +59,7 @@ def plan(
     if not len(found):
         return nothing(workload, obstacle(workload, supply, model))
     costs = CandidateCosts(workload, found, fits=supply.fits, model=model, draws=DRAWS, seed=seed)
-    count = contenders(top)
+    count = clusters_compared(top)
     kept = np.unique(np.concatenate([deciding(costs, goal, count=count) for goal in goals]))
     front = _frontier(costs, goals)
     setups = [found.setup(row) for row in kept.tolist()]

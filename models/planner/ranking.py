@@ -20,7 +20,7 @@ from . import explanations as explain
 Row = dict[str, Any]
 
 # Clusters compared draw by draw for the chance of the best, and setups looked through for a near miss.
-CONTENDERS = 50
+CLUSTERS_COMPARED = 50
 COLUMNS = (
     *("workload", "samples", "global_batch", "goal", "constraint_hours", "constraint_usd", "p_required", "rank"),
     *("status", "cluster", "cluster_offers", "layout", "batch_per_device", "accumulation_steps", "strategy"),
@@ -38,8 +38,8 @@ def recommend(
     Up to `top` clusters a goal, each with its best split, ranked from 1: "recommended", then "alternative", then
     "misses_constraint" for tempting ones. A goal that nothing meets has one row of status "infeasible", which names no
     cluster but says what would make it feasible. Unknown prices give None. p_best is the share of draws in which a
-    cluster is the best of the CONTENDERS best in expectation. `runs` are measurement rows, for how often each setup was
-    measured; `clusters` is how many the setups were chosen from, by default those they are of.
+    cluster is the best of the CLUSTERS_COMPARED best in expectation. `runs` are measurement rows, for how often each setup
+    was measured; `clusters` is how many the setups were chosen from, by default those they are of.
     Raises ValueError where a goal is unknown or lacks its constraint.
     """
     known = pd.DataFrame() if runs is None else runs
@@ -60,9 +60,9 @@ def goals_of(workload: Workload) -> list[Goal]:
     return stated + [Goal(goal=name) for name in ("cheapest", "fastest") if name not in names]
 
 
-def contenders(top: int) -> int:
+def clusters_compared(top: int) -> int:
     """How many clusters are compared where `top` are shown."""
-    return max(CONTENDERS, top)
+    return max(CLUSTERS_COMPARED, top)
 
 
 def _rank(
@@ -79,7 +79,7 @@ def _rank(
     feasible = usable if p_meets is None else usable & (p_meets >= goal.p_required)
     order = np.lexsort((other, aimed))  # NaN sorts last
     meeting = _best_splits(order[feasible[order]], costs.cluster)
-    many = contenders(top)
+    many = clusters_compared(top)
     if not meeting:
         return [_infeasible(workload, goal, costs, usable, many)]
     named = _without_idle_mixtures(meeting[:many], costs.setups)

@@ -1,6 +1,6 @@
 """What jobs meet on this provider's machines: start-up, interruptions, waiting, by our own launches and stated priors.
 
-The one place that says so: the table, a campaign's contenders, the ledger and advice all ask here.
+The one place that says so: the table, a campaign's decisions, the ledger and advice all ask here.
 """
 
 from __future__ import annotations

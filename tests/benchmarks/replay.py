@@ -65,7 +65,7 @@ NOTHING = Purchase(cluster=None, places=())
 
 
 class Policy(Protocol):
-    """A way of buying. Positions are those of the ground's setups; `choices` positions among each one's contenders."""
+    """A way of buying. Positions are those of the ground's setups; `choices` positions among each one's decisions."""
 
     def next(self) -> Purchase:
         """What to buy now."""

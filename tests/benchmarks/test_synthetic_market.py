@@ -47,7 +47,7 @@ def test_no_prediction_undercuts_its_bound_and_some_come_near(name: str) -> None
 
 @pytest.mark.parametrize("name", [BY_ROWS, PROFILED])
 def test_it_answers_as_predicting_and_drawing_for_every_setup_would(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking, "CONTENDERS", 8)
+    monkeypatch.setattr(ranking, "CLUSTERS_COMPARED", 8)
     monkeypatch.setattr(search, "_TURN", 16)
     model = champion()
     plain = {row["goal"]: row for row in found(imagined.workload(name)).rows[::-1]}

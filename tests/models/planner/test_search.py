@@ -34,9 +34,9 @@ from tests.models.planning import JointModel, offer, workload
 
 @pytest.fixture(autouse=True)
 def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small turns and few contenders, so that little worlds are pruned too."""
+    """Small turns and few decisions, so that little worlds are pruned too."""
     monkeypatch.setattr(search, "_TURN", 7)
-    monkeypatch.setattr(ranking, "CONTENDERS", 6)
+    monkeypatch.setattr(ranking, "CLUSTERS_COMPARED", 6)
 
 
 @settings(max_examples=60, deadline=None)
@@ -73,7 +73,7 @@ RARE: dict[
 
 @pytest.mark.parametrize("what", RARE)
 def test_what_seldom_decides_is_kept(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking, "CONTENDERS", 2)
+    monkeypatch.setattr(ranking, "CLUSTERS_COMPARED", 2)
     asked, errors = RARE[what]
     world = world_of(**asked, batch=96, p_required=errors["p_required"], fits=anything_fits, most=20_000)
     world["model"] = replace(world["model"], own=errors["own"], loose=errors["loose"])

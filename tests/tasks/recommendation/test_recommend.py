@@ -195,7 +195,7 @@ def test_the_champions_answer_is_that_of_predicting_and_drawing_for_every_setup(
         here.provider.offers(NOON),
         champion().model,
     )
-    monkeypatch.setattr(ranking, "CONTENDERS", 5)  # so that most of this little world can be left out
+    monkeypatch.setattr(ranking, "CLUSTERS_COMPARED", 5)  # so that most of this little world can be left out
     monkeypatch.setattr(search, "_TURN", 8)
     found = plan_one(Case.of(here, champion(), wide, offers), measured().runs)
     assert 0 < found.looked_at < 0.8 * found.candidates
