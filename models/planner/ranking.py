@@ -38,8 +38,8 @@ def recommend(
     Up to `top` clusters a goal, each with its best split, ranked from 1: "recommended", then "alternative", then
     "misses_constraint" for tempting ones. A goal that nothing meets has one row of status "infeasible", which names no
     cluster but says what would make it feasible. Unknown prices give None. p_best is the share of draws in which a
-    cluster is the best of the CLUSTERS_COMPARED best in expectation. `runs` are measurement rows, for how often each setup
-    was measured; `clusters` is how many the setups were chosen from, by default those they are of.
+    cluster is the best of the CLUSTERS_COMPARED best in expectation. `runs` are measurement rows, for how often each
+    setup was measured; `clusters` is how many the setups were chosen from, by default those they are of.
     Raises ValueError where a goal is unknown or lacks its constraint.
     """
     known = pd.DataFrame() if runs is None else runs
