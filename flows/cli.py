@@ -193,7 +193,8 @@ class Asked:
         if self.budget is not None and not math.isfinite(self.budget):
             raise typer.BadParameter(f"budget {self.budget} is no number of dollars")
         if self.market not in MARKETS:
-            raise typer.BadParameter(f"unknown market {self.market!r}; {nearest_names(self.market.lower(), MARKETS)}")
+            near, known = nearest_names(self.market.lower(), MARKETS), f"known: {', '.join(MARKETS)}"
+            raise typer.BadParameter(f"unknown market {self.market!r}; {near if near == known else f'{near} {known}'}")
 
 
 MARKETS = ("any", "on-demand", "spot")
@@ -289,7 +290,8 @@ def forget(
 
     _, warehouse = _opened()
     if not warehouse.path.exists():
-        return Answer([], "nothing was ever imported")
+        found: list[dict[str, Any]] | dict[str, str] = [] if list_all else {"says": "nothing was ever imported"}
+        return Answer(found, "nothing was ever imported")
     warehouse.migrate()
     if import_id is None:
         found = list_imports(warehouse)

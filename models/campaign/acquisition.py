@@ -22,7 +22,7 @@ from ..domain.cluster import parse_cluster
 from ..domain.setup_table import Key, row_key, rows_of, setup_key
 from ..domain.workload import Workload
 from .candidates import Expected, Measurement
-from .value_of_information import Belief, Decisions, Floats, RunValues, run_values
+from .value_of_information import Belief, ChoiceSet, Floats, RunValues, run_values
 
 _STEADY = 0.1  # interquartile range over median of the steps, below which one run says what there is to say
 _ENOUGH_FAILURES = 2
@@ -69,7 +69,7 @@ class Model:
     `expected_step` predicts setups, NaN where it cannot (None: nobody is asked).
     """
 
-    decisions: Mapping[str, Decisions]
+    choice_set: Mapping[str, ChoiceSet]
     joint: Joint
     types: frozenset[str]
     fresh: pd.DataFrame
@@ -238,7 +238,7 @@ _MOST_FRESH = 300  # measured since the model was fitted
 class _Valued:
     """One workload's candidates by their positions among `places`, where the belief has them."""
 
-    decisions: Decisions
+    choice_set: ChoiceSet
     belief: Belief
     candidates: dict[Measurement, int]
     places: tuple[int, ...]
@@ -258,7 +258,7 @@ class DecisionValue:
     def of(cls, model: Model, candidates: Iterable[Measurement], *, layouts: Mapping[str, int]) -> DecisionValue:
         """By the joint moments of `model`, and what its fresh runs tell.
 
-        Weighed are at most 250 runs a workload: those of decisions, then the shortest on the fewest machines.
+        Weighed are at most 250 runs a workload: those of the choice set, then the shortest on the fewest machines.
         """
         known = cls(types=model.types)
         by: dict[str, list[Measurement]] = {}
@@ -266,7 +266,7 @@ class DecisionValue:
             if known.covers(candidate.members):
                 by.setdefault(candidate.workload, []).append(candidate)
         fresh = [row for row in rows_of(model.fresh) if known.covers(parse_cluster(str(row["cluster"])))]
-        for name, one in model.decisions.items():
+        for name, one in model.choice_set.items():
             met = [row for row in fresh if row["workload"] == name]
             known._valued[name] = _valued(one, by.get(name, []), model.joint, layouts, met[-_MOST_FRESH:])
         return known
@@ -314,7 +314,7 @@ class DecisionValue:
                 for candidate, at in one.candidates.items()
                 if at not in taken and one.worth.regret[at] > 0
             }
-            self._valued[name] = _weighed(one.decisions, belief, list(left), [one.places[at] for at in left.values()])
+            self._valued[name] = _weighed(one.choice_set, belief, list(left), [one.places[at] for at in left.values()])
         self._taken = {}
 
     def reason(self, candidate: Measurement) -> str:
@@ -328,38 +328,40 @@ class DecisionValue:
 
 
 def _valued(
-    decisions: Decisions,
+    choice_set: ChoiceSet,
     candidates: Sequence[Measurement],
     joint: Joint,
     layouts: Mapping[str, int],
     fresh: Sequence[Mapping[str, object]],
 ) -> _Valued:
-    keys = {setup_key(setup) for setup in decisions.setups}
+    keys = {setup_key(setup) for setup in choice_set.setups}
     rows = {candidate: candidate.row() for candidate in candidates}
     ordered = sorted(
         candidates,
         key=lambda one: (row_key(rows[one], layouts) not in keys, one.est_s * len(one.members), rows[one]["cluster"]),
     )
-    weighed = ordered[:MOST_RUNS] if decisions.questions else []
-    frame = pd.DataFrame([*(s.row() for s in decisions.setups), *(rows[w] for w in weighed), *fresh])
+    weighed = ordered[:MOST_RUNS] if choice_set.questions else []
+    frame = pd.DataFrame([*(s.row() for s in choice_set.setups), *(rows[w] for w in weighed), *fresh])
     if not weighed or not len(frame):
         empty = Belief(mean=np.zeros(0), covariance=np.zeros((0, 0)), noise=np.zeros(0))
-        return _weighed(replace(decisions, questions=()), empty, [], [])
+        return _weighed(replace(choice_set, questions=()), empty, [], [])
     mean, covariance, noise = joint(frame.drop(columns=["step_s", "sync_s"], errors="ignore"))
     belief = Belief(mean=mean, covariance=covariance, noise=noise)
-    first = len(decisions.setups)
+    first = len(choice_set.setups)
     for at, row in enumerate(fresh, start=first + len(weighed)):
         belief = belief.given(at, float(np.log(float(str(row["step_s"])))))
-    return _weighed(decisions, belief, weighed, list(range(first, first + len(weighed))))
+    return _weighed(choice_set, belief, weighed, list(range(first, first + len(weighed))))
 
 
-def _weighed(decisions: Decisions, belief: Belief, candidates: Sequence[Measurement], places: Sequence[int]) -> _Valued:
+def _weighed(
+    choice_set: ChoiceSet, belief: Belief, candidates: Sequence[Measurement], places: Sequence[int]
+) -> _Valued:
     return _Valued(
-        decisions=decisions,
+        choice_set=choice_set,
         belief=belief,
         candidates={candidate: at for at, candidate in enumerate(candidates)},
         places=tuple(places),
-        worth=run_values(decisions.questions, belief, places),
+        worth=run_values(choice_set.questions, belief, places),
         alike=belief.alike()[np.ix_(places, places)] if places else np.zeros((0, 0)),
     )
 

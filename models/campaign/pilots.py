@@ -1,6 +1,6 @@
 """Which few runs would settle a choice that is open, and how far: by the model's own uncertainty. Buys nothing.
 
-    E[c | p] = E[c] + K (p - E[p]),   K = S_cp (S_pp + noise)^-1      log steps of decisions c and pilots p, normal
+    E[c | p] = E[c] + K (p - E[p]),   K = S_cp (S_pp + noise)^-1      log steps of the setups c of the choice set and pilots p, normal
 
 Regret is in logs: objective of what is chosen, and what missing the constraint counts for, above the least there is.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from .acquisition import Joint
-from .value_of_information import MISS, Belief, Decisions, Floats, Question, choices, objective_and_chance, run_values
+from .value_of_information import MISS, Belief, ChoiceSet, Floats, Question, choices, objective_and_chance, run_values
 
 _TRUTHS = 400  # joint draws of what the step times may be
 _ROUNDING = 1e-10
@@ -36,19 +36,19 @@ class Pilots:
 
 
 def choose_pilots(
-    decisions: Decisions, candidates: pd.DataFrame, joint: Joint, *, goal: str, count: int, seed: int
+    choice_set: ChoiceSet, candidates: pd.DataFrame, joint: Joint, *, goal: str, count: int, seed: int
 ) -> Pilots:
     """The `count` candidates (measurement columns) that are expected to better the choice of `goal` most.
 
-    Where no single run would change the choice, the one that moves the decisions most: two may do what one cannot.
+    Where no single run would change the choice, the one that moves the choice set most: two may do what one cannot.
     Where nobody meets the constraint with the probability required, those that tell most of whoever is likeliest to.
     `joint` gives moments of log step seconds. A goal for which fewer than two contend is settled: no pilots.
     """
-    questions = [one for one in decisions.questions if one.name == goal]
+    questions = [one for one in choice_set.questions if one.name == goal]
     if not questions or not len(candidates):
         return Pilots(chosen=(), regret=0.0, after=())
-    first = len(decisions.setups)
-    frame = pd.concat([pd.DataFrame([setup.row() for setup in decisions.setups]), candidates], ignore_index=True)
+    first = len(choice_set.setups)
+    frame = pd.concat([pd.DataFrame([setup.row() for setup in choice_set.setups]), candidates], ignore_index=True)
     mean, covariance, noise = joint(frame)
     belief = now = Belief(mean=mean, covariance=covariance, noise=noise)
     places = list(range(first, len(frame)))
@@ -72,7 +72,7 @@ def choose_pilots(
 
 
 def _likeliest(question: Question, belief: Belief) -> int | None:
-    """Place of the contender that is likeliest to meet the constraint, where none does as surely as is required."""
+    """Place of the setup that is likeliest to meet the constraint, where none does as surely as is required."""
     mean, variance = belief.mean[question.places], belief.variance[question.places]
     meets = objective_and_chance(question, mean[:, None, None], variance[:, None, None])[1]
     if meets is None or meets.max() >= question.p_required:
@@ -81,7 +81,7 @@ def _likeliest(question: Question, belief: Belief) -> int | None:
 
 
 def _assured(question: Question, belief: Belief, pilots: Sequence[int], *, seed: int) -> float:
-    """Chance that some contender meets the constraint as surely as is required once the runs at `pilots` are known."""
+    """Chance that some setup meets the constraint as surely as is required once the runs at `pilots` are known."""
     _, said, left = _after_runs(belief, pilots, seed=seed)
     places = question.places
     meets = objective_and_chance(question, said[places][:, None, :], left[places][:, None, None])[1]

@@ -33,7 +33,7 @@ _NODES = np.linspace(-3.0, 3.0, 21)  # outcomes of a run that are weighed, in it
 _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
 _LEAST_SD = 1e-6
 _TELLING = 1e-5  # a run that moves no contender by more than this, in logs, tells nothing
-_AT_ONCE = 400_000  # decisions x runs x outcomes held in memory
+_AT_ONCE = 400_000  # setups x runs x outcomes held in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Belief:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One goal of one job: the decisions, and what each would cost. Arrays have one entry a contender.
+    """One goal of one job: the setups that may be chosen, and what each would cost. Arrays have one entry a setup.
 
     hours = fixed_hours + hours_per_step_s x step_s;  usd = usd_per_hour x hours. `aim` and `limited` are "hours" or
     "usd" (`limited` None: no constraint); `irreducible_sd` is that of log hours once the step time is known.
@@ -101,9 +101,9 @@ class Gain:
 
 
 def choice(question: Question, belief: Belief) -> int:
-    """Position among the decisions of the one to take now: least objective of those that meet the constraint.
+    """Position in the choice set of the one to take now: least objective of those that meet the constraint.
 
-    Where none meets it with the probability required, the likeliest to. Raises ValueError without decisions.
+    Where none meets it with the probability required, the likeliest to. Raises ValueError where there is none.
     """
     if not len(question.places):
         raise ValueError(f"{question.name}: nobody to choose from")
@@ -141,7 +141,7 @@ def _outcomes(question: Question, belief: Belief, shift: Floats, now: int) -> tu
 
 
 def objective_and_chance(question: Question, mean: Floats, variance: Floats) -> tuple[Floats, Floats | None]:
-    """Log objective of decisions (axis 0) and their chance to meet the constraint (None without one)."""
+    """Log objective of the setups (axis 0) and their chance to meet the constraint (None without one)."""
     tall = (slice(None), None, None)
     work = question.hours_per_step_s[tall] * np.exp(mean)
     hours = question.fixed_hours[tall] + work
@@ -198,11 +198,11 @@ def run_values(questions: Sequence[Question], belief: Belief, runs: Sequence[int
 
 _OUTCOMES = 41  # quantiles of each setup's step time at which the spread that remains is looked at
 _LEAST_CHANCE = 0.02  # to meet a constraint, below which nobody contends
-_MOST, _MOST_SAFE = 30, 10  # decisions of a goal by their objective, and those that meet its constraint besides
+_MOST, _MOST_SAFE = 30, 10  # setups of a goal by their objective, and those that meet its constraint besides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decisions:
+class ChoiceSet:
     """Distinct setups of a workload that may be chosen; the questions' places are positions among `setups`."""
 
     workload: str
@@ -210,15 +210,15 @@ class Decisions:
     questions: tuple[Question, ...]
 
 
-def decisions_of(
+def choice_set_of(
     workload: Workload,
     setups: Sequence[Setup],
     predictions: pd.DataFrame,
     *,
     conditions: Circumstances | None = None,
     seed: int = 0,
-) -> Decisions:
-    """The decisions among `setups`, with `predictions` (step_s, step_low_s, step_high_s) aligned by position.
+) -> ChoiceSet:
+    """The choice set: those of `setups` that may be chosen, with `predictions` (step_s, step_low_s, step_high_s) aligned by position.
 
     Of each cluster and market its best split by the goal, of these the 30 with the least expected objective and the 10
     best that meet the constraint already. A goal that nobody can meet asks nothing; `conditions` is as in
@@ -226,7 +226,7 @@ def decisions_of(
     """
     goals = goals_of(workload)
     if not setups:
-        return Decisions(workload=workload.name, setups=(), questions=())
+        return ChoiceSet(workload=workload.name, setups=(), questions=())
     step_s = predictions["step_s"].to_numpy(float)
     spread = np.log(predictions["step_high_s"].to_numpy(float) / predictions["step_low_s"].to_numpy(float)) / 2 / Z_90
     outcomes = ndtri((np.arange(_OUTCOMES) + 0.5) / _OUTCOMES)
@@ -258,7 +258,7 @@ def decisions_of(
                 p_required=goal.p_required,
             )
         )
-    return Decisions(workload=workload.name, setups=tuple(chosen), questions=tuple(questions))
+    return ChoiceSet(workload=workload.name, setups=tuple(chosen), questions=tuple(questions))
 
 
 def _contending(goal: Goal, costs: JobCosts) -> NDArray[np.intp]:

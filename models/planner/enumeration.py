@@ -38,14 +38,14 @@ LADDERS: tuple[Ladders, ...] = (
 )
 
 
-def compositions(types: int, *, max_hosts: int, most: int, ladders: Sequence[Ladders] = LADDERS) -> Wholes:
+def compositions(types: int, *, max_hosts: int, most: int) -> Wholes:
     """(clusters, types) machines of each type, 1 to `max_hosts` in all; small clusters first, then by type.
 
     Instances of a type are interchangeable, so these are multisets, C(n+T-1, n) of each size (physics.md, [D]).
     """
     if sum(math.comb(types + size - 1, size) for size in range(1, max_hosts + 1)) <= most:
         return _every(types, max_hosts)
-    for pair in ladders:
+    for pair in LADDERS:
         counts = [_counts(together, max_hosts, pair) for together in (1, 2, 3)]
         if sum(math.comb(types, len(one.T)) * len(one) for one in counts) <= MOST_MIXED:
             break
@@ -78,15 +78,29 @@ def _every(types: int, max_hosts: int) -> Wholes:
 def clusters_of(offers: Sequence[Offer], *, max_hosts: int, fits: Refusal, most: int) -> Iterator[Cluster]:
     """Every cluster of 1 to `max_hosts` instances of one market and zone that `fits`, members sorted by type.
 
-    Where a market has more than `most`, clusters keep to at most two types. The order does not depend on that of
-    `offers`; of several offers of a type in one market and zone the cheapest stands for it.
+    Where a market has more than `most`, clusters keep to at most two types, in any numbers: a campaign buys few machines,
+    and none is built before it is asked for. The order does not depend on that of `offers`; of several offers of a type
+    in one market and zone the cheapest stands for it.
     """
-    of_two = (tuple(range(1, max_hosts)), ())
     for group in sold_together(offers):
-        for counts in compositions(len(group), max_hosts=max_hosts, most=most, ladders=[of_two]).tolist():
-            cluster = Cluster.of(*((count, offer) for count, offer in zip(counts, group, strict=True) if count))
+        for members in _multisets(group, max_hosts, most):
+            cluster = Cluster(members=members)
             if not fits(cluster):
                 yield cluster
+
+
+def _multisets(group: list[Offer], max_hosts: int, most: int) -> Iterator[tuple[Offer, ...]]:
+    """Members of each cluster of one market and zone, small clusters first."""
+    few = sum(math.comb(len(group) + size - 1, size) for size in range(1, max_hosts + 1)) <= most
+    for size in range(1, max_hosts + 1):
+        if few:
+            yield from combinations_with_replacement(group, size)
+            continue
+        for offer in group:
+            yield (offer,) * size
+        for first, second in combinations(group, 2):
+            for count in range(1, size):
+                yield (first,) * count + (second,) * (size - count)
 
 
 def sold_together(offers: Sequence[Offer]) -> list[list[Offer]]:

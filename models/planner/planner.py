@@ -95,6 +95,8 @@ def candidates(workload: Workload, supply: Supply, model: StepModel) -> list[Set
 
     Raises ValueError where the range of batches is empty.
     """
+    if not supply.offers:
+        return []
     found = enumerate_candidates(workload, supply, model)
     setups = [found.setup(row) for row in range(len(found))]
     return setups if found.all_fit else [one for one in setups if not supply.fits(one.cluster)]

@@ -135,7 +135,7 @@ def _without_idle_mixtures(order: Sequence[int], setups: Sequence[Setup]) -> lis
 
 
 def _chance_of_best(objective: FloatArray) -> list[float]:
-    """Share of draws (columns) in which each contender (row) has the least objective; ties go to the better ranked."""
+    """Share of draws (columns) in which each setup (row) has the least objective; ties go to the better ranked."""
     winners = np.argmin(objective, axis=0)
     return [float(one) for one in np.bincount(winners, minlength=len(objective)) / objective.shape[1]]
 

@@ -16,7 +16,7 @@ from models.campaign import campaign as pure
 from models.campaign.acquisition import Model, Past
 from models.campaign.campaign import STOPS, Launch, shopping_list
 from models.campaign.candidates import Measurement
-from models.campaign.value_of_information import Decisions
+from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster
 from models.domain.workload import Workload
 from models.step_time.dataset import valid_runs
@@ -170,15 +170,15 @@ def _model(
     """What the champion says of the workloads and types that it has met as they are defined now."""
     known = [offer for offer in offers if model.met_type(offer.instance_type)]
     conditions = circumstances(workspace)
-    decisions: dict[str, Decisions] = {}
+    choice_set: dict[str, ChoiceSet] = {}
     for workload in workloads if known else ():
         if model.met_workload(workload):
             found = planned(workspace, model, workload, known, conditions=conditions)
             if found.ranked:
-                decisions[workload.name] = contending(model, workload, found, conditions=conditions)
+                choice_set[workload.name] = contending(model, workload, found, conditions=conditions)
     fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
     return Model(
-        decisions=decisions,
+        choice_set=choice_set,
         joint=model.joint,
         types=frozenset(offer.instance_type.name for offer in known),
         fresh=valid_runs(fresh),

@@ -213,7 +213,7 @@ def machine_rows(lease: EndedLease, provider: str) -> list[dict[str, Any]]:
     """Columns of raw_machines of a lease that is over, refresh_id still open; none where nothing readable is there."""
     try:
         return [_ended(row, lease, provider) for row in (read_object(lease.mailbox / _FILE) or {})["machines"]]
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return []
 
 

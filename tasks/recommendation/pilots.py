@@ -13,7 +13,7 @@ from models.campaign.acquisition import Past
 from models.campaign.campaign import Campaign, shopping_list
 from models.campaign.candidates import Costs
 from models.campaign.pilots import Pilots, choose_pilots
-from models.campaign.value_of_information import Decisions
+from models.campaign.value_of_information import ChoiceSet
 from models.domain import setup_table
 from models.domain.cluster import Cluster, Offer
 from models.domain.workload import Setup, Workload, joined
@@ -77,12 +77,12 @@ def pilots_for(case: Case, plan: Plan, *, buyable: Sequence[Offer], count: int) 
         buying = worth_asking(guessable(model, known) if case.guessed else known)
         if not buying:
             return _no_runs(NOT_SOLD)
-        decisions = contending(model, workload, plan, conditions=case.conditions)
-        candidates = _candidates(case, model, buying, decisions)
+        choice_set = contending(model, workload, plan, conditions=case.conditions)
+        candidates = _candidates(case, model, buying, choice_set)
         if not candidates and plan.rows[0]["status"] != "infeasible":
             return _no_runs(NOTHING_NEW.format(hosts=_most_hosts(workspace)))
         frame = pd.DataFrame([setup.row() for setup in candidates])
-        found = choose_pilots(decisions, frame, model.joint, goal=workload.goals[0].goal, count=count, seed=SEED)
+        found = choose_pilots(choice_set, frame, model.joint, goal=workload.goals[0].goal, count=count, seed=SEED)
         step_s = model.predict(frame.iloc[list(found.chosen)])["step_s"].to_numpy(float) if found.chosen else ()
         costs = costs_of(workspace)
         runs = [_run(costs, candidates[at], float(one)) for at, one in zip(found.chosen, step_s, strict=True)]
@@ -128,15 +128,15 @@ def _most_hosts(workspace: Workspace) -> int:
     return min(_MOST_HOSTS, workspace.settings.campaign.max_hosts)
 
 
-def _candidates(case: Case, model: StepTimeModel, sold: Sequence[Offer], decisions: Decisions) -> list[Setup]:
-    """Setups on few machines that were never measured: the decisions, then the cheapest an hour; where the workload is
+def _candidates(case: Case, model: StepTimeModel, sold: Sequence[Offer], choice_set: ChoiceSet) -> list[Setup]:
+    """Setups on few machines that were never measured: the choice set, then the cheapest an hour; where the workload is
     guessed at, one device's before all.
     """
     workspace, workload = case.workspace, case.workload
     supply = Supply(offers=sold, max_hosts=_most_hosts(workspace), fits=workspace.launches)
     setups = planner.candidates(workload, supply, model)
     # a fast cluster is dear by the hour, and the run that tells most of it may be one on itself
-    chosen = {setup_table.setup_key(one) for one in decisions.setups}
+    chosen = {setup_table.setup_key(one) for one in choice_set.setups}
     dollars = [setup.cluster.total_usd_per_hour or 0.0 for setup in setups]
     order = np.lexsort((dollars, [setup_table.setup_key(setup) not in chosen for setup in setups]))
     setups = [setups[at] for at in order]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from models.campaign.value_of_information import Decisions, decisions_of
+from models.campaign.value_of_information import ChoiceSet, choice_set_of
 from models.domain.cluster import Offer
 from models.domain.workload import Workload
 from models.job.job_conditions import Circumstances
@@ -222,11 +222,11 @@ def planned(
 
 def contending(
     model: StepTimeModel, workload: Workload, found: planner.Plan, *, conditions: Circumstances
-) -> Decisions:
+) -> ChoiceSet:
     """Of what the planner `found`, who may yet be chosen once more is measured: nobody where nothing can be ranked."""
     rows = pd.DataFrame([setup.row() for setup in found.ranked])
     predicted = model.predict(rows) if found.ranked else rows
-    return decisions_of(workload, found.ranked, predicted, conditions=conditions)
+    return choice_set_of(workload, found.ranked, predicted, conditions=conditions)
 
 
 def _unmet(workspace: Workspace, workload: Workload, *, met: bool, offered: bool) -> str:

@@ -16,7 +16,7 @@ from models.campaign.acquisition import Model, Past
 from models.campaign.campaign import Campaign as Buying
 from models.campaign.campaign import Launch, shopping_list
 from models.campaign.candidates import Costs, Measurement
-from models.campaign.value_of_information import Belief, Decisions, Floats, Question, choice
+from models.campaign.value_of_information import Belief, ChoiceSet, Floats, Question, choice
 from models.domain.cluster import Cluster
 from models.domain.numeric import FloatArray
 from models.domain.setup_table import read_setups, row_key, rows_of, setup_key
@@ -104,7 +104,7 @@ class Campaign(Believing):
             for key, at in self._places.items()
             if at not in self.known
         }
-        decisions = Decisions(workload=ground.workload, setups=ground.setups, questions=ground.questions)
+        choice_set = ChoiceSet(workload=ground.workload, setups=ground.setups, questions=ground.questions)
         fresh = pd.DataFrame(self._fresh)
         profiled = pd.DataFrame({"workload": ground.workload, "instance_type": sorted(offers)})
         launches = shopping_list(
@@ -122,7 +122,7 @@ class Campaign(Believing):
             list(offers.values()),
             Past(runs=fresh, profiles=profiled, probes=pd.DataFrame()),
             model=Model(
-                decisions={ground.workload: decisions},
+                choice_set={ground.workload: choice_set},
                 joint=self._moments_of,
                 types=frozenset(offers),
                 fresh=fresh,

@@ -116,7 +116,10 @@ def test_every_verb_of_the_contract_is_there_has_help_and_stands_in_the_readme()
         (["recommend", "conv", "--deadline", "soon"], "12h, 90m or 2d"),
         (["recommend", "conv", "--deadline", "0h"], "12h, 90m or 2d"),
         (["recommend", "conv", "--budget", "-1"], "--budget"),
-        (["recommend", "conv", "--deadline", "2h", "--market", "sport"], "did you mean 'spot'?"),
+        (
+            ["recommend", "conv", "--deadline", "2h", "--market", "sport"],
+            "did you mean 'spot'? known: any, on-demand, spot",
+        ),
         (["recommend", "conv", "--deadline", "2h", "--market", "onDemand"], "did you mean 'on-demand'?"),
         (["recommend", "conv", "--deadline", "2h", "--provider", "loca"], "did you mean 'local'"),
         (["recommend", "conv", "--deadline", "2h", "--top", "0"], "--top"),
@@ -323,6 +326,30 @@ def test_a_reaping_whose_warehouse_fails_says_what_it_ended_and_then_why_it_fail
         flow.reap.fn()
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "machine i-1: it was ended" and said[-1] == "another was killed"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["refresh"], ["recommend", "conv", "--budget", "1"], ["table"], ["status"], ["reap"]),
+        *(["import", "x"], ["backtest", "x", "y"]),
+    ],
+    ids=lambda words: str(words[0]),
+)
+def test_a_wrong_srift_toml_is_refused_by_every_verb(new: Path, words: list[str]) -> None:
+    (new / "srift.toml").write_text("[campaign]\nmax_uds = 3\n")
+    assert_fails(srift(*words), 2, "campaign.max_uds", "did you mean 'max_usd'")
+
+
+def test_reap_tells_of_flow_runs_that_were_killed_by_hand_and_by_schedule(
+    new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.execution.collect.crash_dead_flow_runs", lambda home: [f"killed in {home.name}"])
+    assert told("reap") == {"ended": ["killed in state"], "not_swept": {}}
+    flow = importlib.import_module("flows.reap")
+    monkeypatch.setattr(flow, "end_and_collect", lambda *_: ["a host was left"])
+    monkeypatch.setattr(flow, "crash_dead_flow_runs", lambda home: [f"killed in {home.name}"])
+    assert flow.reap.fn() == ["a host was left", "killed in state"]
 
 
 def test_a_home_that_the_command_makes_is_its_owners_and_one_that_is_there_stays_and_is_noted(

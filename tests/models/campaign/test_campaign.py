@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from models.campaign.acquisition import DecisionValue, Model, Past
 from models.campaign.campaign import Campaign, Launch, shopping_list
 from models.campaign.candidates import Costs, Expected, Measurement, training_runs
-from models.campaign.value_of_information import Belief, choice, decisions_of
+from models.campaign.value_of_information import Belief, choice, choice_set_of
 from models.domain.cluster import Cluster, Offer, cluster_name
 from models.domain.setup_table import row_key, rows_of
 from models.domain.workload import Goal, Workload, joined
@@ -230,7 +230,7 @@ def test_widely_predicted_setups_come_first() -> None:
         return pd.DataFrame({"step_s": step, "step_low_s": step - half, "step_high_s": step + half})
 
     def bought(expected: Expected) -> list[Launch]:
-        model = Model(decisions={}, joint=MODEL.joint, types=frozenset(), fresh=NOTHING, expected_step=expected)
+        model = Model(choice_set={}, joint=MODEL.joint, types=frozenset(), fresh=NOTHING, expected_step=expected)
         return shop(NOTHING, profiles, probes, model=model, max_seconds=120.0)
 
     launches = bought(expected)
@@ -287,8 +287,8 @@ def model(line: LineModel, jobs: Sequence[Workload] = JOBS, types: frozenset[str
     found = {}
     for job in jobs:
         setups = candidates(job, Supply(offers=sold, max_hosts=4, fits=cores_fit), line)
-        found[job.name] = decisions_of(job, setups, line.predict(frame(setups)))
-    values: dict[str, Any] = {"decisions": found, "joint": line.joint, "types": types, "fresh": NOTHING}
+        found[job.name] = choice_set_of(job, setups, line.predict(frame(setups)))
+    values: dict[str, Any] = {"choice_set": found, "joint": line.joint, "types": types, "fresh": NOTHING}
     return Model(**(values | changes))
 
 
@@ -365,7 +365,7 @@ def test_contenders_are_the_best_of_each_cluster_and_the_choice_is_that_of_the_t
     job = workload("mlp", 64, None, *GOALS)
     setups = candidates(job, Supply(offers=offers(), max_hosts=4, fits=cores_fit), UNSURE)
     predicted = UNSURE.predict(frame(setups))
-    found = decisions_of(job, setups, predicted)
+    found = choice_set_of(job, setups, predicted)
     assert [one.name for one in found.questions] == [
         "cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest"
     ]  # fmt: skip
@@ -381,8 +381,8 @@ def test_contenders_are_the_best_of_each_cluster_and_the_choice_is_that_of_the_t
         mine = found.setups[asked.places[choice(asked, alone)]]
         assert mine.cluster.name == first["cluster"], asked.name
     hopeless = workload("mlp", 64, None, Goal(goal="cheapest_within_deadline", hours=1e-6))
-    assert [one.name for one in decisions_of(hopeless, setups, predicted).questions] == ["cheapest", "fastest"]
-    assert decisions_of(job, [], predicted.iloc[:0]).questions == ()
+    assert [one.name for one in choice_set_of(hopeless, setups, predicted).questions] == ["cheapest", "fastest"]
+    assert choice_set_of(job, [], predicted.iloc[:0]).questions == ()
 
 
 def test_a_launch_values_less_what_it_has_told_already_and_the_next_one_starts_from_there() -> None:

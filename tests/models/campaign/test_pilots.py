@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import norm
 
 from models.campaign.pilots import Pilots, choose_pilots, expected_regret
-from models.campaign.value_of_information import Belief, Decisions, Question, decisions_of
+from models.campaign.value_of_information import Belief, ChoiceSet, Question, choice_set_of
 from models.domain.setup_table import setup_key
 from models.domain.workload import Goal, Setup
 from models.planner.candidates import Supply
@@ -22,15 +22,15 @@ DEADLINE = Goal(goal="cheapest_within_deadline", hours=2.0)
 JOB = replace(workload("mlp", 64, 128), goals=(DEADLINE,))
 
 
-def open_choice(line: LineModel) -> tuple[Decisions, list[Setup]]:
+def open_choice(line: LineModel) -> tuple[ChoiceSet, list[Setup]]:
     setups = candidates(JOB, Supply(offers=offers(), max_hosts=3, fits=cores_fit), line)
-    return decisions_of(JOB, setups, line.predict(frame(setups))), setups
+    return choice_set_of(JOB, setups, line.predict(frame(setups))), setups
 
 
 @cache
 def pilots(line: LineModel, count: int = 3, goal: str = DEADLINE.goal, seed: int = 1) -> Pilots:
-    decisions, setups = open_choice(line)
-    return choose_pilots(decisions, frame(setups), line.joint, goal=goal, count=count, seed=seed)
+    choice_set, setups = open_choice(line)
+    return choose_pilots(choice_set, frame(setups), line.joint, goal=goal, count=count, seed=seed)
 
 
 UNSURE, SURE = LineModel(own=0.15), LineModel(own=1e-4, shared=0.0)
@@ -47,11 +47,11 @@ def test_each_pilot_is_expected_to_better_an_open_choice_and_a_settled_one_has_n
 
 
 def test_the_first_pilot_is_the_best_single_one_of_a_few_by_the_regret_after_it() -> None:
-    decisions, setups = open_choice(UNSURE)
-    mean, covariance, noise = UNSURE.joint(frame([*decisions.setups, *setups]))
+    choice_set, setups = open_choice(UNSURE)
+    mean, covariance, noise = UNSURE.joint(frame([*choice_set.setups, *setups]))
     belief = Belief(mean=mean, covariance=covariance, noise=noise)
-    questions = [one for one in decisions.questions if one.name == DEADLINE.goal]
-    first = len(decisions.setups)
+    questions = [one for one in choice_set.questions if one.name == DEADLINE.goal]
+    first = len(choice_set.setups)
     best = pilots(UNSURE, count=1).chosen[0]
     others = [int(at) for at in np.random.default_rng(0).choice(len(setups), 12, replace=False)]
     after = {at: expected_regret(questions, belief, [first + at], seed=3) for at in {best, *others}}
@@ -59,20 +59,20 @@ def test_the_first_pilot_is_the_best_single_one_of_a_few_by_the_regret_after_it(
 
 
 def test_to_measure_every_contender_without_noise_and_spread_leaves_no_regret() -> None:
-    decisions, _ = open_choice(UNSURE)
-    mean, covariance, noise = UNSURE.joint(frame(list(decisions.setups)))
+    choice_set, _ = open_choice(UNSURE)
+    mean, covariance, noise = UNSURE.joint(frame(list(choice_set.setups)))
     belief = Belief(mean=mean, covariance=covariance, noise=0 * noise)
     questions = [
-        replace(one, irreducible_sd=0 * one.irreducible_sd) for one in decisions.questions if one.name == DEADLINE.goal
+        replace(one, irreducible_sd=0 * one.irreducible_sd) for one in choice_set.questions if one.name == DEADLINE.goal
     ]
     known = expected_regret(questions, belief, range(len(mean)), seed=3)
     assert known == pytest.approx(0, abs=2e-3) and expected_regret(questions, belief, [], seed=3) > 0.01
 
 
 def test_the_second_pilot_is_not_the_first_again() -> None:
-    decisions, setups = open_choice(UNSURE)
+    choice_set, setups = open_choice(UNSURE)
     twice = frame([*setups, *setups])
-    found = choose_pilots(decisions, twice, UNSURE.joint, goal=DEADLINE.goal, count=4, seed=1)
+    found = choose_pilots(choice_set, twice, UNSURE.joint, goal=DEADLINE.goal, count=4, seed=1)
     assert len({at % len(setups) for at in found.chosen}) == 4
 
 
@@ -103,7 +103,7 @@ def test_what_is_left_after_a_noisy_run_is_what_a_noisy_run_leaves(noise: float)
 
 
 def test_of_two_runs_that_tell_of_the_same_the_one_with_less_noise_is_the_pilot() -> None:
-    decisions, setups = open_choice(UNSURE)
+    choice_set, setups = open_choice(UNSURE)
     best = setups[pilots(UNSURE, count=1).chosen[0]]
 
     def joint(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -111,21 +111,21 @@ def test_of_two_runs_that_tell_of_the_same_the_one_with_less_noise_is_the_pilot(
         noise[-2] = 1.0
         return mean, covariance, noise
 
-    found = choose_pilots(decisions, frame([best, best]), joint, goal=DEADLINE.goal, count=1, seed=1)
+    found = choose_pilots(choice_set, frame([best, best]), joint, goal=DEADLINE.goal, count=1, seed=1)
     assert found.chosen == (1,)
 
 
 def test_where_nobody_is_sure_to_meet_the_deadline_pilots_tell_of_the_likeliest_and_how_sure_one_then_is() -> None:
-    decisions, setups = open_choice(UNSURE)
-    (asked,) = [one for one in decisions.questions if one.name == DEADLINE.goal]
-    mean = UNSURE.joint(frame(list(decisions.setups)))[0]
+    choice_set, setups = open_choice(UNSURE)
+    (asked,) = [one for one in choice_set.questions if one.name == DEADLINE.goal]
+    mean = UNSURE.joint(frame(list(choice_set.setups)))[0]
     work = asked.fixed_hours + asked.hours_per_step_s * np.exp(mean[asked.places])
     tight = replace(asked, limit=float(work.min()) * 1.01, irreducible_sd=0 * asked.irreducible_sd)
-    doubted = replace(decisions, questions=(tight,))
+    doubted = replace(choice_set, questions=(tight,))
     found = choose_pilots(doubted, frame(setups), UNSURE.joint, goal=DEADLINE.goal, count=3, seed=1)
-    likeliest = decisions.setups[int(asked.places[np.argmin(work)])]
+    likeliest = choice_set.setups[int(asked.places[np.argmin(work)])]
     assert setup_key(setups[found.chosen[0]]) == setup_key(likeliest), "a run of itself tells most of it"
     assert len(found.assured) == 3 and 0.2 < found.assured[0] < 0.95
     assert found.assured[-1] >= found.assured[0] - 0.05
-    easy = replace(decisions, questions=(replace(asked, limit=np.inf),))
+    easy = replace(choice_set, questions=(replace(asked, limit=np.inf),))
     assert choose_pilots(easy, frame(setups), UNSURE.joint, goal=DEADLINE.goal, count=3, seed=1).assured == ()

@@ -15,7 +15,7 @@ from models.campaign.value_of_information import (
     Belief,
     Question,
     choice,
-    decisions_of,
+    choice_set_of,
     gain,
     objective_and_chance,
     run_values,
@@ -90,7 +90,7 @@ def test_a_run_is_worth_something_where_it_tells_of_a_near_rival_and_little_wher
 
 
 def test_the_worth_is_that_of_the_textbook() -> None:
-    """Two decisions, one known: the knowledge gradient in logs is sd f(-gap / sd), f(z) = z Phi(z) + phi(z)."""
+    """Two setups to choose from, one known: the knowledge gradient in logs is sd f(-gap / sd), f(z) = z Phi(z) + phi(z)."""
     gap, sd = 0.05, 0.1
     z = -gap / sd
     expected = sd * (z * 0.308538 + 0.352065)  # Phi(-0.5), phi(-0.5)
@@ -176,7 +176,7 @@ def test_those_that_are_safe_contend_beside_the_many_that_are_cheaper_and_may_mi
     deadline = Goal(goal="cheapest_within_deadline", hours=HOURS)
     cheap, safe = zones(45, 0, 1.0), zones(25, 45, 3.0)
     steps = predicted((45, 1.0, 1.2), (25, 0.5, 1.01))
-    found = decisions_of(replace(JOB, goals=(deadline,)), [*cheap, *safe], steps)
+    found = choice_set_of(replace(JOB, goals=(deadline,)), [*cheap, *safe], steps)
     asked = next(one for one in found.questions if one.name == deadline.goal)
     prices = [1.0 + at / 1e4 for at in range(30)] + [3.0 * (1 + at / 1e4) for at in range(45, 55)]
     assert asked.usd_per_hour == pytest.approx(prices)
@@ -186,7 +186,7 @@ def test_those_that_are_safe_contend_beside_the_many_that_are_cheaper_and_may_mi
 def test_start_up_is_paid_once_and_does_not_grow_with_the_step(market: str) -> None:
     def asked(**seconds: float) -> Question:
         setups, steps = zones(2, 0, 1.0, market), predicted((2, 1.0, 1.1))
-        found = decisions_of(JOB, setups, steps, conditions=Stated(**seconds))
+        found = choice_set_of(JOB, setups, steps, conditions=Stated(**seconds))
         return next(one for one in found.questions if one.name == "fastest")
 
     slow, quick = asked(startup_s=7200.0), asked(startup_s=0.0)

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from models.campaign.value_of_information import Decisions
+from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, InstanceType, Offer
 from models.domain.workload import Goal, Workload
 from models.step_time.model import StepTimeModel, fit
@@ -86,29 +86,29 @@ def test_where_the_campaigns_market_has_no_price_pilots_are_priced_in_the_other(
 
 
 @pytest.fixture
-def weighed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Decisions, pd.DataFrame]]:
-    """The decisions and the candidates among which pilots are chosen, a pair for each choice."""
-    seen: list[tuple[Decisions, pd.DataFrame]] = []
+def weighed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ChoiceSet, pd.DataFrame]]:
+    """The choice sets and the candidates among which pilots are chosen, a pair for each choice."""
+    seen: list[tuple[ChoiceSet, pd.DataFrame]] = []
     choose = module.choose_pilots
 
-    def noted(decisions: Decisions, frame: pd.DataFrame, *rest: Any, **more: Any) -> Any:
-        seen.append((decisions, frame))
-        return choose(decisions, frame, *rest, **more)
+    def noted(choice_set: ChoiceSet, frame: pd.DataFrame, *rest: Any, **more: Any) -> Any:
+        seen.append((choice_set, frame))
+        return choose(choice_set, frame, *rest, **more)
 
     monkeypatch.setattr(module, "choose_pilots", noted)
     return seen
 
 
 def test_a_contender_is_weighed_as_a_pilot_however_dear_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weighed: list[tuple[Decisions, pd.DataFrame]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weighed: list[tuple[ChoiceSet, pd.DataFrame]]
 ) -> None:
     here = install(tmp_path)
     (conv, _) = here.workloads
     monkeypatch.setattr(module, "_MOST_CANDIDATES", 3)
     fastest = replace(conv, goals=(Goal(goal="fastest"),))
     pilots_of(here, champion(), fastest, count=1)
-    ((decisions, frame),) = weighed
-    keys = {(one.row()["cluster"], one.row()["batch_per_device"]) for one in decisions.setups}
+    ((choice_set, frame),) = weighed
+    keys = {(one.row()["cluster"], one.row()["batch_per_device"]) for one in choice_set.setups}
     assert len(frame) == 3 and set(zip(frame["cluster"], frame["batch_per_device"], strict=True)) <= keys
 
 
@@ -190,7 +190,7 @@ def test_a_guessed_workload_gets_pilots_by_the_guesss_own_doubt(
 
 
 def test_one_device_alone_is_among_the_candidates_of_machines_with_several(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weighed: list[tuple[Decisions, pd.DataFrame]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weighed: list[tuple[ChoiceSet, pd.DataFrame]]
 ) -> None:
     several = [one for one in TYPES if one.devices > 1]
     monkeypatch.setattr(Gpus, "offers", lambda self, now: imagined.offers(several))
