@@ -1,6 +1,6 @@
 """Which few runs would settle a choice that is open, and how far: by the model's own uncertainty. Buys nothing.
 
-    E[c | p] = E[c] + K (p - E[p]),   K = S_cp (S_pp + noise)^-1      log steps of the setups c of the choice set and pilots p, normal
+    E[c | p] = E[c] + K (p - E[p]),   K = S_cp (S_pp + noise)^-1      log steps of choice set c and pilots p, normal
 
 Regret is in logs: objective of what is chosen, and what missing the constraint counts for, above the least there is.
 """

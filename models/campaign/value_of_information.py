@@ -32,7 +32,7 @@ MISS = 1.0  # what missing a deadline or a budget counts for: as much as paying 
 _NODES = np.linspace(-3.0, 3.0, 21)  # outcomes of a run that are weighed, in its own standard deviations
 _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
 _LEAST_SD = 1e-6
-_TELLING = 1e-5  # a run that moves no contender by more than this, in logs, tells nothing
+_TELLING = 1e-5  # a run that moves no setup by more than this, in logs, tells nothing
 _AT_ONCE = 400_000  # setups x runs x outcomes held in memory
 
 
@@ -218,7 +218,7 @@ def choice_set_of(
     conditions: Circumstances | None = None,
     seed: int = 0,
 ) -> ChoiceSet:
-    """The choice set: those of `setups` that may be chosen, with `predictions` (step_s, step_low_s, step_high_s) aligned by position.
+    """Those of `setups` that may be chosen; `predictions` (step_s, step_low_s, step_high_s) are aligned by position.
 
     Of each cluster and market its best split by the goal, of these the 30 with the least expected objective and the 10
     best that meet the constraint already. A goal that nobody can meet asks nothing; `conditions` is as in

@@ -78,9 +78,9 @@ def _every(types: int, max_hosts: int) -> Wholes:
 def clusters_of(offers: Sequence[Offer], *, max_hosts: int, fits: Refusal, most: int) -> Iterator[Cluster]:
     """Every cluster of 1 to `max_hosts` instances of one market and zone that `fits`, members sorted by type.
 
-    Where a market has more than `most`, clusters keep to at most two types, in any numbers: a campaign buys few machines,
-    and none is built before it is asked for. The order does not depend on that of `offers`; of several offers of a type
-    in one market and zone the cheapest stands for it.
+    Where a market has more than `most`, clusters keep to at most two types, in any numbers. Built one by one as they
+    are asked for: of hundreds of types there are millions. The order does not depend on that of `offers`; of several
+    offers of a type in one market and zone the cheapest stands for it.
     """
     for group in sold_together(offers):
         for members in _multisets(group, max_hosts, most):

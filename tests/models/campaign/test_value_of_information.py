@@ -90,7 +90,7 @@ def test_a_run_is_worth_something_where_it_tells_of_a_near_rival_and_little_wher
 
 
 def test_the_worth_is_that_of_the_textbook() -> None:
-    """Two setups to choose from, one known: the knowledge gradient in logs is sd f(-gap / sd), f(z) = z Phi(z) + phi(z)."""
+    """Two setups to choose from, one known: the knowledge gradient is sd f(-gap / sd), f(z) = z Phi(z) + phi(z)."""
     gap, sd = 0.05, 0.1
     z = -gap / sd
     expected = sd * (z * 0.308538 + 0.352065)  # Phi(-0.5), phi(-0.5)
