@@ -29,7 +29,7 @@ COMMANDS = {
     "recommend": ["recommend", "mine", "--deadline", "12h"],
 }
 SRIFT = (sys.executable, "-c", "from flows.cli import main; main()")
-TESTS = (sys.executable, *"-m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder".split())
+TESTS = [sys.executable, "-m", "pytest", "--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
 def main(
@@ -75,7 +75,7 @@ def _seconds(line: Sequence[str], tree: Path, folder: Path) -> float:
 
 
 def _seconds_of_tests(tree: Path) -> float:
-    """Wall seconds of the tests of `make test`, with a line of how they ended: a test may fail in another environment."""
+    """Wall seconds of the tests of `make test`, with a line of how they ended; one may fail in this environment."""
     line = [*TESTS, "-m", "not emulated"] if "emulated" in (tree / "pyproject.toml").read_text() else TESTS
     begun = time.perf_counter()
     ended = subprocess.run(line, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True)
