@@ -17,7 +17,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
@@ -48,53 +47,17 @@ class Stop(BaseException):
     """The operator's Ctrl-C, a SIGTERM, or a terminal that went away."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
-    """Where everything is: `home` is SRIFT_HOME, `root` the folder of srift.toml, the ports are TCP on loopback."""
-
-    root: Path
-    home: Path
-    prefect_port: int
-    mlflow_port: int
-    prefect_file: Path
-
-    @property
-    def prefect_url(self) -> str:
-        """Prefect's page; its API is `/api` below."""
-        return f"http://{HOST}:{self.prefect_port}"
-
-    @property
-    def mlflow_url(self) -> str:
-        """MLflow's page."""
-        return f"http://{HOST}:{self.mlflow_port}"
-
-    @property
-    def env(self) -> dict[str, str]:
-        """The environment of every process started here, and through the worker of the flow runs."""
-        scratch = self.home / "tmp"
-        scratch.mkdir(parents=True, exist_ok=True)
-        return {
-            **os.environ,
-            "SRIFT_ROOT": str(self.root),
-            "SRIFT_HOME": str(self.home),
-            "PREFECT_HOME": str(self.home / "prefect"),
-            "TMPDIR": str(scratch),  # Prefect's runner_storage there is another user's where both share /tmp
-            "PREFECT_API_URL": f"{self.prefect_url}/api",
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "PREFECT_RUNNER_AUTO_INSTALL_DEPENDENCIES": "false",
-            "DO_NOT_TRACK": "1",
-            "MLFLOW_DISABLE_TELEMETRY": "true",
-            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-            "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
-        }
-
-
 class Service:
-    """The whole of `make up`, as a context: leaving it ends every process, the last started first."""
+    """The whole of `make up`, as a context: leaving it ends every process, the last started first.
 
-    def __init__(self, stack: Stack, say: Callable[[str], None]) -> None:
-        self.stack = stack
-        self.say = say
+    `home` is SRIFT_HOME, `root` the folder of srift.toml; the ports are TCP on loopback.
+    """
+
+    def __init__(
+        self, root: Path, home: Path, ports: Mapping[str, int], prefect_file: Path, say: Callable[[str], None]
+    ) -> None:
+        self.root, self.home, self.ports, self.prefect_file, self.say = root, home, ports, prefect_file, say
+        self.prefect_url, self.mlflow_url = (f"http://{HOST}:{ports[name]}" for name in ("prefect", "mlflow"))
         self.credential = ""
         self.served = ExitStack()
         self.children: list[Child] = []
@@ -117,21 +80,20 @@ class Service:
 
     def start(self) -> None:
         """Start everything and install the schedule. Raises UpError, before anything runs, if a port is taken."""
-        stack = self.stack
         listening = {}
-        for name, port in (("prefect", stack.prefect_port), ("mlflow", stack.mlflow_port)):
+        for name, port in self.ports.items():
             if (found := listen(port)) is None:
                 option = f'ARGS="--{name}-port N"'
                 raise UpError(f"port {port} is taken (is `make up` running already?); another: {option}")
             listening[name] = found
-        self.credential = make_credential(stack.home, self.say)
-        (stack.home / "mlartifacts").mkdir(exist_ok=True)
-        self.served.enter_context(serving(stack.home, f"{HOST}:{stack.prefect_port}"))
+        self.credential = make_credential(self.home, self.say)
+        (self.home / "mlartifacts").mkdir(exist_ok=True)
+        self.served.enter_context(serving(self.home, f"{HOST}:{self.ports['prefect']}"))
         self.say("starting the servers and the worker (half a minute)")
         server, pages = (self.serve(name, found) for name, found in listening.items())
-        self.wait(server, lambda: answers(f"{stack.prefect_url}/api/health", self.headers), "Prefect's server")
+        self.wait(server, lambda: answers(f"{self.prefect_url}/api/health", self.headers), "Prefect's server")
         self.prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
-        self.prefect("deploy", "--all", "--prefect-file", str(stack.prefect_file))
+        self.prefect("deploy", "--all", "--prefect-file", str(self.prefect_file))
         found = self.post("/deployments/filter", pool_filter())
         self.deployments = {one["id"]: one["name"] for one in found}
         self.paused = {one["id"] for one in found if not any(clock["active"] for clock in one["schedules"])}
@@ -140,17 +102,34 @@ class Service:
         words = ("prefect", "worker", "start", f"--name={name}", f"--pool={POOL}", "--type=process")
         worker = self.spawn("worker", *words)
         self.wait(worker, lambda: self.worker_online(name), "the worker")
-        self.wait(pages, lambda: answers(f"{stack.mlflow_url}/health", self.headers), "MLflow's server")
+        self.wait(pages, lambda: answers(f"{self.mlflow_url}/health", self.headers), "MLflow's server")
         self.wait(server, lambda: all(self.next_runs().values()), "a scheduled run of every deployment")
         self.since = datetime.now(UTC)
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment of every process started here: commands and flow runs show Prefect's server the credential.
+        """The environment of every process started here, and through the worker of the flow runs.
 
-        Only the user who runs a process can read its environment; anybody can read its command line.
+        It holds the credential for Prefect's server: only the user who runs a process can read its environment, and
+        anybody its command line.
         """
-        return {**self.stack.env, "PREFECT_API_AUTH_STRING": self.credential}
+        scratch = self.home / "tmp"
+        scratch.mkdir(parents=True, exist_ok=True)
+        return {
+            **os.environ,
+            "SRIFT_ROOT": str(self.root),
+            "SRIFT_HOME": str(self.home),
+            "PREFECT_HOME": str(self.home / "prefect"),
+            "TMPDIR": str(scratch),  # Prefect's runner_storage there is another user's where both share /tmp
+            "PREFECT_API_URL": f"{self.prefect_url}/api",
+            "PREFECT_API_AUTH_STRING": self.credential,
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_RUNNER_AUTO_INSTALL_DEPENDENCIES": "false",
+            "DO_NOT_TRACK": "1",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        }
 
     @property
     def headers(self) -> dict[str, str]:
@@ -165,9 +144,9 @@ class Service:
 
     def spawn(self, name: str, program: str, *words: str, inherits: Sequence[int] = ()) -> Child:
         """Start a program of this environment and remember it: the last one started is the first to be ended."""
-        log = self.stack.home / "logs" / f"{name}.log"
+        log = self.home / "logs" / f"{name}.log"
         line = [str(BIN / program), *words]
-        child = Child.start(name, line, cwd=self.stack.root, env=self.env, log=log, inherits=inherits)
+        child = Child.start(name, line, cwd=self.root, env=self.env, log=log, inherits=inherits)
         self.children.append(child)
         return child
 
@@ -175,7 +154,7 @@ class Service:
         """Run one `prefect` command to its end. Raises UpError with its output if it fails."""
         line = [str(BIN / "prefect"), "--no-prompt", *words]
         done = subprocess.run(
-            line, cwd=self.stack.root, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True
+            line, cwd=self.root, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True
         )
         if done.returncode:
             raise UpError(f"`prefect {' '.join(words)}` failed:\n{done.stdout}{done.stderr}")
@@ -197,7 +176,7 @@ class Service:
     )
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """One call of Prefect's API, again if its SQLite was busy. Raises OSError when it does not answer."""
-        url, headers = f"{self.stack.prefect_url}/api{path}", {"Content-Type": "application/json", **self.headers}
+        url, headers = f"{self.prefect_url}/api{path}", {"Content-Type": "application/json", **self.headers}
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
@@ -271,8 +250,11 @@ def stop(number: int, frame: FrameType | None) -> None:
     raise Stop
 
 
-def parse(words: list[str]) -> tuple[Stack, list[str]]:
-    """The command line and srift.toml. Raises UpError for an unknown deployment, SettingsError for a bad srift.toml."""
+def parse(words: list[str], say: Callable[[str], None]) -> tuple[Service, list[str]]:
+    """What the command line and srift.toml ask for, and the deployments to run at once.
+
+    Raises UpError for an unknown deployment, SettingsError for a bad srift.toml.
+    """
     parser = argparse.ArgumentParser(prog="make up", description=__doc__, usage='make up [ARGS="..."]')
     parser.add_argument("--prefect-port", type=int, default=4200, metavar="N", help="default: %(default)s")
     parser.add_argument("--mlflow-port", type=int, default=5000, metavar="N", help="default: %(default)s")
@@ -285,28 +267,25 @@ def parse(words: list[str]) -> tuple[Stack, list[str]]:
         if name not in names:
             raise UpError(f"no deployment {name!r}; {nearest_names(name, names)}")
     settings = load_settings()
-    ports = {"prefect_port": options.prefect_port, "mlflow_port": options.mlflow_port}
-    return Stack(
-        root=settings.root, home=settings.home, prefect_file=options.prefect_file.resolve(), **ports
-    ), options.fire
+    ports = {"prefect": options.prefect_port, "mlflow": options.mlflow_port}
+    return Service(settings.root, settings.home, ports, options.prefect_file.resolve(), say), options.fire
 
 
 def main(words: list[str]) -> int:
     """Serve until told to stop. Exit status: 0 when told, 1 for what it explains, 2 for misuse."""
     try:
-        stack, fire = parse(words)
+        made, fire = parse(words, lambda text: print(text, flush=True))
     except (UpError, SettingsError, OSError) as error:
         print(f"make up: {error}", file=sys.stderr)
         return 2
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(one, stop)
     try:
-        with Service(stack, say=lambda text: print(text, flush=True)) as service:
+        with made as service:
             service.start()
-            service.say(f"Prefect  {stack.prefect_url}\nMLflow   {stack.mlflow_url}\nlogs     {stack.home / 'logs'}")
-            service.say(
-                f"log in   with {USER}:PASSWORD as in {stack.home / FILE}: all of it for Prefect, both for MLflow"
-            )
+            home = service.home
+            service.say(f"Prefect  {service.prefect_url}\nMLflow   {service.mlflow_url}\nlogs     {home / 'logs'}")
+            service.say(f"log in   with {USER}:PASSWORD as in {home / FILE}: all of it for Prefect, both for MLflow")
             for name, when in service.next_runs().items():
                 service.say(f"next     {name}  {when:%Y-%m-%d %H:%M:%S} UTC")
             for name in fire:

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import errno
 import gc
+import inspect
 import json
 import math
 import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime
+from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
+from models.domain.suggestions import nearest_names
 from tasks.workspace.credential import read_credential, served_at
-from tasks.workspace.settings import SettingsError, load_settings
+from tasks.workspace.settings import Settings, SettingsError, load_settings
+
+if TYPE_CHECKING:
+    from warehouse.database import Warehouse
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -48,141 +54,190 @@ def srift(
     """On which instances should this PyTorch model be trained? A fresh, measured answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a verb prints: with --json its `body`, else its text or whatever `shown` prints; `error` is raised then."""
+
+    body: Any
+    shown: str | Callable[[], object]
+    error: BaseException | None = None
+
+
 Provider = Annotated[str, typer.Option(help="Where machines come from: local or ec2.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output, nothing else there.")]
 
 
-@app.command()
+def verb(name: str | None = None, interrupted: str = "nothing was changed") -> Callable[[Callable[..., Answer]], Any]:
+    """A command with the options that the function takes, or the fields of the dataclass that it takes, and --json.
+
+    Its errors are explained; on Ctrl-C the message says that it was `interrupted`, and what that leaves.
+    """
+
+    def register(function: Callable[..., Answer]) -> Any:
+        parameters = inspect.signature(function, eval_str=True).parameters.values()
+        options: Any = next((one.annotation for one in parameters if is_dataclass(one.annotation)), None)
+        if options is not None:
+            parameters = inspect.signature(options, eval_str=True).parameters.values()
+
+        @wraps(function)
+        def command(as_json: bool, **words: Any) -> None:
+            with explained(interrupted):
+                answer = function(**words) if options is None else function(options(**words))
+                if as_json:
+                    typer.echo(json.dumps(answer.body, indent=2, default=_json_value, allow_nan=False))
+                elif callable(answer.shown):
+                    answer.shown()
+                elif answer.shown:
+                    typer.echo(answer.shown)
+                if answer.error is not None:
+                    raise answer.error
+
+        last = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
+        command.__signature__ = inspect.Signature([*parameters, last])  # type: ignore[attr-defined]
+        return app.command(name)(command)
+
+    return register
+
+
+@verb(interrupted="machines released, measurements loaded, the table as it was; `srift refresh` goes on")
 def refresh(
     provider: Provider = "local",
     max_usd: Annotated[float | None, typer.Option(min=0.0, help="Dollar cap; 0 measures nothing.")] = None,
     dry_run: Annotated[bool, typer.Option(help="Print what would be bought; start nothing.")] = False,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Run the whole flow once: prices, measurements, model, table."""
-    with explained("machines released, measurements loaded, the table as it was; `srift refresh` goes on"):
-        if dry_run:
-            from tasks.campaign.campaign import dry_run as shop_only
-            from tasks.reporting.tables import launches_as_rows, print_launches
-            from tasks.workspace.workspace import capabilities
+    from tasks.reporting import tables
+    from tasks.workspace.workspace import capabilities, open_workspace, refuse_to_spend
 
-            if capabilities(provider).spends_money:
-                from tasks.campaign.dry_run import as_rows, as_text
-                from tasks.campaign.dry_run import dry_run as plan_only
+    if dry_run and capabilities(provider).spends_money:
+        from tasks.campaign.dry_run import as_rows, as_text
+        from tasks.campaign.dry_run import dry_run as planned
 
-                plan, cap_usd = plan_only(provider, max_usd)
-                _print_json(as_rows(plan)) if as_json else typer.echo(as_text(plan, cap_usd))
-                return
+        plan, cap_usd = planned(provider, max_usd)
+        return Answer(as_rows(plan), as_text(plan, cap_usd))
+    if dry_run:
+        from tasks.campaign.campaign import dry_run as bought
 
-            launches = shop_only(provider, max_usd)
-            _print_json(launches_as_rows(launches)) if as_json else print_launches(launches)
-            return
-        from tasks.workspace.locking import refuse_if_at_work
-        from tasks.workspace.workspace import open_workspace, refuse_to_spend
+        launches = bought(provider, max_usd)
+        return Answer(tables.launches_as_rows(launches), lambda: tables.print_launches(launches))
+    from tasks.workspace.home import check_home
+    from tasks.workspace.locking import refuse_if_at_work
 
-        workspace = open_workspace(provider)  # refused before anything starts
-        refuse_to_spend(provider, max_usd)
-        from tasks.workspace.home import check_home
+    workspace = open_workspace(provider)  # refused before anything starts
+    refuse_to_spend(provider, max_usd)
+    check_home(workspace.home)  # a server that cannot write takes two minutes to say so
+    refuse_if_at_work(workspace.home)
+    from flows.refresh import refresh as flow
+    from tasks.reporting.progress import reporting_to
+    from tasks.workspace.prefect_server import own_server
 
-        check_home(load_settings().home)  # a server that cannot write takes two minutes to say so
-        refuse_if_at_work(workspace.home)
-        from flows.refresh import refresh as flow
-        from tasks.reporting.progress import reporting_to
-        from tasks.reporting.tables import live_reporter
-        from tasks.workspace.prefect_server import own_server
+    with own_server(), reporting_to(tables.live_reporter()):
+        outcome = flow(provider, max_usd)
 
-        with own_server(), reporting_to(live_reporter()):
-            outcome = flow(provider, max_usd)
-        if as_json:
-            _print_json(outcome)
-            return
+    def show() -> None:
         from tasks.recommendation.publication import after_refresh, published_rows
-        from tasks.reporting.tables import print_recommendations
 
         firsts = [row for row in published_rows(workspace.published) if row["rank"] == 1]
         rows, sentences = after_refresh(workspace, firsts)
-        print_recommendations(rows)
+        tables.print_recommendations(rows)
         typer.echo("".join(f"\n{sentence}" for sentence in sentences))
 
+    return Answer(outcome, show)
 
-@app.command()
-def recommend(
-    workload: Annotated[str, typer.Argument(help="A name under [workloads] in srift.toml, or of an import.")],
-    deadline: Annotated[
-        str | None, typer.Option(help="Cheapest within this time: 12h, 90m, 2d; 12 is 12 hours.")
-    ] = None,
-    budget: Annotated[float | None, typer.Option(min=0.0, help="Fastest within this many dollars.")] = None,
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The options of `srift recommend`."""
+
+    workload: Annotated[str, typer.Argument(help="A name under [workloads] in srift.toml, or of an import.")]
+    deadline: Annotated[str | None, typer.Option(help="Cheapest within this time: 12h, 90m, 2d; 12 is 12 hours.")] = (
+        None
+    )
+    budget: Annotated[float | None, typer.Option(min=0.0, help="Fastest within this many dollars.")] = None
     provider: Annotated[
         str | None, typer.Option(help="local or ec2; if not given, the one that knows the workload, local before ec2.")
-    ] = None,
+    ] = None
     samples: Annotated[
         int | None,
         typer.Option(
             min=1, max=10**15, help="Samples, if not those of srift.toml; a must for what is known by imports alone."
         ),
-    ] = None,
+    ] = None
     batch: Annotated[
         int | None,
         typer.Option(
             min=1, max=10**9, help="Global batch, if not that of srift.toml; a must for what is known by imports alone."
         ),
-    ] = None,
-    market: Annotated[str, typer.Option(help="any, on-demand or spot.")] = "any",
-    top: Annotated[int, typer.Option(min=1, help="How many clusters to show.")] = 5,
+    ] = None
+    market: Annotated[str, typer.Option(help="any, on-demand or spot.")] = "any"
+    top: Annotated[int, typer.Option(min=1, help="How many clusters to show.")] = 5
     pilots: Annotated[
         int,
-        typer.Option(
-            min=0,
-            max=9,
-            help="Runs to name, with their price, that would settle the choice; buys nothing.",
-        ),
-    ] = 3,
-    as_json: Json = False,
-) -> None:
-    """Ask the model in force now, over the newest prices. That nothing meets the constraint is an answer: exit 0."""
-    with explained():
-        hours = _hours(deadline)
-        if (hours is None) == (budget is None):
+        typer.Option(min=0, max=9, help="Runs to name, with their price, that would settle the choice; buys nothing."),
+    ] = 3
+
+    @property
+    def hours(self) -> float | None:
+        """Hours of `12h`, `90m`, `2d` or a bare number of hours. Raises BadParameter on anything else."""
+        if self.deadline is None:
+            return None
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mhd]?)", self.deadline.strip())
+        if match is None or float(match[1]) <= 0:
+            raise typer.BadParameter(f"deadline {self.deadline!r} is not a time above zero of the form 12h, 90m or 2d")
+        return float(match[1]) * {"m": 1 / 60, "h": 1.0, "": 1.0, "d": 24.0}[match[2]]
+
+    def check(self) -> None:
+        """Raises BadParameter where it is not one question."""
+        if (self.hours is None) == (self.budget is None):
             raise typer.BadParameter("give either --deadline or --budget")
-        if budget is not None and not math.isfinite(budget):
-            raise typer.BadParameter(f"budget {budget} is no number of dollars")
-        if market not in ("any", "on-demand", "spot"):
-            from models.domain.suggestions import nearest_names
-
-            markets = ("any", "on-demand", "spot")
-            near = nearest_names(market.lower(), markets)
-            known = f"known: {', '.join(markets)}"
-            raise typer.BadParameter(f"unknown market {market!r}; {near if near == known else f'{near} {known}'}")
-        from tasks.reporting.progress import working
-
-        with working(f"asking the model in force about {workload}"):
-            from tasks.recommendation.ask import Question, answer
-            from tasks.reporting.tables import print_recommendations
-
-            if provider is None:
-                from tasks.recommendation.known_workloads import provider_that_knows
-                from warehouse.database import Warehouse
-
-                settings = load_settings()
-                provider, why = provider_that_knows(Warehouse(settings.home / "warehouse.duckdb"), settings, workload)
-                if why:
-                    typer.echo(f"note: {why}", err=True)
-            asked = Question(workload=workload, hours=hours, usd=budget, samples=samples, batch=batch)
-            rows = answer(provider, asked, market=market, top=top, pilots=pilots)
-        _print_json(rows) if as_json else print_recommendations(rows)
+        if self.budget is not None and not math.isfinite(self.budget):
+            raise typer.BadParameter(f"budget {self.budget} is no number of dollars")
+        if self.market not in MARKETS:
+            near, known = nearest_names(self.market.lower(), MARKETS), f"known: {', '.join(MARKETS)}"
+            raise typer.BadParameter(f"unknown market {self.market!r}; {near if near == known else f'{near} {known}'}")
 
 
-@app.command()
+MARKETS = ("any", "on-demand", "spot")
+
+
+@verb()
+def recommend(asked: Asked) -> Answer:
+    """Ask the model in force now, over the newest prices. That nothing meets the constraint is an answer: exit 0."""
+    asked.check()
+    from tasks.reporting.progress import working
+
+    with working(f"asking the model in force about {asked.workload}"):
+        from tasks.recommendation.ask import Question, answer
+        from tasks.reporting.tables import print_recommendations
+
+        provider = asked.provider
+        if provider is None:
+            from tasks.recommendation.known_workloads import provider_that_knows
+
+            settings, warehouse = _opened()
+            provider, why = provider_that_knows(warehouse, settings, asked.workload)
+            if why:
+                typer.echo(f"note: {why}", err=True)
+        question = Question(
+            workload=asked.workload, hours=asked.hours, usd=asked.budget, samples=asked.samples, batch=asked.batch
+        )
+        rows = answer(provider, question, market=asked.market, top=asked.top, pilots=asked.pilots)
+    return Answer(rows, lambda: print_recommendations(rows))
+
+
+@verb()
 def table(
     top: Annotated[int, typer.Option(min=1, help="How many clusters a goal to show; --json has all.")] = 1,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """The published table: the first choice for every workload and goal, and with --top its close rivals."""
-    with explained():
-        _print_table(as_json, top)
+    from tasks.recommendation.publication import published_rows
+    from tasks.reporting.tables import print_recommendations
+
+    rows = published_rows(load_settings().home / "published")
+    return Answer(rows, lambda: print_recommendations([row for row in rows if row["rank"] <= top]))
 
 
-@app.command("import")
+@verb("import")
 def import_(
     file: Annotated[Path | None, typer.Argument(help="Measurement rows, CSV or Parquet.")] = None,
     workloads: Annotated[
@@ -197,79 +252,66 @@ def import_(
         bool,
         typer.Option("--force", help="Load what looks mistaken: units, speeds beyond a device's peak, misspelt types."),
     ] = False,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Load measurements made elsewhere, facts of workloads, or both. Loading the same again changes nothing."""
-    with explained():
-        if file is None and workloads is None:
-            raise typer.BadParameter("give a file of measurements, --workloads with a file of facts, or both")
-        from models.domain.suggestions import nearest_names
-        from tasks.data_files.imports import import_measurements
-        from tasks.workspace.workspace import PROVIDERS
-        from warehouse.database import Warehouse
+    if file is None and workloads is None:
+        raise typer.BadParameter("give a file of measurements, --workloads with a file of facts, or both")
+    from tasks.data_files.imports import ImportFiles, import_measurements
+    from tasks.workspace.workspace import capabilities
 
-        if provider is not None and provider not in PROVIDERS:
-            raise typer.BadParameter(f"unknown provider {provider!r}; {nearest_names(provider, PROVIDERS)}")
-        settings = load_settings()
-        warehouse = Warehouse(settings.home / "warehouse.duckdb")
-        if not dry_run:
-            warehouse.migrate()
-        imported = import_measurements(
-            warehouse,
-            file,
-            workloads=workloads,
-            now=datetime.now(UTC),
-            provider=provider,
-            local_types=settings.local.instance_types,
-            force=force,
-            dry_run=dry_run,
-        )
-        _print_json(asdict(imported)) if as_json else typer.echo(imported.as_text())
+    if provider is not None:
+        capabilities(provider)
+    settings, warehouse = _opened()
+    if not dry_run:
+        warehouse.migrate()
+    imported = import_measurements(
+        warehouse,
+        ImportFiles(measurements=file, workloads=workloads, provider=provider),
+        datetime.now(UTC),
+        local_types=settings.local.instance_types,
+        force=force,
+        dry_run=dry_run,
+    )
+    return Answer(asdict(imported), imported.as_text())
 
 
-@app.command()
+@verb()
 def forget(
     import_id: Annotated[
         str | None, typer.Argument(help="An import's id, or how it begins; `srift import` prints it, --list too.")
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="Print all imports and end.")] = False,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Undo an import: its rows and facts no longer count. Importing again brings them back; nothing is deleted."""
-    with explained():
-        from tasks.data_files.imports import forget_import, list_imports
-        from tasks.reporting.tables import print_imports
-        from warehouse.database import Warehouse
+    if (import_id is None) != list_all:
+        raise typer.BadParameter("give either the id of an import or --list")
+    from tasks.data_files.imports import forget_import, list_imports
+    from tasks.reporting.tables import print_imports
 
-        if (import_id is None) != list_all:
-            raise typer.BadParameter("give either the id of an import or --list")
-        warehouse = Warehouse(load_settings().home / "warehouse.duckdb")
-        if not warehouse.path.exists():
-            _print_json([]) if as_json and list_all else typer.echo("nothing was ever imported")
-            return
-        warehouse.migrate()
-        if import_id is None:
-            found = list_imports(warehouse)
-            _print_json(found) if as_json else print_imports(found)
-            return
-        forgotten = forget_import(warehouse, import_id, datetime.now(UTC))
-        _print_json(asdict(forgotten)) if as_json else typer.echo(forgotten.sentence)
+    _, warehouse = _opened()
+    if not warehouse.path.exists():
+        found: list[dict[str, Any]] | dict[str, str] = [] if list_all else {"says": "nothing was ever imported"}
+        return Answer(found, "nothing was ever imported")
+    warehouse.migrate()
+    if import_id is None:
+        found = list_imports(warehouse)
+        return Answer(found, lambda: print_imports(found))
+    forgotten = forget_import(warehouse, import_id, datetime.now(UTC))
+    return Answer(asdict(forgotten), forgotten.sentence)
 
 
-@app.command()
-def workloads(as_json: Json = False) -> None:
+@verb()
+def workloads() -> Answer:
     """What is known of each workload: by which provider, on which devices, from how many rows, and its facts."""
-    with explained():
-        from tasks.recommendation.known_workloads import known_workloads
-        from tasks.reporting.tables import print_workloads
-        from warehouse.database import Warehouse
+    from tasks.recommendation.known_workloads import known_workloads
+    from tasks.reporting.tables import print_workloads
 
-        settings = load_settings()
-        known = known_workloads(Warehouse(settings.home / "warehouse.duckdb"), settings)
-        (_print_json if as_json else print_workloads)([one.as_json() for one in known])
+    settings, warehouse = _opened()
+    known = [one.as_json() for one in known_workloads(warehouse, settings)]
+    return Answer(known, lambda: print_workloads(known))
 
 
-@app.command()
+@verb()
 def backtest(
     train: Annotated[Path, typer.Argument(help="Measurement rows to fit on, CSV or Parquet.")],
     test: Annotated[Path, typer.Argument(help="Measurement rows to predict, CSV or Parquet.")],
@@ -278,51 +320,39 @@ def backtest(
     ] = None,
     catalogue: Annotated[Path | None, typer.Option(help="Instance types: vcpu, gpu_count, network_gbps ...")] = None,
     predictions: Annotated[Path | None, typer.Option(help="CSV to write: TEST with what was predicted.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Fit on one file, predict another: errors and interval coverage by workload and cluster size."""
-    with explained():
-        from tasks.data_files.backtest import backtest as compare
-        from tasks.reporting.tables import print_scores
+    from tasks.data_files.backtest import backtest as compare
+    from tasks.reporting.tables import print_scores
 
-        report = compare(train, test, workloads=workloads, catalogue=catalogue, predictions=predictions)
-        if as_json:
-            _print_json(report.as_json())
-        else:
-            print_scores(report.summary, report.headline, report.sentences)
+    report = compare(train, test, workloads=workloads, catalogue=catalogue, predictions=predictions)
+    return Answer(report.as_json(), lambda: print_scores(report.summary, report.headline, report.sentences))
 
 
-@app.command()
-def status(provider: Provider = "local", as_json: Json = False) -> None:
+@verb()
+def status(provider: Provider = "local") -> Answer:
     """What is running, what it costs, what is stale."""
-    with explained():
-        from tasks.monitoring.status import status_of
-        from tasks.reporting.tables import print_status
+    from tasks.monitoring.status import status_of
+    from tasks.reporting.tables import print_status
 
-        found = status_of(provider)
-        _print_json(found) if as_json else print_status(found)
+    found = status_of(provider)
+    return Answer(found, lambda: print_status(found))
 
 
-@app.command()
-def reap(provider: Provider = "local", as_json: Json = False) -> None:
+@verb()
+def reap(provider: Provider = "local") -> Answer:
     """End what should be dead, and load what it had measured."""
-    with explained():
-        from tasks.execution.collect import reap_now
-        from tasks.providers.base import NotSwept
+    from tasks.execution.collect import reap_now
+    from tasks.providers.base import NotSwept
 
-        try:
-            sentences, unswept = reap_now(provider), None
-        except NotSwept as error:
-            sentences, unswept = error.done, error
-        if as_json:
-            _print_json({"ended": sentences, "not_swept": unswept.unswept if unswept else {}})
-        elif sentences or not unswept:
-            typer.echo("\n".join(sentences) or "nothing was left running")
-        if unswept:
-            raise unswept
+    try:
+        sentences = reap_now(provider)
+    except NotSwept as error:
+        return Answer({"ended": error.done, "not_swept": error.unswept}, "\n".join(error.done), error)
+    return Answer({"ended": sentences, "not_swept": {}}, "\n".join(sentences) or "nothing was left running")
 
 
-@app.command()
+@verb()
 def doctor(
     provider: Provider = "local",
     print_policies: Annotated[bool, typer.Option("--print-policies", help="Print IAM policies and end.")] = False,
@@ -330,24 +360,28 @@ def doctor(
         bool,
         typer.Option("--rebuild-warehouse", help="Copy what can be read of a damaged warehouse to a new one, and end."),
     ] = False,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Check all that a refresh needs, and say how to put right what is wrong. Starts nothing, costs nothing."""
-    with explained():
-        from tasks.doctor import report as checks
-        from tasks.doctor.findings import well
+    from tasks.doctor import findings
+    from tasks.doctor import report as checks
 
-        if print_policies:
-            _print_json(checks.policies_of(load_settings()))
-            return
-        if rebuild_warehouse:
-            said = checks.rebuild_warehouse(load_settings().home)
-            _print_json({"says": said}) if as_json else typer.echo(said)
-            return
-        found = checks.examine(load_settings(), provider)
-        _print_json(checks.as_json(found)) if as_json else typer.echo(checks.as_text(found))
-        if not well(found):
-            raise SystemExit(1)
+    settings = load_settings()
+    if print_policies:
+        policies = checks.policies_of(settings)
+        return Answer(policies, json.dumps(policies, indent=2))
+    if rebuild_warehouse:
+        said = checks.rebuild_warehouse(settings.home)
+        return Answer({"says": said}, said)
+    found = checks.examine(settings, provider)
+    return Answer(findings.as_json(found), findings.as_text(found), None if findings.well(found) else SystemExit(1))
+
+
+def _opened() -> tuple[Settings, Warehouse]:
+    """The settings, and the warehouse of their home, which may not be there yet."""
+    from warehouse.database import Warehouse
+
+    settings = load_settings()
+    return settings, Warehouse(settings.home / "warehouse.duckdb")
 
 
 # Objects made before the garbage collector looks at them: importing makes few that are garbage, and looking at them
@@ -461,28 +495,6 @@ _IDLE_SERVICES = (
     *("TASK_RUN_RECORDER", "EVENT_PERSISTER", "EVENT_LOGGER", "TRIGGERS", "SCHEDULER", "LATE_RUNS"),
     *("PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "FOREMAN", "REPOSSESSOR"),
 )
-
-
-def _hours(text: str | None) -> float | None:
-    """Hours of `12h`, `90m`, `2d` or a bare number of hours."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mhd]?)", text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise typer.BadParameter(f"deadline {text!r} is not a time above zero of the form 12h, 90m or 2d")
-    return float(match[1]) * {"m": 1 / 60, "h": 1.0, "": 1.0, "d": 24.0}[match[2]]
-
-
-def _print_table(as_json: bool, top: int) -> None:
-    from tasks.recommendation.publication import published_rows
-    from tasks.reporting.tables import print_recommendations
-
-    rows = published_rows(load_settings().home / "published")
-    _print_json(rows) if as_json else print_recommendations([row for row in rows if row["rank"] <= top])
-
-
-def _print_json(body: Any) -> None:
-    typer.echo(json.dumps(body, indent=2, default=_json_value, allow_nan=False))
 
 
 def _json_value(value: Any) -> Any:

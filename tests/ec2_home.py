@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from models.domain.cluster import Cluster, Offer
+from tasks.providers.ec2.capacity_ladder import LEAST_BILLED_S, Rung
 from tasks.providers.ec2.cluster import Ec2Cluster
 from tasks.providers.ec2.leases import Ec2Leases
-from tasks.providers.ec2.machines import Prospect
+from tasks.providers.ec2.prices import most_usd_per_hour_beside
 from tasks.providers.ec2.provider import Ec2Provider
+from tasks.providers.ec2.requests import LaunchSpec
 from tasks.providers.ec2.settings import Ec2
 from tests.fake_ec2 import FakeAws, Killed
+
+BOOT_S = 180.0  # a machine sets its own end when it has come up, this much after it was asked for at the latest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """What a launch would ask for."""
+
+    spec: LaunchSpec
+    rungs: list[Rung]
+    said: list[str]
+
+    def worst_usd(self, deadline_s: float) -> float:
+        """Most that climbing the whole ladder can cost, whatever becomes of the controller.
+
+        The dearest rung to the end, and a minute of every other: machines of one are gone before the next is asked for.
+        """
+        more = most_usd_per_hour_beside(self.spec.volume_gib)
+        each = [max(sum(one.most_usd) for one in rung.places) + more * len(rung.most_usd) for rung in self.rungs]
+        seconds = 60.0 * math.ceil(deadline_s / 60) + BOOT_S
+        return (max(each, default=0.0) * seconds + sum(each) * LEAST_BILLED_S) / 3600
+
 
 CHOICES = Ec2(regions=("us-east-1", "eu-west-1"), instance_types=("g4dn.*",), bucket="mailbox")
 
@@ -38,9 +64,11 @@ class Home:
 
     def prospect(self, cluster: Cluster, *, lease_id: str, deadline_s: float) -> Prospect:
         """What `acquire` would ask for."""
-        ends = self.world.clock.now().timestamp() + deadline_s
+        surveyor, ends = self.provider._machines.surveyor, int(self.world.now.timestamp() + deadline_s)
         near = self.provider._offers_near(cluster)
-        return self.provider._machines.prospect(cluster, near, lease_id=lease_id, deadline_unix=ends)
+        spec = surveyor.launch_spec(cluster, lease_id=lease_id, controller=self.leases.token, deadline_unix=ends)
+        rungs, said = surveyor.rungs(spec, cluster, near)
+        return Prospect(spec=spec, rungs=rungs, said=said)
 
     def offer(self, name: str = "g4dn.12xlarge", market: str = "spot", zone: str = "us-east-1a") -> Offer:
         found = [one for one in self.provider.offers(self.world.now) if one.instance_type.name == name]

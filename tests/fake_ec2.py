@@ -15,7 +15,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError, ReadTimeoutError
 
-from tasks.providers.ec2.termination import Clock
+from tasks.providers.ec2.api import Clock
 from tests import aws_model
 from tests.fake_ec2_account import Account, matches
 from tests.fake_s3 import FakeS3

@@ -1,12 +1,12 @@
 """A small installation whose past is synthetic: a srift.toml, machines that are only described, a fitted champion.
 
-`furnished()` is a home with registry, prices and a published table, made once a session: copy nothing of it, only read.
+`furnished()` is a home with registry, prices and a published table, made once a session: only read what is in it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,6 +27,7 @@ from tasks.training import registry
 from tasks.training.registry import Champion, Provenance
 from tasks.workspace.settings import digest_of, load_settings
 from tasks.workspace.workspace import Workspace
+from tests.leftovers import RUN
 from tests.models.synthetic import TYPES, World
 from tests.warehouse.builders import fresh
 
@@ -174,8 +175,20 @@ def scores(mean_error: float = 0.05) -> pd.DataFrame:
 
 @cache
 def furnished() -> Path:
-    """A project's folder whose state/ has the model registered as champion, prices of noon, and a published table."""
-    folder = Path(tempfile.mkdtemp(dir=Path(os.environ["SRIFT_HOME"]).parent, prefix="furnished-"))
+    """A project's folder whose state/ has the model registered as champion, prices of noon, and a published table.
+
+    Made by the first process of a run that asks for it, for all of them.
+    """
+    folder = Path(os.environ[RUN]) / "furnished"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            _furnish(folder)
+    return folder
+
+
+def _furnish(folder: Path) -> None:
+    folder.mkdir()
     here = install(folder)
     plot = folder / "calibration.png"
     plot.write_bytes(b"a picture")
@@ -191,4 +204,3 @@ def furnished() -> Path:
     )
     publish.store_publication.fn(here, rows, champion(version), "refresh-1", NOON)
     publish.export_copies.fn(here)
-    return folder

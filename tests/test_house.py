@@ -1,4 +1,4 @@
-"""Rules of the house that no linter knows: four rooms, files that say what they are, commands that the README names."""
+"""Rules of the house that no linter knows: four rooms, what they import, what is installed, who starts hosts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import ast
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+from tests import lanes
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("flows", "tasks", "models", "warehouse")
@@ -24,9 +28,15 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@cache
+def nodes(path: Path) -> list[Any]:
+    """Of the syntax tree of a file, the module first."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """Levels and names of what a file imports anywhere: (0, "torch.nn"), or (1, "record") for a relative one."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((0, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -59,7 +69,7 @@ MOST_LOOSE_FILES = 6  # directly in models/ and in tasks/: what has a home has a
 
 def inner_imports(path: Path) -> Iterator[str]:
     """Modules imported inside functions, relative ones by their dots."""
-    functions = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
+    functions = (node for node in nodes(path) if isinstance(node, ast.FunctionDef))
     for node in {inner for function in functions for inner in ast.walk(function)}:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -71,7 +81,7 @@ def module_imports(path: Path, modules: set[str]) -> set[str]:
     """Our own modules that the file at `path` imports when it is read: neither in functions nor for types alone."""
     package = path.relative_to(ROOT).with_suffix("").parts
     found = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in nodes(path)[0].body:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -90,12 +100,6 @@ def test_tasks_init_is_empty_so_that_a_node_imports_nothing_heavy() -> None:
     assert (ROOT / "tasks" / "__init__.py").read_text() == ""
 
 
-def test_every_file_says_what_it_is() -> None:
-    files = [path for path in sources(*ROOMS, "deployments", "tests") if path != ROOT / "tasks" / "__init__.py"]
-    silent = [name(path) for path in files if not ast.get_docstring(ast.parse(path.read_text()))]
-    assert silent == []
-
-
 def names_a_provider(node: ast.AST) -> bool:
     """Whether a comparison or a `case` has the name of a provider in it."""
     inside = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
@@ -109,10 +113,10 @@ def test_nothing_branches_on_the_name_of_a_provider() -> None:
     """Elsewhere its `Capabilities` tell; `[local]` in the settings is the section of srift.toml."""
     files = [path for path in sources(*ROOMS) if not path.is_relative_to(ROOT / "tasks" / "providers")]
     found = {
-        f"{name(path)}:{node.lineno}"  # type: ignore[attr-defined]
+        f"{name(path)}:{node.lineno}"
         for path in files
         if path != ROOT / "tasks" / "workspace" / "settings.py"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if names_a_provider(node)
     }
     assert sorted(found) == []
@@ -154,7 +158,7 @@ def test_few_functions_take_many_parameters() -> None:
     many = [
         f"{name(path)}: {node.name}"
         for path in sources(*ROOMS)
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]) > MOST_PARAMETERS
     ]
@@ -185,16 +189,11 @@ def test_every_pin_is_public_and_exact() -> None:
         assert not set(version) & set("+/@*"), f"{pin}: only versions that anybody can download"
 
 
-def test_the_readme_names_every_verb_and_every_command_has_help() -> None:
-    import typer.main
-
-    from flows.cli import app
-
-    readme = (ROOT / "README.md").read_text()
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    assert commands
-    for verb, command in commands.items():
-        assert f"srift {verb}" in readme, f"README.md does not mention `srift {verb}`"
-        assert command.help, f"`srift {verb} --help` says nothing"
-    for target in ("make refresh", "make test", "make up"):
-        assert target in readme
+def test_tests_that_start_hosts_are_all_handed_to_one_process_and_a_new_file_says_whether_it_starts_them() -> None:
+    starts = {*lanes.EMULATED, *lanes.HOSTS}
+    without = {"test_courier_s3.py", "test_ec2_machine.py", "test_node_loopback.py"}
+    assert {file.name for file in (ROOT / "tests" / "local").glob("test_*.py")} == starts | without
+    scheduler = lanes.Lanes.__new__(lanes.Lanes)
+    assert {scheduler._split_scope(f"tests/local/{file}::test_x") for file in lanes.HOSTS} == {"hosts"}
+    assert scheduler._split_scope("tests/local/test_world.py::test_x") == "emulated"
+    assert scheduler._split_scope("tests/models/test_failures.py::test_x") == "tests/models/test_failures.py"

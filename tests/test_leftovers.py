@@ -34,7 +34,7 @@ def test_that_starts_what_it_does_not_end(tmp_path):
 """
 
 
-@pytest.mark.parametrize(("number", "workers"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGTERM, 1)])
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 0), (signal.SIGTERM, 1)])
 def test_what_a_run_has_started_ends_with_it(tmp_path: Path, number: signal.Signals, workers: int) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_one.py").write_text(STARTS)

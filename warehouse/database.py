@@ -1,4 +1,4 @@
-"""Opens, migrates, transacts and selects: the only file that opens the working DuckDB file, one transaction at a time.
+"""Opens, migrates, transacts and selects: all that uses the working DuckDB file does so here, a transaction at a time.
 
 Nobody outside this room writes SQL: others hand rows to `append` and read marts by name.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shlex
 import shutil
 import threading
 import time
@@ -24,15 +23,25 @@ import duckdb
 import pandas as pd
 import tenacity
 
+from .salvage import (
+    NO_DOWNLOADS,
+    carry_over,
+    damaged_names,
+    drop_old_backups,
+    fsync,
+    is_lock,
+    probe_indexes,
+    put_right,
+    read_rows,
+    tables,
+)
+
 SQL_FOLDER = Path(__file__).parent
-_NO_DOWNLOADS: dict[str, str | bool | int | float | list[str]] = {"autoinstall_known_extensions": "false"}
 _IN_THIS_PROCESS = threading.Lock()  # DuckDB refuses a reader beside a writer of the same file within one process
 _VIEW = re.compile(r"create or replace view (\w+)")
 _SOURCE = re.compile(r"\b(?:from|join)\s+(\w+)")
-KEPT_BACKUPS = 3
 _SPARE_BYTES = 16 * 2**20  # what a migration of an empty warehouse writes, many times over
 # DuckDB has no error classes for these: its words and the system's are all there is.
-_LOCKED = "Could not set lock on file"
 _FULL = re.compile("No space left on device|Disk quota exceeded|[Oo]ut of disk")
 _READ_ONLY = re.compile("Read-only file system|Permission denied")
 _DAMAGED = re.compile(
@@ -45,8 +54,6 @@ _OF_FILE_OR_DISK = (
 )
 # Values and paths may hold any word: of these errors only DuckDB's own words count.
 _QUOTED = re.compile(r'"[^"]*"|(?<!\w)\'[^\']*\'(?!\w)|\S*/\S*')
-_SLICE_ROWS = 2048  # DuckDB reads so many values at once, and none of what lies before or behind
-_PROBED_ROWS = 20 * _SLICE_ROWS  # less than DuckDB writes to the file before a commit
 
 
 class WarehouseError(Exception):
@@ -131,13 +138,8 @@ class Warehouse:
                 raise
             finally:
                 if backup is not None:
-                    self._drop_old_backups()
+                    drop_old_backups(self.path)
         return applied
-
-    def backups(self) -> list[Path]:
-        """Copies made before migrations, the oldest first."""
-        found = (self.path.parent / "backups").glob(f"{self.path.stem}-*-*{self.path.suffix}")
-        return sorted(found, key=lambda path: path.stem.rpartition("-")[2])
 
     def verify(self) -> int:
         """Read every row of every table, so that DuckDB compares the checksums of their blocks; returns their number.
@@ -145,43 +147,18 @@ class Warehouse:
         Raises WarehouseDamaged, WarehouseBusy, WarehouseMissing.
         """
         with self._any_failure_is_damage(), self.read() as connection:
-            return sum(_rows(connection, name) for name in _tables(connection))
+            return read_rows(connection)
 
     def verify_indexes(self) -> None:
         """Read the index of every table, by inserting keys and rolling back: only inserts read indexes.
 
         The file must be writable and is not changed. Raises as `verify`, and HomeReadOnly.
         """
-        if not self.path.exists():
-            raise WarehouseMissing(f"there is no warehouse at {self.path} yet: run `srift refresh` first")
+        self._refuse_missing()
         if not os.access(self.path, os.W_OK):
             raise HomeReadOnly(f"{self.path} cannot be written, and its indexes are checked by an insert")
         with self._any_failure_is_damage(), self._open(read_only=False) as connection:
-            _probe_indexes(connection)
-
-    def put_right(self) -> str:
-        """What to type where the file is damaged, and what is lost. Reads the file, and its backups if need be."""
-        try:
-            with duckdb.connect(str(self.path), read_only=True, config=_NO_DOWNLOADS) as connection:
-                unread = [name for name in _tables(connection) if not _can_be_read(connection, name)]
-        except duckdb.Error as error:
-            if _is_lock(error):
-                return "Another process holds the file: once that has ended, `srift doctor` says what to type"
-            return self._restore("the file cannot be opened", "all measurements are lost")
-        if "schema_migrations" in unread:
-            return self._restore(
-                "the list of its migrations cannot be read",
-                "Srift cannot keep its measurements, most of which DuckDB reads",
-            )
-        rebuild = "To put it right, type\n  srift doctor --rebuild-warehouse\n  srift refresh"
-        if not unread:
-            return f"Every row of its tables can be read, and nothing is lost. {rebuild}"
-        backup = self._newest_sound_backup()
-        other = f"; {backup} is a sound copy of {_made_at(backup)}, without what was loaded since" if backup else ""
-        return (
-            f"Some rows of {', '.join(unread)} are lost, and all others can be kept{other}. What was imported can be"
-            f" imported again, and a refresh measures anew. {rebuild}"
-        )
+            probe_indexes(connection)
 
     def rebuild(self) -> Rebuilt | None:
         """Copy every row that can be read into a new file in place of a damaged one, which is kept under another name.
@@ -198,64 +175,24 @@ class Warehouse:
             for path in (new, new.with_name(f"{new.name}.wal")):
                 path.unlink(missing_ok=True)
                 leftovers.callback(path.unlink, missing_ok=True)
-            with duckdb.connect(config=_NO_DOWNLOADS) as connection:
+            with duckdb.connect(config=NO_DOWNLOADS) as connection:
                 # Attached until the new file is in place, so that no other process writes into the old one.
                 connection.execute(f"attach {quoted(str(self.path))} as old (read_only)")
                 connection.execute(f"attach {quoted(str(new))} as new")
                 connection.execute("copy from database old to new (schema)")
                 connection.execute("use old")
-                lost = {name: _carry_over(connection, name) for name in _tables(connection)}
+                lost = {name: carry_over(connection, name) for name in tables(connection)}
                 connection.execute("use new")
-                rows = sum(_rows(connection, name) for name in _tables(connection))
+                rows = read_rows(connection)
                 connection.execute("use memory")
                 connection.execute("detach new")
                 fsync(new)
-                moves = self._damaged_names()
+                moves = damaged_names(self.path)
                 for one, away in reversed(moves):  # the log first: it is of the old file
                     os.replace(one, away)
                 os.replace(new, self.path)
                 fsync(self.path.parent)
         return Rebuilt(rows=rows, lost={name: some for name, some in lost.items() if some}, damaged=moves[0][1])
-
-    def _restore(self, why: str, without_backup: str) -> str:
-        """What to type where no row of the file can be kept."""
-        backup, made, published = self._newest_sound_backup(), self.backups(), self.path.parent / "published"
-        now = datetime.now(UTC)
-        lines = [f"  mv {shlex.quote(str(one))} {shlex.quote(str(to))}" for one, to in self._damaged_names()]
-        if backup is not None:
-            lost = f"what was loaded since {_made_at(backup)} is lost"
-            lines.append(f"  cp {shlex.quote(str(backup))} {shlex.quote(str(self.path))}")
-        else:
-            none = "none of its backups can be read whole" if made else "there is no backup (migrations make them)"
-            lost = f"{none}, so {without_backup}"
-        if published.is_dir():
-            kept = published.with_name(f"published-{now:%Y%m%dT%H%M%S}")
-            lines.append(f"  cp -r {shlex.quote(str(published))} {shlex.quote(str(kept))}")
-            lost += (
-                "; so is the history of recommendations, the regret ledger, drift and alarms of that time, once a"
-                f" refresh replaces the published table (below it is kept as {kept.name})"
-            )
-        return (
-            f"No row can be copied out, since {why}: {lost}. The registered models lie in a file of their own. Files"
-            " can be imported again (`srift import FILE`) and a refresh measures anew. To put it right, type\n"
-            + "\n".join([*lines, "  srift refresh"])
-        )
-
-    def _damaged_names(self) -> list[tuple[Path, Path]]:
-        """The file, and DuckDB's log of it if there is one, with the names under which they are kept."""
-        now = datetime.now(UTC)
-        both = (self.path, self.path.with_name(f"{self.path.name}.wal"))
-        return [(one, one.with_name(f"damaged-{now:%Y%m%dT%H%M%S}-{one.name}")) for one in both if one.exists()]
-
-    def _newest_sound_backup(self) -> Path | None:
-        return next((one for one in reversed(self.backups()) if _is_sound(one)), None)
-
-    def _drop_old_backups(self) -> None:
-        """Keeps the newest of those that can be read; one that cannot goes first."""
-        backups = self.backups()
-        if len(backups) > KEPT_BACKUPS:
-            for old in sorted(backups, key=_is_sound)[:-KEPT_BACKUPS]:  # stable: the oldest first
-                old.unlink(missing_ok=True)
 
     def _back_up(self, connection: duckdb.DuckDBPyConnection, source: BinaryIO, number: int) -> Path:
         """A copy of the file of schema `number`, read whole and on the disk. `connection` keeps others from writing."""
@@ -276,7 +213,9 @@ class Warehouse:
                 shutil.copyfileobj(source, target, 2**20)
                 target.flush()
                 os.fsync(target.fileno())
-            _read_whole(partial)
+            with duckdb.connect(str(partial), config=NO_DOWNLOADS) as copy:
+                read_rows(copy)
+                probe_indexes(copy)
             os.replace(partial, folder / name)
             fsync(folder)
         finally:
@@ -295,10 +234,13 @@ class Warehouse:
     @contextmanager
     def read(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """A read-only connection, for several reads of the same state. Raises WarehouseBusy, WarehouseMissing."""
-        if not self.path.exists():
-            raise WarehouseMissing(f"there is no warehouse at {self.path} yet: run `srift refresh` first")
+        self._refuse_missing()
         with self._open(read_only=True) as connection:
             yield connection
+
+    def _refuse_missing(self) -> None:
+        if not self.path.exists():
+            raise WarehouseMissing(f"there is no warehouse at {self.path} yet: run `srift refresh` first")
 
     def select(self, relation: str, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
         """Rows of a relation whose columns equal `params`, as a frame; or, inside this room, of a query with `$name`s.
@@ -333,7 +275,7 @@ class Warehouse:
             inner = error.__cause__
             if type(error) is not WarehouseError or not isinstance(inner, _INSIDE_DUCKDB):
                 raise
-            raise WarehouseDamaged(f"{self.path} is damaged: {one_line(inner)}. {self.put_right()}") from inner
+            raise WarehouseDamaged(f"{self.path} is damaged: {one_line(inner)}. {put_right(self.path)}") from inner
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -349,23 +291,23 @@ class Warehouse:
             if told is None:
                 raise
             if isinstance(told, WarehouseDamaged):
-                raise WarehouseDamaged(f"{told}. {self.put_right()}") from error
+                raise WarehouseDamaged(f"{told}. {put_right(self.path)}") from error
             raise told from error
         finally:
             _IN_THIS_PROCESS.release()
 
     def _connect(self, *, read_only: bool) -> duckdb.DuckDBPyConnection:
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_is_lock),
+            retry=tenacity.retry_if_exception(is_lock),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
             stop=tenacity.stop_after_delay(self._wait_s),
             sleep=self._sleep,
             reraise=True,
         )
         try:
-            return retrying(duckdb.connect, str(self.path), read_only=read_only, config=_NO_DOWNLOADS)
+            return retrying(duckdb.connect, str(self.path), read_only=read_only, config=NO_DOWNLOADS)
         except duckdb.IOException as error:
-            if not _is_lock(error):
+            if not is_lock(error):
                 raise
             holder = re.search(r"PID (\d+)", str(error))
             who = f"process {holder[1]}" if holder else "another process"
@@ -464,115 +406,9 @@ def _transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
     connection.commit()
 
 
-def fsync(path: Path) -> None:
-    """To the disk: a file's content, or the names in a folder. A machine that loses power keeps no name without it."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def quoted(text: str) -> str:
     """As a literal of SQL."""
     return "'" + text.replace("'", "''") + "'"
-
-
-def _tables(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """Names of the tables in the database in use."""
-    query = "select table_name from duckdb_tables() where not internal and database_name = current_database()"
-    return [name for (name,) in connection.execute(f"{query} order by all").fetchall()]
-
-
-def _rows(connection: duckdb.DuckDBPyConnection, table: str) -> int:
-    """Number of rows, each of which is read."""
-    found = connection.execute(f'select count(*), bit_xor(hash(whole)) from "{table}" as whole').fetchone()
-    return int(found[0]) if found else 0
-
-
-def _extent(connection: duckdb.DuckDBPyConnection, table: str) -> tuple[int, int]:
-    """Number of rows, and the row id behind the last one: more than that where rows were deleted. Reads no column."""
-    found = connection.execute(f"select count(*), coalesce(max(rowid) + 1, 0) from {table}").fetchone()
-    return (int(found[0]), int(found[1])) if found else (0, 0)
-
-
-def _can_be_read(connection: duckdb.DuckDBPyConnection, table: str) -> bool:
-    try:
-        _rows(connection, table)
-    except duckdb.Error:
-        return False
-    return True
-
-
-def _probe_indexes(connection: duckdb.DuckDBPyConnection) -> None:
-    """Insert a new key beside every key that there is, and roll back: DuckDB loads the nodes on the way to a new key.
-
-    Each is made of the old one by a change at its end, so that the way is as long as can be.
-    """
-    connection.execute("pragma disable_checkpoint_on_shutdown")  # a check does not write
-    keys = connection.execute(
-        """
-        select table_name, column_name, data_type
-        from duckdb_constraints()
-        join duckdb_columns() using (table_name)
-        where constraint_type in ('PRIMARY KEY', 'UNIQUE') and column_name = constraint_column_names[-1]
-        """
-    ).fetchall()
-    for table, column, kind in keys:
-        other = f"\"{column}\" || '~'" if kind == "VARCHAR" else f'"{column}" + 1'
-        for first in range(0, _extent(connection, f'"{table}"')[1], _PROBED_ROWS):
-            connection.begin()
-            try:
-                connection.execute(
-                    f'insert or ignore into "{table}" select * replace ({other} as "{column}") from "{table}"'
-                    f" where rowid >= {first} and rowid < {first + _PROBED_ROWS}"
-                )
-            finally:
-                with suppress(duckdb.Error):
-                    connection.rollback()
-
-
-def _read_whole(path: Path) -> None:
-    """Read every row and index of a file that nobody else has. Raises duckdb.Error."""
-    with duckdb.connect(str(path), config=_NO_DOWNLOADS) as connection:
-        for name in _tables(connection):
-            _rows(connection, name)
-        _probe_indexes(connection)
-
-
-def _is_sound(path: Path) -> bool:
-    """Whether every row of a backup can be read."""
-    try:
-        with duckdb.connect(str(path), read_only=True, config=_NO_DOWNLOADS) as connection:
-            return all(_can_be_read(connection, name) for name in _tables(connection))
-    except duckdb.Error:
-        return False
-
-
-def _made_at(backup: Path) -> str:
-    """When it was made, by its name: a file that was copied in its turn has another time."""
-    try:
-        made = datetime.strptime(backup.stem.rpartition("-")[2], "%Y%m%dT%H%M%S%f")
-    except ValueError:
-        made = datetime.fromtimestamp(backup.stat().st_mtime, UTC)
-    return f"{made:%Y-%m-%d %H:%M} UTC"
-
-
-def _carry_over(connection: duckdb.DuckDBPyConnection, table: str) -> int:
-    """Insert what can be read of a table of `old` into that of `new`; returns how many rows could not be."""
-    rows = f'insert into new."{table}" select * from old."{table}"'
-    try:
-        connection.execute(rows)
-        return 0
-    except duckdb.Error:
-        if table == "schema_migrations" or _can_be_read(connection, table):  # else it is the new file that failed
-            raise
-    lost, end = _extent(connection, f'old."{table}"')
-    for first in range(0, end, _SLICE_ROWS):
-        with suppress(duckdb.Error):
-            kept = connection.execute(f"{rows} where rowid >= {first} and rowid < {first + _SLICE_ROWS}").fetchone()
-            lost -= int(kept[0]) if kept else 0
-    return lost
 
 
 def _numbered(folder: Path) -> dict[int, Path]:
@@ -616,8 +452,3 @@ def _apply_migrations(connection: duckdb.DuckDBPyConnection, folder: Path) -> li
                 "as the next number"
             )
     return applied
-
-
-def _is_lock(error: BaseException) -> bool:
-    """Does another process hold the file? A damaged *block* is no lock, and waiting for it would be in vain."""
-    return isinstance(error, duckdb.IOException) and _LOCKED in str(error)

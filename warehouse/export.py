@@ -21,12 +21,12 @@ from .database import (
     WarehouseMissing,
     create_views,
     explained,
-    fsync,
     has_relation,
     one_line,
     quoted,
     select,
 )
+from .salvage import fsync
 
 TABLES = ("recommendations", "recommendation_history", "regret_ledger", "drift", "alarms")
 FILES = ("recommendations", "regret_ledger")  # that stand beside as .parquet and .csv too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -24,65 +25,41 @@ class PublicationRefused(WarehouseError):
         )
 
 
-def publish(
-    warehouse: Warehouse,
-    rows: Sequence[Row],
-    *,
-    publication_id: str,
-    published_at: datetime,
-    provider: str,
-    refresh_id: str,
-    model_version: str,
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """What a publication is called, its provider, its refresh, and the version of the model ("" before the first)."""
+
+    publication_id: str
+    published_at: datetime
+    provider: str
+    refresh_id: str
+    model_version: str
+
+
+def publish(warehouse: Warehouse, rows: Sequence[Row], publication: Publication) -> int:
     """Store a publication if every check agrees; returns how many rows are new (0 where it was stored before).
 
     `rows` hold the published columns; publication_id, published_at, provider and model_version may be left out.
     Raises PublicationRefused, WarehouseBusy, and ValueError for a missing or unknown column.
     """
     with warehouse.transact() as connection:
-        new = append_publication(
-            connection,
-            rows,
-            publication_id=publication_id,
-            published_at=published_at,
-            provider=provider,
-            refresh_id=refresh_id,
-            model_version=model_version,
-        )
-        failures = run_checks(connection, publication_id)
+        new = append_publication(connection, rows, publication)
+        failures = run_checks(connection, publication.publication_id)
         if failures:
-            raise PublicationRefused(publication_id, failures)
+            raise PublicationRefused(publication.publication_id, failures)
     return new
 
 
-def append_publication(
-    connection: Connection,
-    rows: Sequence[Row],
-    *,
-    publication_id: str,
-    published_at: datetime,
-    provider: str,
-    refresh_id: str,
-    model_version: str,
-) -> int:
+def append_publication(connection: Connection, rows: Sequence[Row], publication: Publication) -> int:
     """Append a publication unchecked, within the caller's transaction; the caller runs the checks before it commits."""
-    stamp = {
-        "publication_id": publication_id,
-        "published_at": published_at,
-        "provider": provider,
-        "model_version": model_version,
-    }
-    columns = [
-        name
-        for (name,) in connection.execute(
-            "select column_name from duckdb_columns() where table_name = 'raw_recommendations'"
-        ).fetchall()
-    ]
+    header = asdict(publication)
+    stamp = {name: header[name] for name in _STAMPED}
+    asked = "select column_name from duckdb_columns() where table_name = 'raw_recommendations'"
+    columns = [name for (name,) in connection.execute(asked).fetchall()]
     for row in rows:
         missing = [name for name in columns if name not in row and name not in _STAMPED]
         if missing:
             raise ValueError(f"a recommendation for {row.get('workload')!r} lacks {', '.join(missing)}")
-    header = stamp | {"refresh_id": refresh_id}
     if not append(connection, "raw_publications", [header]):
         return 0
     return append(connection, "raw_recommendations", [stamp | dict(row) for row in rows], keyed=False)

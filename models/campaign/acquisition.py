@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,8 +21,8 @@ import pandas as pd
 from ..domain.cluster import parse_cluster
 from ..domain.setup_table import Key, row_key, rows_of, setup_key
 from ..domain.workload import Workload
-from .candidates import Measurement
-from .value_of_information import Belief, Contenders, Floats, Worths, worths
+from .candidates import Expected, Measurement
+from .value_of_information import Belief, ChoiceSet, Floats, RunValues, run_values
 
 _STEADY = 0.1  # interquartile range over median of the steps, below which one run says what there is to say
 _ENOUGH_FAILURES = 2
@@ -41,6 +42,40 @@ _REGRET_WORTH = 100.0  # a run that saves 1 % of regret is worth as much as one 
 # of which some ten bring its regret of tens of per cent down, then compete with what betters known choices
 
 
+Joint = Callable[[pd.DataFrame], tuple[Floats, Floats, Floats]]  # setups -> mean, covariance, noise of log step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What one provider's launches have told: frames as the marts of their names document, empty where there is none.
+
+    What was measured before `stale_before`, or on a `drifting` instance type up to the time given for it, is known no
+    more. `failures` has the kind of what failed, and the columns of runs.
+    """
+
+    runs: pd.DataFrame
+    profiles: pd.DataFrame
+    probes: pd.DataFrame
+    failures: pd.DataFrame = field(default_factory=pd.DataFrame)
+    drifting: Mapping[str, datetime] = field(default_factory=dict)
+    stale_before: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What the model in force says: who may be chosen in each workload that it has met, and step times jointly.
+
+    `types` are the instance types that it has met; `fresh` are runs (with step_s) that it has not learned from;
+    `expected_step` predicts setups, NaN where it cannot (None: nobody is asked).
+    """
+
+    choice_set: Mapping[str, ChoiceSet]
+    joint: Joint
+    types: frozenset[str]
+    fresh: pd.DataFrame
+    expected_step: Expected | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class Coverage:
     """What past runs and the launches already chosen tell: how often each feature was seen, and what is settled."""
@@ -48,80 +83,56 @@ class Coverage:
     settled: set[Key]
     profiled: set[tuple[str, str]]
     probed: set[tuple[str, ...]]
-    workloads: tuple[str, ...]
+    workloads: Mapping[str, Workload]
     seen: Counter[tuple[str, ...]] = field(default_factory=Counter)
     seed: int = 0
     drifting: Mapping[str, datetime] = field(default_factory=dict)
     decision_value: DecisionValue | None = None
 
     @classmethod
-    def of(
-        cls,
-        workloads: Sequence[Workload],
-        runs: pd.DataFrame,
-        profiles: pd.DataFrame,
-        probes: pd.DataFrame,
-        *,
-        devices: Mapping[str, int],
-        stale_before: datetime | None,
-        seed: int,
-        drifting: Mapping[str, datetime],
-    ) -> Coverage:
-        """What the marts hold. Runs that are unsteady, or older than `stale_before`, may be repeated.
+    def of(cls, workloads: Sequence[Workload], past: Past, *, layouts: Mapping[str, int], seed: int) -> Coverage:
+        """By the `past`; `layouts` are the devices of an instance type, for rows that do not tell.
 
-        Runs on a `drifting` instance type up to the time given for it are as if they had not been.
+        Unsteady and stale runs may be repeated. What has failed twice is settled: it would again, and its time is
+        another run's.
         """
         seen: Counter[tuple[str, ...]] = Counter()
         settled: set[Key] = set()
         times: Counter[Key] = Counter()
-        for row in rows_of(runs):
-            key = row_key(row, devices)
+        for row in rows_of(past.runs):
+            key = row_key(row, layouts)
             workload, machines, steps, *_ = key
-            if any(
-                name in drifting and not measured_after(row.get("measured_at"), drifting[name])
-                for name, _, _ in machines
-            ):
+            at, names = row.get("measured_at"), tuple(name for name, _, _ in machines)
+            if any(name in past.drifting and not measured_after(at, past.drifting[name]) for name in names):
                 continue
             times[key] += 1
             batch = steps * sum(count * share for _, count, share in machines)
-            seen.update(_features(workload, tuple(name for name, _, _ in machines), batch, steps))
+            seen.update(_features(workload, names, batch, steps))
             unsteady = float(row.get("step_spread") or 0.0) > _STEADY  # NaN: unknown, taken for steady
-            stale = stale_before is not None and measured_before(row.get("measured_at"), stale_before)
+            stale = past.stale_before is not None and measured_before(at, past.stale_before)
             if not stale and (not unsteady or times[key] >= _ENOUGH_RUNS):
                 settled.add(key)
-        sweeps = probes.groupby("cluster")["bytes"].nunique() if len(probes) else pd.Series(dtype=int)
+        sweeps = past.probes.groupby("cluster")["bytes"].nunique() if len(past.probes) else pd.Series(dtype=int)
+        failed = Counter(_attempted(row, layouts) for row in rows_of(past.failures))
+        hopeless = [one for one, count in failed.items() if count >= _ENOUGH_FAILURES]
         return cls(
-            settled=settled,
-            profiled={(str(row["workload"]), str(row["instance_type"])) for row in rows_of(profiles)},
-            probed={parse_cluster(str(name)) for name, sizes in sweeps.items() if sizes >= _PROBED_SIZES},
-            workloads=tuple(workload.name for workload in workloads),
+            settled=settled | {key for kind, key in hopeless if kind == "train"},
+            profiled={(str(row["workload"]), str(row["instance_type"])) for row in rows_of(past.profiles)}
+            | {pair for kind, pair in hopeless if kind == "profile"},
+            probed={parse_cluster(str(name)) for name, sizes in sweeps.items() if sizes >= _PROBED_SIZES}
+            | {members for kind, members in hopeless if kind == "probe"},
+            workloads={workload.name: workload for workload in workloads},
             seen=seen,
             seed=seed,
-            drifting=drifting,
+            drifting=past.drifting,
         )
-
-    def give_up(self, failures: pd.DataFrame, devices: Mapping[str, int]) -> None:
-        """Settle what has failed `_ENOUGH_FAILURES` times: it would again, and its time is another run's."""
-        runs: Counter[Key] = Counter()
-        profiles: Counter[tuple[str, str]] = Counter()
-        probes: Counter[tuple[str, ...]] = Counter()
-        for row in rows_of(failures):
-            if row["kind"] == "train":
-                runs[row_key(row, devices)] += 1
-            elif row["kind"] == "profile":
-                profiles[str(row["workload"]), parse_cluster(str(row["cluster"]))[0]] += 1
-            elif row["kind"] == "probe":
-                probes[parse_cluster(str(row["cluster"]))] += 1
-        self.settled |= {key for key, times in runs.items() if times >= _ENOUGH_FAILURES}
-        self.profiled |= {pair for pair, times in profiles.items() if times >= _ENOUGH_FAILURES}
-        self.probed |= {members for members, times in probes.items() if times >= _ENOUGH_FAILURES}
 
     def unprofiled(self, instance_types: set[str]) -> list[tuple[str, str]]:
         """(workload, instance type) without a profile, in an order in which each step brings another of both."""
-        names = sorted(instance_types)
-        pairs = [(w, t) for w in range(len(self.workloads)) for t in range(len(names))]
-        pairs.sort(key=lambda pair: ((pair[0] - pair[1]) % len(self.workloads), pair[1]))
-        return [(self.workloads[w], names[t]) for w, t in pairs if (self.workloads[w], names[t]) not in self.profiled]
+        workloads, types = list(self.workloads), sorted(instance_types)
+        pairs = [((w - t) % len(workloads), t, w) for w in range(len(workloads)) for t in range(len(types))]
+        ordered = [(workloads[w], types[t]) for _, t, w in sorted(pairs)]
+        return [pair for pair in ordered if pair not in self.profiled]
 
     def explores(self, members: tuple[str, ...]) -> bool:
         """Is there a model yet, and does it know these instance types? Else collectives are timed on them."""
@@ -159,14 +170,11 @@ class Coverage:
 
     def copy(self) -> Coverage:
         """An independent copy to try a launch on."""
-        return Coverage(
-            settled=self.settled,
+        return replace(
+            self,
             profiled=set(self.profiled),
             probed=set(self.probed),
-            workloads=self.workloads,
             seen=self.seen.copy(),
-            seed=self.seed,
-            drifting=self.drifting,
             decision_value=None if self.decision_value is None else self.decision_value.copy(),
         )
 
@@ -193,6 +201,14 @@ class Coverage:
         return f"{where}: not known well at this split{tail}"
 
 
+def _attempted(row: Mapping[str, Any], layouts: Mapping[str, int]) -> tuple[str, Any]:
+    """Kind and identity of what a row of failures was to measure."""
+    kind, members = str(row["kind"]), parse_cluster(str(row["cluster"]))
+    if kind == "train":
+        return kind, row_key(row, layouts)
+    return kind, (str(row["workload"]), members[0]) if kind == "profile" else members
+
+
 def _features_of(candidate: Measurement) -> list[tuple[str, ...]]:
     return _features(candidate.workload, candidate.members, candidate.global_batch, candidate.accumulation_steps)
 
@@ -214,8 +230,6 @@ def _tie(seed: int, candidate: Measurement) -> float:
     return zlib.crc32(f"{seed} {candidate.tie_text}".encode()) / 2**32
 
 
-Joint = Callable[[pd.DataFrame], tuple[Floats, Floats, Floats]]  # setups -> mean, covariance, noise of log step
-
 MOST_RUNS = 250  # of one workload that are weighed
 _MOST_FRESH = 300  # measured since the model was fitted
 
@@ -224,11 +238,11 @@ _MOST_FRESH = 300  # measured since the model was fitted
 class _Valued:
     """One workload's candidates by their positions among `places`, where the belief has them."""
 
-    contenders: Contenders
+    choice_set: ChoiceSet
     belief: Belief
     candidates: dict[Measurement, int]
     places: tuple[int, ...]
-    worth: Worths
+    worth: RunValues
     alike: Floats
 
 
@@ -241,28 +255,20 @@ class DecisionValue:
     _taken: dict[str, list[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls,
-        contenders: Mapping[str, Contenders],
-        candidates: Iterable[Measurement],
-        joint: Joint,
-        *,
-        types: Iterable[str],
-        layouts: Mapping[str, int],
-        fresh: pd.DataFrame,
-    ) -> DecisionValue:
-        """By the model's `joint` moments; `fresh` are runs (with step_s) that the model has not learned from.
+    def of(cls, model: Model, candidates: Iterable[Measurement], *, layouts: Mapping[str, int]) -> DecisionValue:
+        """By the joint moments of `model`, and what its fresh runs tell.
 
-        Weighed are at most 250 runs a workload: those of contenders, then the shortest on the fewest machines.
+        Weighed are at most 250 runs a workload: those of the choice set, then the shortest on the fewest machines.
         """
-        known = cls(types=frozenset(types))
+        known = cls(types=model.types)
         by: dict[str, list[Measurement]] = {}
         for candidate in candidates:
             if known.covers(candidate.members):
                 by.setdefault(candidate.workload, []).append(candidate)
-        for name, one in contenders.items():
-            met = [row for row in rows_of(fresh) if row["workload"] == name and known.covers(_members(row))]
-            known._valued[name] = _valued(one, by.get(name, []), joint, layouts, met[-_MOST_FRESH:])
+        fresh = [row for row in rows_of(model.fresh) if known.covers(parse_cluster(str(row["cluster"])))]
+        for name, one in model.choice_set.items():
+            met = [row for row in fresh if row["workload"] == name]
+            known._valued[name] = _valued(one, by.get(name, []), model.joint, layouts, met[-_MOST_FRESH:])
         return known
 
     def covers(self, members: Iterable[str]) -> bool:
@@ -308,7 +314,7 @@ class DecisionValue:
                 for candidate, at in one.candidates.items()
                 if at not in taken and one.worth.regret[at] > 0
             }
-            self._valued[name] = _weighed(one.contenders, belief, list(left), [one.places[at] for at in left.values()])
+            self._valued[name] = _weighed(one.choice_set, belief, list(left), [one.places[at] for at in left.values()])
         self._taken = {}
 
     def reason(self, candidate: Measurement) -> str:
@@ -322,46 +328,42 @@ class DecisionValue:
 
 
 def _valued(
-    contenders: Contenders,
+    choice_set: ChoiceSet,
     candidates: Sequence[Measurement],
     joint: Joint,
     layouts: Mapping[str, int],
     fresh: Sequence[Mapping[str, object]],
 ) -> _Valued:
-    keys = {setup_key(setup) for setup in contenders.setups}
+    keys = {setup_key(setup) for setup in choice_set.setups}
     rows = {candidate: candidate.row() for candidate in candidates}
     ordered = sorted(
         candidates,
         key=lambda one: (row_key(rows[one], layouts) not in keys, one.est_s * len(one.members), rows[one]["cluster"]),
     )
-    weighed = ordered[:MOST_RUNS] if contenders.questions else []
-    frame = pd.DataFrame([*(s.row() for s in contenders.setups), *(rows[w] for w in weighed), *fresh])
+    weighed = ordered[:MOST_RUNS] if choice_set.questions else []
+    frame = pd.DataFrame([*(s.row() for s in choice_set.setups), *(rows[w] for w in weighed), *fresh])
     if not weighed or not len(frame):
         empty = Belief(mean=np.zeros(0), covariance=np.zeros((0, 0)), noise=np.zeros(0))
-        return _weighed(replace(contenders, questions=()), empty, [], [])
+        return _weighed(replace(choice_set, questions=()), empty, [], [])
     mean, covariance, noise = joint(frame.drop(columns=["step_s", "sync_s"], errors="ignore"))
     belief = Belief(mean=mean, covariance=covariance, noise=noise)
-    first = len(contenders.setups)
+    first = len(choice_set.setups)
     for at, row in enumerate(fresh, start=first + len(weighed)):
         belief = belief.given(at, float(np.log(float(str(row["step_s"])))))
-    return _weighed(contenders, belief, weighed, list(range(first, first + len(weighed))))
+    return _weighed(choice_set, belief, weighed, list(range(first, first + len(weighed))))
 
 
 def _weighed(
-    contenders: Contenders, belief: Belief, candidates: Sequence[Measurement], places: Sequence[int]
+    choice_set: ChoiceSet, belief: Belief, candidates: Sequence[Measurement], places: Sequence[int]
 ) -> _Valued:
     return _Valued(
-        contenders=contenders,
+        choice_set=choice_set,
         belief=belief,
         candidates={candidate: at for at, candidate in enumerate(candidates)},
         places=tuple(places),
-        worth=worths(contenders.questions, belief, places),
+        worth=run_values(choice_set.questions, belief, places),
         alike=belief.alike()[np.ix_(places, places)] if places else np.zeros((0, 0)),
     )
-
-
-def _members(row: Mapping[str, object]) -> tuple[str, ...]:
-    return parse_cluster(str(row["cluster"]))
 
 
 def measured_before(measured_at: object, moment: datetime) -> bool:

@@ -45,8 +45,8 @@ class Cap:
 class Allowance:
     """How long a launch may last and what it may cost, or the reason why it may not be made."""
 
-    deadline_s: float
-    worst_usd: float
+    deadline_s: float = 0.0
+    worst_usd: float = 0.0
     refusal: str = ""
 
 
@@ -122,7 +122,7 @@ def allow(
     """
     if usd_per_hour is None or not usd_per_hour > 0 or not math.isfinite(usd_per_hour):
         why = "its price is not known (on demand, which bounds spot; see [ec2] markets), nor the worst case"
-        return Allowance(deadline_s=0.0, worst_usd=0.0, refusal=why)
+        return Allowance(refusal=why)
     tightest = min(caps, key=lambda cap: cap.left_usd)
     deadline_s = wished_s
     if worst_usd(usd_per_hour, wished_s, late) > tightest.left_usd:
@@ -130,7 +130,7 @@ def allow(
     if deadline_s < least_s:
         needs = worst_usd(usd_per_hour, least_s, late)
         why = f"at worst it would cost ${needs:.2f}, and only ${tightest.left_usd:.2f} are left of {tightest}"
-        return Allowance(deadline_s=0.0, worst_usd=0.0, refusal=why)
+        return Allowance(refusal=why)
     return Allowance(deadline_s=deadline_s, worst_usd=worst_usd(usd_per_hour, deadline_s, late))
 
 

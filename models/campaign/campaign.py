@@ -17,20 +17,16 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass, field, replace
 from functools import cache
-
-import pandas as pd
 
 from ..domain.cluster import Cluster, Offer
 from ..domain.setup_table import Key
 from ..domain.workload import Workload
 from ..planner.enumeration import Refusal, clusters_of
-from .acquisition import Coverage, DecisionValue, Joint, stale_types
+from .acquisition import Coverage, DecisionValue, Model, Past, stale_types
 from .candidates import (
     Costs,
-    Expected,
     Measurement,
     Schedule,
     in_order,
@@ -39,7 +35,7 @@ from .candidates import (
     sub_clusters,
     training_runs,
 )
-from .value_of_information import LEAST_CHANCE, LEAST_REGRET, Contenders
+from .value_of_information import LEAST_CHANCE, LEAST_REGRET
 
 MOST_CLUSTERS = 600  # that one campaign weighs against each other
 STOPS = (
@@ -49,16 +45,17 @@ STOPS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """What the model in force says: who may be chosen in each workload that it has met, and step times jointly.
+class Campaign:
+    """What launches may cost together, and where: in `market`, of at most `max_hosts` machines, as `fits` lets them."""
 
-    `types` are the instance types that it has met; `fresh` are runs that it has not learned from.
-    """
-
-    contenders: Mapping[str, Contenders]
-    joint: Joint
-    types: frozenset[str]
-    fresh: pd.DataFrame
+    max_usd: float
+    max_seconds: float
+    max_hosts: int
+    fits: Refusal
+    seed: int
+    market: str = "spot"
+    costs: Costs = field(default_factory=Costs)
+    most_launches: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,70 +70,38 @@ class Launch:
 
 
 def shopping_list(
+    campaign: Campaign,
     workloads: Sequence[Workload],
     offers: Sequence[Offer],
-    runs: pd.DataFrame,
-    profiles: pd.DataFrame,
-    probes: pd.DataFrame,
+    past: Past,
     *,
-    max_usd: float,
-    max_seconds: float,
-    max_hosts: int,
-    fits: Refusal,
-    seed: int,
-    market: str = "spot",
-    expected_step: Expected | None = None,
-    stale_before: datetime | None = None,
-    costs: Costs | None = None,
-    failures: pd.DataFrame | None = None,
-    drifting: Mapping[str, datetime] | None = None,
     model: Model | None = None,
-    wants: Mapping[Key, Measurement] | None = None,
-    most_launches: int | None = None,
+    buyable: Mapping[Key, Measurement] | None = None,
 ) -> list[Launch]:
-    """Launches to make, in order, whose estimates add up to at most `max_usd` dollars and `max_seconds` seconds.
+    """Launches of `campaign` to make, in order, whose estimates add up to at most its dollars and seconds.
 
-    `runs`, `profiles` and `probes` are past matching measurements of this provider (the marts' columns; empty frames
-    where there are none). A setup with a steady run that is not older than `stale_before` is known well and not
-    repeated; one that was interrupted may come again, one that failed twice (`failures`: kind and the columns of runs)
-    may not. What was measured on a `drifting` instance type up to the time given for it is known no more, and comes
-    first. `expected_step` predicts setups (step_s, step_low_s, step_high_s). Machines are bought in `market`; an offer
+    A setup with a steady run in the `past` that is not stale is known well and not repeated; one that was interrupted
+    may come again, one that failed twice may not. What was measured on a drifting instance type comes first. An offer
     without a price, or of another market, is not bought. Workloads and types that `model` has met are measured only
-    where that is expected to change a choice; drifting types, and those of which all runs are older than
-    `stale_before`, count as not met. `wants` are the training runs that may be bought, where not
-    all that `training_runs` names; the list ends after `most_launches`. The same arguments give the same list.
+    where that is expected to change a choice; drifting types, and those of which all runs are stale, count as not met.
+    `buyable` are the training runs that may be bought, where not all that `training_runs` names. The same arguments
+    give the same list.
     """
-    priced = [offer for offer in offers if offer.market == market and offer.usd_per_hour is not None]
-    if max_usd <= 0 or max_seconds <= 0 or not priced or not workloads:
+    priced = [offer for offer in offers if offer.market == campaign.market and offer.usd_per_hour is not None]
+    if campaign.max_usd <= 0 or campaign.max_seconds <= 0 or not priced or not workloads:
         return []
-    prices, drifting = costs or Costs(), drifting or {}
-    clusters = list(clusters_of(priced, max_hosts=max_hosts, fits=fits, most=MOST_CLUSTERS))
-    parts = _parts(clusters)
-    candidates = wants
+    clusters = list(clusters_of(priced, max_hosts=campaign.max_hosts, fits=campaign.fits, most=MOST_CLUSTERS))
+    candidates = buyable
     if candidates is None:
-        candidates = training_runs(workloads, list(parts.values()), profiles, expected_step=expected_step, costs=prices)
-    devices = {offer.instance_type.name: offer.instance_type.devices for offer in priced}
-    known = Coverage.of(
-        workloads, runs, profiles, probes, devices=devices, stale_before=stale_before, seed=seed, drifting=drifting
-    )
-    if failures is not None:
-        known.give_up(failures, devices)
-    candidates = {key: candidate for key, candidate in candidates.items() if key not in known.settled}
+        parts, expected = list(_parts(clusters).values()), None if model is None else model.expected_step
+        candidates = training_runs(workloads, parts, past.profiles, expected_step=expected, costs=campaign.costs)
+    layouts = {offer.instance_type.name: offer.instance_type.devices for offer in priced}
+    known = Coverage.of(workloads, past, layouts=layouts, seed=campaign.seed)
+    left = [candidate for key, candidate in candidates.items() if key not in known.settled]
     if model is not None:
-        types = model.types - drifting.keys() - stale_types(runs, stale_before)
-        known.decision_value = DecisionValue.of(
-            model.contenders, candidates.values(), model.joint, types=types, layouts=devices, fresh=model.fresh
-        )
-    return _buy(
-        workloads,
-        clusters,
-        candidates,
-        known,
-        max_usd=max_usd,
-        max_seconds=max_seconds,
-        costs=prices,
-        most_launches=most_launches,
-    )
+        types = model.types - past.drifting.keys() - stale_types(past.runs, past.stale_before)
+        known.decision_value = DecisionValue.of(replace(model, types=types), left, layouts=layouts)
+    return _buy(campaign, clusters, left, known)
 
 
 def _parts(clusters: Sequence[Cluster]) -> dict[tuple[str, ...], Cluster]:
@@ -149,24 +114,16 @@ def _parts(clusters: Sequence[Cluster]) -> dict[tuple[str, ...], Cluster]:
 
 
 def _buy(
-    workloads: Sequence[Workload],
-    clusters: Sequence[Cluster],
-    candidates: Mapping[Key, Measurement],
-    known: Coverage,
-    *,
-    max_usd: float,
-    max_seconds: float,
-    costs: Costs,
-    most_launches: int | None,
+    campaign: Campaign, clusters: Sequence[Cluster], candidates: Iterable[Measurement], known: Coverage
 ) -> list[Launch]:
     """Launch after launch, the best value per part of the caps first, until nothing is worth or able to be paid."""
     by_members: dict[tuple[str, ...], list[Measurement]] = {}
-    for candidate in candidates.values():
+    for candidate in candidates:
         by_members.setdefault(candidate.members, []).append(candidate)
     covering = _covering(clusters, known)
     launches: list[Launch] = []
-    seconds, usd = max_seconds, max_usd
-    while True:
+    seconds, usd, costs = campaign.max_seconds, campaign.max_usd, campaign.costs
+    while seconds > 0 and usd > 0:
         first = covering[:1] or clusters
         share = seconds / len(covering) if covering else seconds
         best: tuple[Cluster, Filled] | None = None
@@ -175,14 +132,14 @@ def _buy(
             price = _usd_per_second(cluster)
             if costs.minimum_s * price > usd:
                 continue
-            filled = fill(cluster, workloads, runs, known, most_s=min(share, usd / price), costs=costs)
+            filled = fill(cluster, runs, known, most_s=min(share, usd / price), costs=costs)
             worth = filled.worth / max(1 / seconds, price / usd)
             if filled.candidates and (best is None or worth > most):
                 best, most = (cluster, filled), worth
         if covering:
             covering = covering[1:]
         elif best is None:
-            return launches
+            break
         if best is None:
             continue
         cluster, filled = best
@@ -192,12 +149,13 @@ def _buy(
             if candidate.kind == "train":
                 by_members[candidate.members].remove(candidate)
         launches.append(launch)
-        if len(launches) == most_launches:
-            return launches
+        if len(launches) == campaign.most_launches:
+            break
         if known.decision_value is not None:
             known.decision_value.revalue()
         seconds -= launch.est_s
         usd -= launch.est_usd
+    return launches
 
 
 def _covering(clusters: Sequence[Cluster], known: Coverage) -> list[Cluster]:
@@ -272,15 +230,7 @@ def rated(by_members: Mapping[tuple[str, ...], Sequence[Measurement]], known: Co
     return of
 
 
-def fill(
-    cluster: Cluster,
-    workloads: Sequence[Workload],
-    runs: Rated,
-    known: Coverage,
-    *,
-    most_s: float,
-    costs: Costs,
-) -> Filled:
+def fill(cluster: Cluster, runs: Rated, known: Coverage, *, most_s: float, costs: Costs) -> Filled:
     """The best that `cluster` can measure within `most_s` seconds, its start included; empty where that is too little.
 
     Profiles that are missing come first, then a sweep of collectives over two machines and over all (unless known),
@@ -293,7 +243,7 @@ def fill(
     trial = known.copy()
     parts = sub_clusters(cluster)
     chosen: list[Measurement] = []
-    for candidate in _before_training(cluster, parts, workloads, trial, costs):
+    for candidate in _before_training(cluster, parts, trial, costs):
         if schedule.seconds + schedule.extra_s(candidate) <= left:
             chosen.append(candidate)
             schedule.add(candidate)
@@ -323,21 +273,16 @@ def fill(
     if not trains and not any(candidate.kind == "profile" for candidate in chosen):
         return Filled(candidates=(), worth=0.0)
     spent = costs.billed_s(schedule.seconds - must_s)
-    return Filled(candidates=(*chosen, *_alternating(trains, trial.workloads)), worth=worth / spent)
+    return Filled(candidates=(*chosen, *_alternating(trains, list(trial.workloads))), worth=worth / spent)
 
 
 def _before_training(
-    cluster: Cluster,
-    parts: Iterable[tuple[str, ...]],
-    workloads: Sequence[Workload],
-    known: Coverage,
-    costs: Costs,
+    cluster: Cluster, parts: Iterable[tuple[str, ...]], known: Coverage, costs: Costs
 ) -> list[Measurement]:
     """Profiles and sweeps of collectives that nobody has of `cluster`, in order."""
-    sized = {workload.name: workload for workload in workloads}
     kinds = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
     unprofiled = known.unprofiled({members[0] for members in parts if len(members) == 1})
-    profiles = [profile_of(sized[workload], kinds[name], costs) for workload, name in unprofiled]
+    profiles = [profile_of(known.workloads[workload], kinds[name], costs) for workload, name in unprofiled]
     names = tuple(offer.instance_type.name for offer in cluster.members)
     probed = sorted({names[:2], names} - {names[:1]}, key=len)  # sizes between follow from the two ends
     sweeps = [probe_of(one, costs) for one in probed if one not in known.probed and known.explores(one)]

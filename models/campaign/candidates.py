@@ -132,12 +132,7 @@ def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) ->
 
 def probe_of(members: tuple[str, ...], costs: Costs) -> Measurement:
     """All-reduces over `members`, from 4 KiB to 8 MiB."""
-    return Measurement(
-        kind="probe",
-        members=members,
-        message_bytes=MESSAGE_BYTES,
-        est_s=costs.probe_s,
-    )
+    return Measurement(kind="probe", members=members, message_bytes=MESSAGE_BYTES, est_s=costs.probe_s)
 
 
 def training_runs(
@@ -150,14 +145,13 @@ def training_runs(
 ) -> dict[Key, Measurement]:
     """Training runs of every workload on every given cluster, by what they would measure.
 
-    At the workload's global batches, and for variety at half the least and with two
-    accumulation steps. Unequal machines share the batch so that they finish together, by their profiles where each has
-    one, else by their cores. A machine with several devices is also measured with one, at the same batch a device: what
-    its devices cost each other shows in the difference. `expected_step` is asked only about workloads and instance
-    types that have profiles.
+    At the workload's global batches, and for variety at half the least and with two accumulation steps. Unequal
+    machines share the batch so that they finish together, by their profiles where each has one, else by their cores. A
+    machine with several devices is also measured with one, at the same batch a device: the difference shows what they
+    cost each other. `expected_step` is asked only about workloads and instance types that have profiles.
     """
     lines = profiled_lines(profiles)
-    planned: list[tuple[Setup, bool, Workload]] = []
+    planned: list[tuple[Setup | None, bool, Workload]] = []
     for workload in workloads:
         least, most = workload.global_batch_least, workload.global_batch_most
         totals = tuple(global_batches(least, most))
@@ -165,18 +159,17 @@ def training_runs(
         variants += [(totals[0] // 2, 1, False), (totals[0], 2, True)]
         for cluster in clusters:
             whole = tuple(offer.instance_type.devices for offer in cluster.members)
+            alone = len(whole) == 1 and whole[0] > 1
             for total, steps, exact in variants:
-                setup = _setup(workload.name, cluster, whole, total, steps, lines)
-                if setup is not None:
-                    planned.append((setup, exact, workload))
-                if len(whole) == 1 and whole[0] > 1:
+                planned.append((_setup(workload.name, cluster, whole, total, steps, lines), exact, workload))
+                if alone:
                     share = total // whole[0]
                     setup = _setup(workload.name, cluster, (1,), share, steps, lines)
-                    if setup is not None:
-                        planned.append((setup, least <= share <= most, workload))
-    known = _expected([setup for setup, _, _ in planned], lines, expected_step)
+                    planned.append((setup, least <= share <= most, workload))
+    possible = [(setup, exact, workload) for setup, exact, workload in planned if setup is not None]
+    known = _expected([setup for setup, _, _ in possible], lines, expected_step)
     candidates: dict[Key, Measurement] = {}
-    for setup, exact, workload in planned:
+    for setup, exact, workload in possible:
         key = setup_key(setup)
         step_s, width = known.get(key) or (_prior_step_s(setup, workload, costs), None)
         candidates.setdefault(

@@ -1,6 +1,6 @@
 """Which few runs would settle a choice that is open, and how far: by the model's own uncertainty. Buys nothing.
 
-    E[c | p] = E[c] + K (p - E[p]),   K = S_cp (S_pp + noise)^-1      log steps of contenders c and pilots p, normal
+    E[c | p] = E[c] + K (p - E[p]),   K = S_cp (S_pp + noise)^-1      log steps of choice set c and pilots p, normal
 
 Regret is in logs: objective of what is chosen, and what missing the constraint counts for, above the least there is.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from .acquisition import Joint
-from .value_of_information import MISS, Belief, Contenders, Floats, Question, judged, taken, worths
+from .value_of_information import MISS, Belief, ChoiceSet, Floats, Question, choices, objective_and_chance, run_values
 
 _TRUTHS = 400  # joint draws of what the step times may be
 _ROUNDING = 1e-10
@@ -36,19 +36,19 @@ class Pilots:
 
 
 def choose_pilots(
-    contenders: Contenders, candidates: pd.DataFrame, joint: Joint, *, goal: str, count: int, seed: int
+    choice_set: ChoiceSet, candidates: pd.DataFrame, joint: Joint, *, goal: str, count: int, seed: int
 ) -> Pilots:
     """The `count` candidates (measurement columns) that are expected to better the choice of `goal` most.
 
-    Where no single run would change the choice, the one that moves the contenders most: two may do what one cannot.
+    Where no single run would change the choice, the one that moves the choice set most: two may do what one cannot.
     Where nobody meets the constraint with the probability required, those that tell most of whoever is likeliest to.
     `joint` gives moments of log step seconds. A goal for which fewer than two contend is settled: no pilots.
     """
-    questions = [one for one in contenders.questions if one.name == goal]
+    questions = [one for one in choice_set.questions if one.name == goal]
     if not questions or not len(candidates):
         return Pilots(chosen=(), regret=0.0, after=())
-    first = len(contenders.setups)
-    frame = pd.concat([pd.DataFrame([setup.row() for setup in contenders.setups]), candidates], ignore_index=True)
+    first = len(choice_set.setups)
+    frame = pd.concat([pd.DataFrame([setup.row() for setup in choice_set.setups]), candidates], ignore_index=True)
     mean, covariance, noise = joint(frame)
     belief = now = Belief(mean=mean, covariance=covariance, noise=noise)
     places = list(range(first, len(frame)))
@@ -56,10 +56,10 @@ def choose_pilots(
     doubted = _likeliest(questions[0], now)
     for _ in range(min(count, len(places))):
         left = [place for place in places if place not in chosen]
-        value = worths(questions, belief, left).regret if doubted is None else belief.told(left)[doubted] ** 2
+        value = run_values(questions, belief, left).regret if doubted is None else belief.mean_shift(left)[doubted] ** 2
         if not value.any():
             contending = np.unique(np.concatenate([one.places for one in questions]))
-            value = (belief.told(left)[contending] ** 2).mean(axis=0)
+            value = (belief.mean_shift(left)[contending] ** 2).mean(axis=0)
         chosen.append(left[int(np.argmax(value))])
         belief = belief.given(chosen[-1])
     steps = [chosen[: n + 1] for n in range(len(chosen))]
@@ -72,29 +72,29 @@ def choose_pilots(
 
 
 def _likeliest(question: Question, belief: Belief) -> int | None:
-    """Place of the contender that is likeliest to meet the constraint, where none does as surely as is required."""
+    """Place of the setup that is likeliest to meet the constraint, where none does as surely as is required."""
     mean, variance = belief.mean[question.places], belief.variance[question.places]
-    meets = judged(question, mean[:, None, None], variance[:, None, None])[1]
+    meets = objective_and_chance(question, mean[:, None, None], variance[:, None, None])[1]
     if meets is None or meets.max() >= question.p_required:
         return None
     return int(question.places[np.argmax(meets[:, 0, 0])])
 
 
 def _assured(question: Question, belief: Belief, pilots: Sequence[int], *, seed: int) -> float:
-    """Chance that some contender meets the constraint as surely as is required once the runs at `pilots` are known."""
-    _, said, left = _told(belief, pilots, seed=seed)
+    """Chance that some setup meets the constraint as surely as is required once the runs at `pilots` are known."""
+    _, said, left = _after_runs(belief, pilots, seed=seed)
     places = question.places
-    meets = judged(question, said[places][:, None, :], left[places][:, None, None])[1]
+    meets = objective_and_chance(question, said[places][:, None, :], left[places][:, None, None])[1]
     return 1.0 if meets is None else float(np.mean(meets.max(axis=0) >= question.p_required))
 
 
 def expected_regret(questions: Sequence[Question], belief: Belief, pilots: Sequence[int], *, seed: int) -> float:
     """Of the choices made once the runs at the places `pilots` are known, over joint draws of the truth."""
-    truth, said, left = _told(belief, pilots, seed=seed)
+    truth, said, left = _after_runs(belief, pilots, seed=seed)
     return float(np.mean([_regret(one, said, left, truth) for one in questions]))
 
 
-def _told(belief: Belief, pilots: Sequence[int], *, seed: int) -> tuple[Floats, Floats, Floats]:
+def _after_runs(belief: Belief, pilots: Sequence[int], *, seed: int) -> tuple[Floats, Floats, Floats]:
     """(n, draws) truths, (n, draws) what would be expected of them once the runs at `pilots` are known, and (n,) the
     variance that is left."""
     picked = np.array(pilots, dtype=np.intp)
@@ -112,7 +112,7 @@ def _told(belief: Belief, pilots: Sequence[int], *, seed: int) -> tuple[Floats, 
 
 def _regret(question: Question, said: Floats, left: Floats, truth: Floats) -> float:
     places = question.places
-    picks = taken(question, *judged(question, said[places][:, None, :], left[places][:, None, None]))[0]
-    objective, meets = judged(question, truth[places][:, None, :], np.zeros((len(places), 1, 1)))
+    picks = choices(question, *objective_and_chance(question, said[places][:, None, :], left[places][:, None, None]))[0]
+    objective, meets = objective_and_chance(question, truth[places][:, None, :], np.zeros((len(places), 1, 1)))
     loss = (objective if meets is None else objective + MISS * (1 - meets))[:, 0, :]
     return float(np.mean(loss[picks, np.arange(loss.shape[1])] - loss.min(axis=0)))

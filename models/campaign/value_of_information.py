@@ -21,8 +21,8 @@ from scipy.special import ndtr, ndtri
 from ..domain.numeric import Z_90
 from ..domain.setup_table import Key, setup_key
 from ..domain.workload import Goal, Setup, Workload
-from ..job.cost import Outlook, outlook
-from ..job.job_conditions import Circumstances, Stated
+from ..job.cost import JobCosts, job_costs
+from ..job.job_conditions import Circumstances
 from ..planner.ranking import goals_of
 
 Floats = NDArray[np.float64]
@@ -32,8 +32,8 @@ MISS = 1.0  # what missing a deadline or a budget counts for: as much as paying 
 _NODES = np.linspace(-3.0, 3.0, 21)  # outcomes of a run that are weighed, in its own standard deviations
 _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
 _LEAST_SD = 1e-6
-_TELLING = 1e-5  # a run that moves no contender by more than this, in logs, tells nothing
-_AT_ONCE = 400_000  # contenders x runs x outcomes held in memory
+_TELLING = 1e-5  # a run that moves no setup by more than this, in logs, tells nothing
+_AT_ONCE = 400_000  # setups x runs x outcomes held in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Belief:
             noise=self.noise,
         )
 
-    def told(self, places: Sequence[int]) -> Floats:
+    def mean_shift(self, places: Sequence[int]) -> Floats:
         """(n, places) by how far a run at each place moves each setup's mean, in logs, when it is one sd off."""
         across = self.covariance[:, places]
         return np.asarray(across / np.sqrt(np.maximum(self.variance[places] + self.noise[places], 1e-12)))
@@ -74,10 +74,10 @@ class Belief:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One goal of one job: the contenders, and what each would cost. Arrays have one entry a contender.
+    """One goal of one job: the setups that may be chosen, and what each would cost. Arrays have one entry a setup.
 
     hours = fixed_hours + hours_per_step_s x step_s;  usd = usd_per_hour x hours. `aim` and `limited` are "hours" or
-    "usd" (`limited` None: no constraint); `luck` is the standard deviation of log hours that no measurement can lower.
+    "usd" (`limited` None: no constraint); `irreducible_sd` is that of log hours once the step time is known.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Question:
     fixed_hours: Floats
     hours_per_step_s: Floats
     usd_per_hour: Floats
-    luck: Floats
+    irreducible_sd: Floats
     aim: str
     limited: str | None = None
     limit: float = np.inf
@@ -101,15 +101,17 @@ class Gain:
 
 
 def choice(question: Question, belief: Belief) -> int:
-    """Position among the contenders of the one to take now: least objective of those that meet the constraint.
+    """Position in the choice set of the one to take now: least objective of those that meet the constraint.
 
-    Where none meets it with the probability required, the likeliest to. Raises ValueError without contenders.
+    Where none meets it with the probability required, the likeliest to. Raises ValueError where there is none.
     """
     if not len(question.places):
         raise ValueError(f"{question.name}: nobody to choose from")
     mean = belief.mean[question.places]
-    objective, meets = judged(question, mean[:, None, None], belief.variance[question.places][:, None, None])
-    return int(taken(question, objective, meets)[0, 0])
+    objective, meets = objective_and_chance(
+        question, mean[:, None, None], belief.variance[question.places][:, None, None]
+    )
+    return int(choices(question, objective, meets)[0, 0])
 
 
 def gain(question: Question, belief: Belief, runs: Sequence[int]) -> Gain:
@@ -118,28 +120,28 @@ def gain(question: Question, belief: Belief, runs: Sequence[int]) -> Gain:
     if len(question.places) < 2 or not len(runs):
         return found
     now = choice(question, belief)
-    told = belief.told(runs)[question.places]
-    telling = np.flatnonzero(np.abs(told).max(axis=0) > _TELLING)
+    shift = belief.mean_shift(runs)[question.places]
+    telling = np.flatnonzero(np.abs(shift).max(axis=0) > _TELLING)
     step = max(1, _AT_ONCE // (len(question.places) * len(_NODES)))
     for first in range(0, len(telling), step):
         some = telling[first : first + step]
-        found.regret[some], found.chance[some] = _outcomes(question, belief, told[:, some], now)
+        found.regret[some], found.chance[some] = _outcomes(question, belief, shift[:, some], now)
     return found
 
 
-def _outcomes(question: Question, belief: Belief, told: Floats, now: int) -> tuple[Floats, Floats]:
+def _outcomes(question: Question, belief: Belief, shift: Floats, now: int) -> tuple[Floats, Floats]:
     """(runs,) gain and chance of another choice, over the outcomes of each run."""
-    mean = belief.mean[question.places][:, None, None] + told[:, :, None] * _NODES
-    left = np.maximum(belief.variance[question.places][:, None] - told**2, 0.0)[:, :, None]
-    objective, meets = judged(question, mean, left)
-    picks = taken(question, objective, meets)
+    mean = belief.mean[question.places][:, None, None] + shift[:, :, None] * _NODES
+    left = np.maximum(belief.variance[question.places][:, None] - shift**2, 0.0)[:, :, None]
+    objective, meets = objective_and_chance(question, mean, left)
+    picks = choices(question, objective, meets)
     loss = objective if meets is None else objective + MISS * (1 - meets)
     better = loss[now] - np.take_along_axis(loss, picks[None], axis=0)[0]
     return np.maximum(better @ _WEIGHTS, 0.0), (picks != now) @ _WEIGHTS
 
 
-def judged(question: Question, mean: Floats, variance: Floats) -> tuple[Floats, Floats | None]:
-    """Log objective of contenders (axis 0) and their chance to meet the constraint (None without one)."""
+def objective_and_chance(question: Question, mean: Floats, variance: Floats) -> tuple[Floats, Floats | None]:
+    """Log objective of the setups (axis 0) and their chance to meet the constraint (None without one)."""
     tall = (slice(None), None, None)
     work = question.hours_per_step_s[tall] * np.exp(mean)
     hours = question.fixed_hours[tall] + work
@@ -147,12 +149,12 @@ def judged(question: Question, mean: Floats, variance: Floats) -> tuple[Floats, 
     by["usd"] = by["hours"] + np.log(question.usd_per_hour)[tall]
     if question.limited is None:
         return by[question.aim], None
-    spread = np.sqrt(variance * (work / hours) ** 2 + question.luck[tall] ** 2)
+    spread = np.sqrt(variance * (work / hours) ** 2 + question.irreducible_sd[tall] ** 2)
     margin = (np.log(question.limit) - by[question.limited]) / np.maximum(spread, _LEAST_SD)
     return by[question.aim], np.asarray(ndtr(margin))
 
 
-def taken(question: Question, objective: Floats, meets: Floats | None) -> Places:
+def choices(question: Question, objective: Floats, meets: Floats | None) -> Places:
     """Position of the choice for each (run, outcome); ties go to the first."""
     if meets is None:
         return np.asarray(np.argmin(objective, axis=0), dtype=np.intp)
@@ -165,7 +167,7 @@ LEAST_REGRET, LEAST_CHANCE = 1e-3, 0.02  # of one goal: a run below either is no
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worths:
+class RunValues:
     """Of each run: the regret that all questions together are expected to lose by it, 0 where none may change.
 
     `chance` and `question` are those of the question that it betters most.
@@ -176,7 +178,7 @@ class Worths:
     question: tuple[str, ...]
 
 
-def worths(questions: Sequence[Question], belief: Belief, runs: Sequence[int]) -> Worths:
+def run_values(questions: Sequence[Question], belief: Belief, runs: Sequence[int]) -> RunValues:
     """What each of `runs` (places in `belief`) is worth to all `questions`.
 
     A question for which regret is expected to fall by less than 0.1 %, or whose choice changes in less than 2 % of
@@ -191,24 +193,16 @@ def worths(questions: Sequence[Question], belief: Belief, runs: Sequence[int]) -
         more = regret > most
         most[more], chance[more], named[more] = regret[more], one.chance[more], number
     names = tuple(questions[at].name if most[run] > 0 else "" for run, at in enumerate(named))
-    return Worths(regret=total, chance=chance, question=names)
+    return RunValues(regret=total, chance=chance, question=names)
 
 
-def left_of(worth: Floats, alike: Floats, taken: Sequence[int]) -> Floats:
-    """(runs,) what is left of `worth` once the runs `taken` are made: less by the share that they tell of the same.
-
-    `alike` is (runs, runs) of `Belief.alike`. Never more than before, so that values only fall as a launch is filled.
-    """
-    return np.asarray(worth * np.prod(1 - alike[:, list(taken)], axis=1))
-
-
-_OUTCOMES = 41  # quantiles of each setup's step time under which luck is looked at
+_OUTCOMES = 41  # quantiles of each setup's step time at which the spread that remains is looked at
 _LEAST_CHANCE = 0.02  # to meet a constraint, below which nobody contends
-_MOST, _MOST_SAFE = 30, 10  # contenders of a goal by their objective, and those that meet its constraint besides
+_MOST, _MOST_SAFE = 30, 10  # setups of a goal by their objective, and those that meet its constraint besides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contenders:
+class ChoiceSet:
     """Distinct setups of a workload that may be chosen; the questions' places are positions among `setups`."""
 
     workload: str
@@ -216,82 +210,75 @@ class Contenders:
     questions: tuple[Question, ...]
 
 
-def contenders_of(
+def choice_set_of(
     workload: Workload,
     setups: Sequence[Setup],
     predictions: pd.DataFrame,
     *,
     conditions: Circumstances | None = None,
     seed: int = 0,
-) -> Contenders:
-    """The contenders among `setups`, with `predictions` (step_s, step_low_s, step_high_s) aligned by position.
+) -> ChoiceSet:
+    """Those of `setups` that may be chosen; `predictions` (step_s, step_low_s, step_high_s) are aligned by position.
 
     Of each cluster and market its best split by the goal, of these the 30 with the least expected objective and the 10
     best that meet the constraint already. A goal that nobody can meet asks nothing; `conditions` is as in
-    `ranking.recommend`. Raises ValueError as that does on a goal that cannot be judged.
+    `job_costs`. Raises ValueError on a goal that cannot be judged.
     """
     goals = goals_of(workload)
     if not setups:
-        return Contenders(workload=workload.name, setups=(), questions=())
+        return ChoiceSet(workload=workload.name, setups=(), questions=())
     step_s = predictions["step_s"].to_numpy(float)
     spread = np.log(predictions["step_high_s"].to_numpy(float) / predictions["step_low_s"].to_numpy(float)) / 2 / Z_90
     outcomes = ndtri((np.arange(_OUTCOMES) + 0.5) / _OUTCOMES)
-    view = outlook(
-        workload,
-        setups,
-        predictions.reset_index(drop=True),
-        step_s[:, None] * np.exp(spread[:, None] * outcomes),
-        measured_runs=[0] * len(setups),
-        conditions=conditions or Stated(),
-        seed=seed,
-    )
-    luck = np.std(np.log(view.sampled_hours / view.mean_hours), axis=1)
+    draws = step_s[:, None] * np.exp(spread[:, None] * outcomes)
+    costs = job_costs(workload, setups, predictions, draws, circumstances=conditions, seed=seed)
+    irreducible_sd = np.std(np.log(costs.sampled_hours / costs.hours_by_draw), axis=1)
     places: dict[Key, int] = {}
     chosen: list[Setup] = []
     questions = []
     for goal in goals:
-        picked = _contending(goal, view)
+        picked = _contending(goal, costs)
         if len(picked) < 2:
             continue
         for at in picked:
             if places.setdefault(setup_key(setups[at]), len(chosen)) == len(chosen):
                 chosen.append(setups[at])
-        fixed = view.startup_s[picked] / 3600
+        fixed = costs.conditions.startup_s[picked] / 3600
         questions.append(
             Question(
                 name=goal.goal,
                 places=np.array([places[setup_key(setups[at])] for at in picked], dtype=np.intp),
                 fixed_hours=fixed,
-                hours_per_step_s=np.maximum(view.hours[picked] - fixed, 1e-12) / step_s[picked],
-                usd_per_hour=view.price[picked],
-                luck=luck[picked],
+                hours_per_step_s=np.maximum(costs.hours[picked] - fixed, 1e-12) / step_s[picked],
+                usd_per_hour=costs.usd_per_hour[picked],
+                irreducible_sd=irreducible_sd[picked],
                 aim=goal.objective,
                 limited=goal.constraint,
                 limit=goal.limit or np.inf,
                 p_required=goal.p_required,
             )
         )
-    return Contenders(workload=workload.name, setups=tuple(chosen), questions=tuple(questions))
+    return ChoiceSet(workload=workload.name, setups=tuple(chosen), questions=tuple(questions))
 
 
-def _contending(goal: Goal, view: Outlook) -> NDArray[np.intp]:
+def _contending(goal: Goal, costs: JobCosts) -> NDArray[np.intp]:
     """Positions, the least expected objective first. A run tells the same whichever markets a cluster is of: those of
     two are left to their twins of one.
     """
-    usable = np.isfinite(view.hours) & (view.hours > 0) & np.isfinite(view.usd) & (view.price > 0)
-    usable &= ~np.array([setup.cluster.mixed for setup in view.setups], dtype=bool)
+    usable = np.isfinite(costs.hours) & (costs.hours > 0) & (costs.usd_per_hour > 0)
+    usable &= ~np.array([setup.cluster.mixed for setup in costs.setups], dtype=bool)
     what, limit = goal.constraint, goal.limit
-    meets = np.ones(len(view.hours))
+    meets = np.ones(len(costs.hours))
     if what is not None and limit is not None:
-        meets = np.mean(view.drawn(what) <= limit, axis=1)
-    order = np.argsort(view.quantity(goal.objective), kind="stable")
+        meets = np.mean(costs.drawn(what) <= limit, axis=1)
+    order = np.argsort(costs.expected(goal.objective), kind="stable")
     able = order[(usable & (meets >= _LEAST_CHANCE))[order]]
     safe = order[(usable & (meets >= goal.p_required))[order]]
-    both = {*_one_of_each(able, view, _MOST), *_one_of_each(safe, view, _MOST_SAFE)}
+    both = {*_one_of_each(able, costs, _MOST), *_one_of_each(safe, costs, _MOST_SAFE)}
     return np.array([at for at in order if at in both], dtype=np.intp)
 
 
-def _one_of_each(order: NDArray[np.intp], view: Outlook, most: int) -> list[int]:
-    """The first of each place, at most so many."""
-    _, firsts = np.unique(view.place[order], return_index=True)
+def _one_of_each(order: NDArray[np.intp], costs: JobCosts, most: int) -> list[int]:
+    """The first of each cluster, at most so many."""
+    _, firsts = np.unique(costs.cluster[order], return_index=True)
     return [int(at) for at in order[np.sort(firsts)[:most]]]

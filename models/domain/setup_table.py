@@ -224,7 +224,7 @@ def require_known(names: Iterable[str], known: Sequence[str], what: str) -> None
 # Workload, (instance type, layout, batch) of each machine in one order, accumulation steps, strategy, precision.
 Key = tuple[str, tuple[tuple[str, int, int], ...], int, str, str]
 # Columns of a measurement row that `row_key` reads.
-_TELLING = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps", "strategy", "precision")
+_KEY_COLUMNS = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps", "strategy", "precision")
 
 
 def setup_key(setup: Setup) -> Key:
@@ -244,15 +244,12 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
 
     Raises ValueError where cluster, layout or batches cannot be read.
     """
-    names = parse_cluster(str(row["cluster"]))
-    stated = row.get("layout")
-    whole = tuple(devices.get(name, 1) for name in names)
-    layout = whole if _absent(stated) else parse_numbers(str(stated), len(names), "layout")
-    batches = parse_numbers(str(row["batch_per_device"]), len(names), "batch_per_device")
+    cluster, stated = str(row["cluster"]), row.get("layout")
+    layout, batches = _read(cluster, "" if _absent(stated) else str(stated), str(row["batch_per_device"]), devices)
     steps, strategy, precision = (row.get(name) for name in ("accumulation_steps", "strategy", "precision"))
     return (
         str(row["workload"]),
-        tuple(sorted(zip(names, layout, batches, strict=True))),
+        tuple(sorted(zip(_types(cluster), layout, batches, strict=True))),
         1 if _absent(steps) else int(str(steps).split(".")[0]),
         "ddp" if _absent(strategy) else str(strategy),
         "fp32" if _absent(precision) else str(precision),
@@ -276,8 +273,8 @@ def _distinct(runs: pd.DataFrame, workloads: set[str]) -> pd.DataFrame:
     if "runs" in runs or not len(runs):
         return runs
     mine = runs[runs["workload"].isin(workloads)]
-    told = [name for name in _TELLING if name in mine]
-    return mine.groupby(told, dropna=False, sort=False).size().rename("runs").reset_index()
+    columns = [name for name in _KEY_COLUMNS if name in mine]
+    return mine.groupby(columns, dropna=False, sort=False).size().rename("runs").reset_index()
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:

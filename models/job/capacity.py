@@ -17,8 +17,9 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-Floats = NDArray[np.float64]
-Pool = tuple[str, str]  # instance type, market
+from ..domain.numeric import FloatArray
+
+TypeInMarket = tuple[str, str]  # instance type, market
 
 # GCP's virtual machines with one GPU, from request to running (CM-DARE's launches [P], 55 on demand, 45 preemptible):
 # medians of 69 s and 87 s. EC2's and ours differ, which _MARKET_SD says.
@@ -37,7 +38,7 @@ _ROWS = 4096  # gangs looked at together: what is held in memory
 class StartupModel:
     """Log medians by type and market and by market with their doubt, and the spread of single launches."""
 
-    pools: Mapping[Pool, tuple[float, float]]
+    pools: Mapping[TypeInMarket, tuple[float, float]]
     markets: Mapping[str, tuple[float, float]]
     launch_sd: float
 
@@ -51,7 +52,7 @@ class StartupModel:
         middle, doubt = self.markets[market]
         return self.pools.get((instance_type, market), (middle, float(np.hypot(doubt, _TYPE_SD))))
 
-    def gangs(self, pools: Sequence[Pool], counts: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    def gangs(self, pools: Sequence[TypeInMarket], counts: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
         """(mean seconds, standard deviation of their log), of gangs of `counts` (gangs, pools) machines, (gangs,) each.
 
         A gang has at least one machine and is ready when its last one is. Launches are independent given the medians;
@@ -69,7 +70,7 @@ class StartupModel:
         mean_s, log_sd = np.concatenate(parts, axis=1)
         return mean_s[back.ravel()], log_sd[back.ravel()]
 
-    def _last(self, counts: Floats, kinds: Floats) -> Floats:
+    def _last(self, counts: FloatArray, kinds: FloatArray) -> FloatArray:
         """(2, gangs) of the last machine: the moments of its log by sums over its distribution."""
         step = max(self.launch_sd, _FINEST_SD) / _POINTS
         first = np.floor((kinds[:, 0].min() - _BELOW * self.launch_sd) / step)
@@ -101,7 +102,7 @@ def fit_startup(launches: pd.DataFrame, prior_s: Mapping[str, float] = PRIOR_S) 
     }
     spread = _launch_sd(groups)
     markets = {market: _market(market, groups, spread, middle) for market, middle in prior_s.items()}
-    pools: dict[Pool, tuple[float, float]] = {}
+    pools: dict[TypeInMarket, tuple[float, float]] = {}
     for (name, market), seen in groups.items():
         middle, doubt = markets[market]
         prior, mine = doubt**2 + _TYPE_SD**2, spread**2 / len(seen)
@@ -110,14 +111,16 @@ def fit_startup(launches: pd.DataFrame, prior_s: Mapping[str, float] = PRIOR_S) 
     return StartupModel(pools=pools, markets=markets, launch_sd=spread)
 
 
-def _launch_sd(groups: Mapping[Pool, Floats]) -> float:
+def _launch_sd(groups: Mapping[TypeInMarket, FloatArray]) -> float:
     """Spread of single launches in logs, pooled over types, shrunk to its prior."""
     squares = sum(float(np.sum((seen - np.mean(seen)) ** 2)) for seen in groups.values())
     free = sum(len(seen) - 1 for seen in groups.values())
     return float(np.sqrt((squares + _SPREAD_WEIGHT * _LAUNCH_SD**2) / (free + _SPREAD_WEIGHT)))
 
 
-def _market(market: str, groups: Mapping[Pool, Floats], spread: float, prior_s: float) -> tuple[float, float]:
+def _market(
+    market: str, groups: Mapping[TypeInMarket, FloatArray], spread: float, prior_s: float
+) -> tuple[float, float]:
     """(log median, doubt) of a market: the mean of its types, each weighed by what is known of it, and the prior."""
     own = [seen for (_, other), seen in groups.items() if other == market]
     weights = np.array([1 / (_TYPE_SD**2 + spread**2 / len(seen)) for seen in own])
@@ -127,7 +130,7 @@ def _market(market: str, groups: Mapping[Pool, Floats], spread: float, prior_s: 
     return float(middle), float(precision**-0.5)
 
 
-Asked = tuple[str, str, str]  # instance type, market, zone
+TypeInZone = tuple[str, str, str]  # instance type, market, zone
 
 # Before anybody asked: granted so many times in ten, worth so many requests. A guess: no public figures by type exist.
 _GRANTED, _ASKED_WEIGHT = {"on-demand": 0.97, "spot": 0.85}, 5.0
@@ -138,15 +141,15 @@ _SHARED = 0.7  # of a refusal's cause that all machines of a pool have in common
 class AvailabilityModel:
     """Chance that a request for one machine is granted, by type, market and zone."""
 
-    granted: Mapping[Asked, float]
+    granted: Mapping[TypeInZone, float]
 
-    def one(self, pool: Asked) -> float:
+    def one(self, pool: TypeInZone) -> float:
         """Chance that one machine can be had. Raises ValueError for a market that is neither on-demand nor spot."""
         if pool[1] not in _GRANTED:
             raise ValueError(f"market {pool[1]!r} is none of {', '.join(_GRANTED)}")
         return self.granted.get(pool, _GRANTED[pool[1]])
 
-    def gangs(self, pools: Sequence[Asked], counts: Floats) -> Floats:
+    def gangs(self, pools: Sequence[TypeInZone], counts: FloatArray) -> FloatArray:
         """(gangs,) chance that all of `counts` (gangs, pools) machines can be had at once.
 
         Pools are independent, machines of one pool are not.
@@ -158,7 +161,7 @@ class AvailabilityModel:
 
 def fit_availability(requests: pd.DataFrame) -> AvailabilityModel:
     """Learned from `requests`: instance_type, market, zone, granted (bool), one row a machine asked for."""
-    found: dict[Asked, float] = {}
+    found: dict[TypeInZone, float] = {}
     for (kind, market, zone), rows in requests.groupby(["instance_type", "market", "zone"]):
         prior = _ASKED_WEIGHT * _GRANTED[str(market)]
         found[str(kind), str(market), str(zone)] = (prior + float(rows["granted"].sum())) / (_ASKED_WEIGHT + len(rows))

@@ -14,59 +14,96 @@ draws: the rate itself is drawn, from Gammas.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import gammaincinv, ndtri
 
-Floats = NDArray[np.float64]
+from ..domain.numeric import FloatArray, IntArray
+from .interruptions import passing
 
 # CM-DARE [P, physics.md]: 3.6 s + 0.02 s/MB on its cloud's storage. Ours may differ by a factor: half of a or k is one
-# standard deviation.
+# standard deviation. Relative spread: CM-DARE's networks lie about a tenth around its line, repeats a twentieth.
 BASE_S, S_PER_MB = 3.6, 0.02
-_PRIOR_PART = 0.5
-# Relative spread: CM-DARE's networks lie about a tenth around its line, repeats of one a twentieth.
-_BETWEEN, _WITHIN = 0.1, 0.05
+_PRIOR_PART, _BETWEEN, _WITHIN = 0.5, 0.1, 0.05
+_STATE_PER_WEIGHT = 3  # bytes of a checkpoint per byte of weights: Adam keeps two moments beside them
+
+
+def checkpoint_bytes(gradient_bytes: float | None) -> float:
+    """Size of a checkpoint by the bytes of the gradient; 0 where those are unknown (None or NaN)."""
+    return 0.0 if gradient_bytes is None or np.isnan(gradient_bytes) else _STATE_PER_WEIGHT * float(gradient_bytes)
+
+
+def checkpoint_seconds(state_bytes: ArrayLike) -> FloatArray:
+    """Expected seconds to write checkpoints of `state_bytes`, in its shape: linear in bytes (CM-DARE [P])."""
+    return BASE_S + S_PER_MB * np.asarray(state_bytes, dtype=float) / 1e6
+
+
+def checkpoint_log_sd(state_bytes: ArrayLike) -> FloatArray:
+    """Standard deviation of the log seconds of one checkpoint, in the shape of `state_bytes`."""
+    doubt = _PRIOR_PART * np.hypot(BASE_S, S_PER_MB * np.asarray(state_bytes, dtype=float) / 1e6)
+    return np.asarray(np.sqrt((doubt / checkpoint_seconds(state_bytes)) ** 2 + _BETWEEN**2 + _WITHIN**2), dtype=float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointModel:
-    """`base_s` + `s_per_mb` MB, the covariance of the two, and the relative spread of a network not seen."""
+class Conditions:
+    """What a job meets on each of several clusters, however long it is; (clusters,) arrays.
 
-    base_s: float
-    s_per_mb: float
-    covariance: tuple[tuple[float, float], tuple[float, float]]
-    between: float
-    within: float
+    Start-up and checkpoints are lognormal with these means and standard deviations of their logs. `doubt` is the
+    variance of what is not known of the hazard, over its square; `lasting` and `passing` are those of its bunching that
+    stays, and that passes within about a day.
+    """
 
-    def seconds(self, mb: ArrayLike) -> Floats:
-        """Expected seconds for `mb` megabytes (10^6 bytes), in its shape."""
-        return np.asarray(self.base_s + self.s_per_mb * np.asarray(mb, dtype=float), dtype=float)
+    hazard_per_hour: FloatArray
+    doubt: FloatArray
+    lasting: FloatArray
+    passing: FloatArray
+    startup_s: FloatArray
+    startup_log_sd: FloatArray
+    checkpoint_s: FloatArray
+    checkpoint_log_sd: FloatArray
+    replacement_s: FloatArray
 
-    def log_sd(self, mb: ArrayLike) -> Floats:
-        """Standard deviation of the log seconds of one checkpoint of a network not seen, in the shape of `mb`."""
-        size = np.asarray(mb, dtype=float)
-        design = np.stack([np.ones_like(size), size])
-        doubt = np.einsum("i...,ij,j...->...", design, np.array(self.covariance), design)
-        return np.asarray(np.sqrt(doubt / self.seconds(size) ** 2 + self.between**2 + self.within**2), dtype=float)
+    @classmethod
+    def certain(
+        cls, hazard_per_hour: FloatArray, *, startup_s: float, checkpoint_s: float, replacement_s: float
+    ) -> Conditions:
+        """Rates that are known and memoryless, and the same seconds for all clusters."""
+        nothing, same = np.zeros(len(hazard_per_hour)), np.ones(len(hazard_per_hour))
+        return cls(
+            hazard_per_hour=hazard_per_hour,
+            doubt=nothing,
+            lasting=nothing,
+            passing=nothing,
+            startup_s=startup_s * same,
+            startup_log_sd=nothing,
+            checkpoint_s=checkpoint_s * same,
+            checkpoint_log_sd=nothing,
+            replacement_s=replacement_s * same,
+        )
 
+    @classmethod
+    def joined(cls, parts: Sequence[Conditions]) -> Conditions:
+        """Several as one, in order; empty for none."""
+        empty = np.zeros(0)
+        columns = {one.name: [empty, *(getattr(part, one.name) for part in parts)] for one in fields(cls)}
+        return cls(**{name: np.concatenate(column) for name, column in columns.items()})
 
-def prior_checkpoints() -> CheckpointModel:
-    """The line before any checkpoint was written."""
-    return CheckpointModel(
-        base_s=BASE_S,
-        s_per_mb=S_PER_MB,
-        covariance=(((_PRIOR_PART * BASE_S) ** 2, 0.0), (0.0, (_PRIOR_PART * S_PER_MB) ** 2)),
-        between=_BETWEEN,
-        within=_WITHIN,
-    )
+    def take(self, rows: IntArray | slice) -> Conditions:
+        """The clusters at these positions, which may repeat."""
+        return Conditions(**{one.name: getattr(self, one.name)[rows] for one in fields(Conditions)})
+
+    def bunching(self, work_hours: ArrayLike) -> FloatArray:
+        """(clusters,) variance of the rate that jobs of so many hours of work meet."""
+        return np.asarray(self.lasting + self.passing * passing(work_hours), dtype=float)
 
 
 _NEVER = 1e-12  # an hour: rarer than that is never
 
 
-def best_interval(checkpoint_hours: ArrayLike, hazard_per_hour: ArrayLike) -> Floats:
+def best_interval(checkpoint_hours: ArrayLike, hazard_per_hour: ArrayLike) -> FloatArray:
     """Hours of work between two checkpoints (Daly [P]), in the broadcast shape; very long where nothing interrupts."""
     mean = 1 / np.maximum(np.asarray(hazard_per_hour, dtype=float), _NEVER)
     cost = np.asarray(checkpoint_hours, dtype=float)
@@ -75,7 +112,7 @@ def best_interval(checkpoint_hours: ArrayLike, hazard_per_hour: ArrayLike) -> Fl
     return np.asarray(np.where(cost < 2 * mean, interval, mean), dtype=float)
 
 
-def pieces(work_hours: ArrayLike, interval_hours: ArrayLike) -> Floats:
+def pieces(work_hours: ArrayLike, interval_hours: ArrayLike) -> FloatArray:
     """Whole numbers of pieces between checkpoints, at least 1: as few as keep each within the interval."""
     ratio = np.asarray(work_hours, dtype=float) / np.maximum(np.asarray(interval_hours, dtype=float), 1e-9)
     return np.asarray(np.maximum(np.ceil(ratio - 1e-9), 1.0), dtype=float)
@@ -86,109 +123,83 @@ REPLACEMENT_S = 22.0  # prior: resume of an elastic job after a cut link on loca
 _LEAST_HAZARD = 1e-9  # an hour: rarer than that is never, and differences of exponentials still have their digits
 _MOST = 30.0  # interruptions expected in one piece, or while replacing: such a job never ends, and exp stays finite
 _NO_VARIANCE, _ALIKE = 1e-6, 0.05  # of a rate: taken to be certain; in logs of it
+_RISK_DRAWS = 400
 _MANY = 12.0  # interruptions from which Cornish-Fisher replaces the exact Poisson quantile (error below 0.1)
 
 
-def checkpoint_seconds(state_bytes: float) -> float:
-    """Seconds to write a checkpoint of `state_bytes`, linear in bytes (CM-DARE [P])."""
-    return BASE_S + S_PER_MB * state_bytes / 1e6
+def expected_hours(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
+    """Mean hours of a job, in the shape of `work_hours`: (clusters,) or (clusters, draws).
+
+    At hazard 0: start-up and work, no checkpoints.
+    """
+    job = _job(work_hours, conditions)
+    startup = _beside(job.work, conditions.startup_s) / 3600
+    return np.asarray(startup + job.running + job.interruptions * (job.lost + job.replacement), dtype=float)
 
 
-def expected_hours(
-    work_hours: ArrayLike,
-    hazard_per_hour: ArrayLike,
-    *,
-    startup_s: ArrayLike = STARTUP_S,
-    checkpoint_s: ArrayLike = BASE_S,
-    replacement_s: ArrayLike = REPLACEMENT_S,
-) -> Floats:
-    """Mean hours of a job, in the broadcast shape of the arguments. At hazard 0: start-up and work, no checkpoints."""
-    job = _job(work_hours, hazard_per_hour, checkpoint_s, replacement_s)
-    return np.asarray(_hours(startup_s) + job.running + job.interruptions * (job.lost + job.replacement), dtype=float)
-
-
-def expected_interruptions(
-    work_hours: ArrayLike,
-    hazard_per_hour: ArrayLike,
-    *,
-    checkpoint_s: ArrayLike = BASE_S,
-    replacement_s: ArrayLike = REPLACEMENT_S,
-) -> Floats:
+def expected_interruptions(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
     """Mean number of interruptions of a job at work, those that strike the same piece again included; 0 at hazard 0."""
-    return _job(work_hours, hazard_per_hour, checkpoint_s, replacement_s).interruptions
+    return _job(work_hours, conditions).interruptions
 
 
-def interruption_risk(
-    work_hours: ArrayLike,
-    hazard_per_hour: ArrayLike,
-    *,
-    seed: int,
-    checkpoint_s: ArrayLike = BASE_S,
-    replacement_s: ArrayLike = REPLACEMENT_S,
-    doubt: ArrayLike = 0.0,
-    bunching: ArrayLike = 0.0,
-    draws: int = 400,
-) -> Floats:
-    """Chance of at least one interruption before a job is done, one entry a job; 0 at hazard 0.
+def interruption_risk(work_hours: ArrayLike, conditions: Conditions, *, seed: int) -> FloatArray:
+    """(clusters,) chance of at least one interruption before a job is done; 0 at hazard 0.
 
     1 - E[exp(-rate x hours at work)], over the same two Gammas of the rate as in `drawn_hours`: where a rate is in
     doubt, jobs are spared more often than at its mean.
     """
-    job = _job(work_hours, hazard_per_hour, checkpoint_s, replacement_s)
-    _, _, shock, _, doubted, _ = _strata(draws, seed)
-    rate = _gamma_quantile(doubted, _column(doubt)) * _gamma_quantile(shock, _column(bunching))
-    mean_count = np.asarray(np.asarray(hazard_per_hour, dtype=float) * job.running, dtype=float)
-    return np.asarray(1.0 - np.mean(np.exp(-mean_count[..., None] * rate), axis=-1), dtype=float)
+    job = _job(work_hours, conditions)
+    _, _, shock, _, doubted, _ = _strata(_RISK_DRAWS, seed)
+    rate = _rate(doubted, shock, conditions, work_hours)
+    mean_count = (conditions.hazard_per_hour * job.running)[:, None]
+    return np.asarray(1.0 - np.mean(np.exp(-mean_count * rate), axis=-1), dtype=float)
 
 
 def drawn_hours(
-    work_hours: ArrayLike,
-    hazard_per_hour: ArrayLike,
-    *,
-    seed: int,
-    startup_s: ArrayLike = STARTUP_S,
-    checkpoint_s: ArrayLike = BASE_S,
-    replacement_s: ArrayLike = REPLACEMENT_S,
-    doubt: ArrayLike = 0.0,
-    bunching: ArrayLike = 0.0,
-    startup_log_sd: ArrayLike = 0.0,
-    checkpoint_log_sd: ArrayLike = 0.0,
-) -> Floats:
-    """Hours of a job under drawn start-ups and interruptions, each of which loses a part of a piece.
+    work_hours: FloatArray, expected_work_hours: ArrayLike, conditions: Conditions, *, seed: int
+) -> FloatArray:
+    """(clusters, draws) hours under joint draws of work, of that shape, and of start-up, checkpoints, interruptions.
 
-    Shape: that of the arguments broadcast; the last axis holds draws. Start-up is lognormal with mean `startup_s`,
-    checkpoints with mean `checkpoint_s` (all of a job's alike), the number of interruptions Poisson at a rate of its
-    own: the mean times two Gammas of mean 1, of variances `doubt` (what is not known of it) and `bunching`. All jobs
-    share the uniforms that are drawn, so that two of them differ by their arguments only.
+    All checkpoints of a job are alike; the number of interruptions is Poisson at a rate of its own: the mean times two
+    Gammas of mean 1, of variances `doubt` and `bunching`, the latter by the (clusters,) hours of work that are
+    expected. Each loses a part of a piece. All jobs share the uniforms that are drawn, so that two of them differ by
+    their arguments only.
     """
-    job = _job(work_hours, hazard_per_hour, checkpoint_s, replacement_s)
+    job = _job(work_hours, conditions)
     number, loss, shock, launch, doubted, disk = _strata(job.running.shape[-1], seed)
-    rate = _gamma_quantile(doubted, doubt)
-    rate = rate * _gamma_quantile(shock, bunching)
-    count = _poisson_quantile(number, job.interruptions * rate)
+    count = _poisson_quantile(number, job.interruptions * _rate(doubted, shock, conditions, expected_work_hours))
     # The sum of N uniforms is near normal(N/2, N/12); inside sqrt(3) deviations it lies in [0, N] for every N >= 1.
     spread = np.clip(ndtri(loss), -(3**0.5), 3**0.5) * np.sqrt(count / 12) * job.piece
     lost = np.clip(count * job.lost + spread, 0.0, count * job.piece)
-    startup = _hours(startup_s) * _lognormal(launch, startup_log_sd)
-    written = (job.running - job.work) * (_lognormal(disk, checkpoint_log_sd) - 1)
+    startup = conditions.startup_s[:, None] / 3600 * _lognormal(launch, conditions.startup_log_sd[:, None])
+    written = (job.running - job.work) * (_lognormal(disk, conditions.checkpoint_log_sd[:, None]) - 1)
     return np.asarray(startup + job.running + written + lost + count * job.replacement, dtype=float)
+
+
+def least_startup(conditions: Conditions, *, draws: int, part: float) -> FloatArray:
+    """(clusters,) least start-up seconds that a `part` of the draws of `drawn_hours` keeps to, whatever the seed."""
+    rank = max(math.ceil(part * draws - 1e-9), 1)
+    sd = conditions.startup_log_sd
+    return np.asarray(conditions.startup_s * np.exp(sd * ndtri((rank - 0.5) / draws) - sd**2 / 2), dtype=float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     """Hours, and the mean number of interruptions, before any is drawn."""
 
-    work: Floats
-    running: Floats  # work and checkpoints
-    piece: Floats  # most that an interruption can take
-    interruptions: Floats
-    lost: Floats  # mean, an interruption
-    replacement: Floats  # with those that are interrupted themselves
+    work: FloatArray
+    running: FloatArray  # work and checkpoints
+    piece: FloatArray  # most that an interruption can take
+    interruptions: FloatArray
+    lost: FloatArray  # mean, an interruption
+    replacement: FloatArray  # with those that are interrupted themselves
 
 
-def _job(work_hours: ArrayLike, hazard_per_hour: ArrayLike, checkpoint_s: ArrayLike, replacement_s: ArrayLike) -> _Job:
-    work, hazard = np.asarray(work_hours, dtype=float), np.asarray(hazard_per_hour, dtype=float)
-    write, replace, rate = _hours(checkpoint_s), _hours(replacement_s), np.maximum(hazard, _LEAST_HAZARD)
+def _job(work_hours: ArrayLike, conditions: Conditions) -> _Job:
+    work = np.asarray(work_hours, dtype=float)
+    hazard = _beside(work, conditions.hazard_per_hour)
+    write, replace = (_beside(work, one) / 3600 for one in (conditions.checkpoint_s, conditions.replacement_s))
+    rate = np.maximum(hazard, _LEAST_HAZARD)
     count = pieces(work, best_interval(write, hazard))  # one for a short job, which loses no more than itself
     running = work + (count - 1) * write
     piece = running / count
@@ -205,17 +216,18 @@ def _job(work_hours: ArrayLike, hazard_per_hour: ArrayLike, checkpoint_s: ArrayL
     )
 
 
-def _hours(seconds: ArrayLike) -> Floats:
-    return np.asarray(seconds, dtype=float) / 3600
+def _beside(work: FloatArray, one_a_cluster: FloatArray) -> FloatArray:
+    """(clusters,) as it broadcasts with work of (clusters,) or (clusters, draws)."""
+    return one_a_cluster[:, None] if work.ndim > 1 else one_a_cluster
 
 
-def _column(one_a_job: ArrayLike) -> Floats:
-    """(jobs, 1) beside (jobs, draws); a single number stays one."""
-    array = np.asarray(one_a_job, dtype=float)
-    return array[:, None] if array.ndim else array
+def _rate(doubted: FloatArray, shock: FloatArray, conditions: Conditions, work_hours: ArrayLike) -> FloatArray:
+    """(clusters, draws) the hazard's draws over its mean, at uniforms of doubt and of bunching."""
+    bunching = conditions.bunching(work_hours)[:, None]
+    return _gamma_quantile(doubted, conditions.doubt[:, None]) * _gamma_quantile(shock, bunching)
 
 
-def _strata(draws: int, seed: int) -> tuple[Floats, ...]:
+def _strata(draws: int, seed: int) -> tuple[FloatArray, ...]:
     """Independent columns of stratified uniforms: `draws` of them cover (0, 1) evenly, tails included."""
     rng = np.random.default_rng(seed)
     even = (np.arange(draws) + rng.random(draws)) / draws
@@ -223,20 +235,13 @@ def _strata(draws: int, seed: int) -> tuple[Floats, ...]:
     return rng.permutation(even), *(rng.permutation(middle) for _ in range(5))
 
 
-def drawn_startup(startup_s: Floats, startup_log_sd: Floats, *, draws: int, part: float) -> Floats:
-    """The least start-up seconds that at least a `part` of the draws of `drawn_hours` keeps to, whatever the seed."""
-    rank = max(math.ceil(part * draws - 1e-9), 1)
-    normal = ndtri((rank - 0.5) / draws)
-    return np.asarray(startup_s * np.exp(startup_log_sd * normal - startup_log_sd**2 / 2), dtype=float)
-
-
-def _lognormal(probability: Floats, log_sd: ArrayLike) -> Floats:
+def _lognormal(probability: FloatArray, log_sd: ArrayLike) -> FloatArray:
     """Quantiles at `probability` of a lognormal of mean 1."""
     sd = np.asarray(log_sd, dtype=float)
     return np.asarray(np.exp(sd * ndtri(probability) - sd**2 / 2), dtype=float) if np.any(sd > 0) else np.ones(())
 
 
-def _gamma_quantile(probability: Floats, dispersion: ArrayLike) -> Floats:
+def _gamma_quantile(probability: FloatArray, dispersion: ArrayLike) -> FloatArray:
     """Quantiles at `probability` (draws,) of a Gamma of mean 1, variance `dispersion` (a number or (..., 1)); 1 at 0.
 
     Variances that differ by less than _ALIKE share their quantiles: thousands of setups have few kinds of bunching.
@@ -250,7 +255,7 @@ def _gamma_quantile(probability: Floats, dispersion: ArrayLike) -> Floats:
     return np.asarray(quantiles[np.reshape(at, variance.shape[:-1])], dtype=float)
 
 
-def _poisson_quantile(probability: Floats, mean: Floats) -> Floats:
+def _poisson_quantile(probability: FloatArray, mean: FloatArray) -> FloatArray:
     """Poisson quantiles at `probability` (draws,) for `mean` (..., draws): exact below _MANY, Cornish-Fisher above."""
     z = ndtri(probability)
     large = np.maximum(mean + z * np.sqrt(mean) + (z**2 - 1) / 6, 0.0)

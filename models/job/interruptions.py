@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import scipy  # its parts are loaded where they are named: only a fit needs `optimize`, which takes long to import
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import gammaln
 
 from ..domain.cluster import bucket_hazard
+from ..domain.numeric import FloatArray, IntArray
 
-Floats = NDArray[np.float64]
-Pool = tuple[str, str]  # instance type, zone
+TypeInZone = tuple[str, str]  # instance type, zone
 
 # How Spot Advisor counts (`bucket_hazard`) is not published: a factor common to all types is learned beside
 # one of each type. Standard deviations of their logs.
@@ -46,10 +46,10 @@ class GangHazards:
     left where several zones even each other out. `machine` is the rate of one machine, (pools,).
     """
 
-    per_hour: Floats
-    doubt: Floats
-    concentration: Floats
-    machine: Floats
+    per_hour: FloatArray
+    doubt: FloatArray
+    concentration: FloatArray
+    machine: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class HazardModel:
     """
 
     types: Mapping[str, tuple[float, float, float]]
-    zones: Mapping[Pool, tuple[float, float]]
+    zones: Mapping[TypeInZone, tuple[float, float]]
     offset: tuple[float, float]
     shape: float
     shock: float  # variance of G over a job that is short beside a day
@@ -68,7 +68,7 @@ class HazardModel:
     shared: float
     advised: Mapping[str, float]  # interruptions an hour by type, before anything was seen
 
-    def gangs(self, pools: Sequence[tuple[str, str, float | None]], counts: Floats) -> GangHazards:
+    def gangs(self, pools: Sequence[tuple[str, str, float | None]], counts: FloatArray) -> GangHazards:
         """Hazards of `counts` (gangs, pools) spot machines; a pool is a type, a zone, what is advised."""
         known = np.array([self._rate(*pool) for pool in pools]).reshape(-1, 2)
         rates = np.where(counts > 0, known[:, 0] * (self.shared + counts * (1 - self.shared)), 0.0)
@@ -143,12 +143,12 @@ def fit_hazard(
 
 
 def _rates(
-    at: NDArray[np.intp], hours: Floats, count: Floats, prior: Floats
-) -> tuple[Floats, Floats, tuple[float, float], float]:
+    at: IntArray, hours: FloatArray, count: FloatArray, prior: FloatArray
+) -> tuple[FloatArray, FloatArray, tuple[float, float], float]:
     """Log mean rate and zone shape of each type, (offset, doubt), and the shape of all: the posterior's top."""
     types = len(prior)
 
-    def minus_log_posterior(theta: Floats) -> float:
+    def minus_log_posterior(theta: FloatArray) -> float:
         logs, log_shapes = prior + theta[-2] + theta[:types], theta[-1] + theta[types:-2]
         expected, shape = np.exp(logs[at]) * hours, np.exp(log_shapes[at])
         fit = gammaln(count + shape) - gammaln(shape) + count * np.log(expected / (expected + shape))
@@ -167,12 +167,12 @@ def _rates(
     return logs, shapes, (float(found[-2]), float(doubt)), float(_ZONE_SHAPE * np.exp(found[-1]))
 
 
-def passing(hours: ArrayLike) -> Floats:
+def passing(hours: ArrayLike) -> FloatArray:
     """Part of a shock's variance that jobs of `hours` feel: all of it if short, ever less as shocks even out."""
     return np.asarray(_SHOCK_HOURS / (_SHOCK_HOURS + np.maximum(np.asarray(hours, dtype=float), 0.0)), dtype=float)
 
 
-def _bunching(windows: pd.DataFrame, mean: Mapping[Pool, float]) -> tuple[float, float]:
+def _bunching(windows: pd.DataFrame, mean: Mapping[TypeInZone, float]) -> tuple[float, float]:
     """Variances (shock, drift) of G by moments around each zone's rate, over windows and blocks of them, shrunk."""
     if not len(windows):
         return _SHOCK, _DRIFT

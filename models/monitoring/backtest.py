@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 
 from ..domain.cluster import parse_cluster
-from ..domain.numeric import Z_90, BoolArray, FloatArray
 from ..domain.setup_table import column
 from ..step_time.dataset import TrainingData, flops_per_sample, valid_runs, workload_buckets
 from ..step_time.model import StepTimeModel, all_introduced, fit
+from .cross_validation import scores
 
 PREDICTED = ("predicted_step_s", "low_s", "high_s")
 COLUMNS = (
@@ -30,8 +30,6 @@ _ASKED = (
     *("strategy", "precision", "provider"),
 )
 _MACHINE = ("name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib", "device_memory_gib", "device_tflops")
-# Half-widths of central intervals of a normal, in standard deviations, by per cent.
-_HALF_WIDTHS = {50: 0.6744897501960817, 80: 1.2815515655446004, 90: Z_90}
 # Setups handed to the model at once, so that a million fit into memory; names in a sentence.
 _AT_ONCE, _MOST_NAMED = 20_000, 8
 
@@ -130,40 +128,23 @@ def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
     90 % interval. Rows without prediction are left out.
     """
     good = np.flatnonzero(predicted["unpredicted"] == "")
-    rows = predicted.iloc[good].assign(
-        measured_s=test["step_s"].astype(float).iloc[good],
-        workload=test["workload"].astype(str).iloc[good],
-        instances=[len(parse_cluster(str(one))) for one in test["cluster"].iloc[good]],
+    names = dict(zip(PREDICTED, ("step_s", "step_low_s", "step_high_s"), strict=True))
+    rows = (
+        predicted.rename(columns=names)
+        .iloc[good]
+        .assign(
+            measured_s=test["step_s"].astype(float).iloc[good],
+            workload=test["workload"].astype(str).iloc[good],
+            instances=[len(parse_cluster(str(one))) for one in test["cluster"].iloc[good]],
+        )
     )
     found: list[dict[str, object]] = []
     for by in ("workload", "instances"):
         for group, part in rows.groupby(by, sort=True):
-            found.append({"by": by, "group": str(group), **_scores(part)})
+            found.append({"by": by, "group": str(group), **scores(part)})
     if len(rows):
-        found.append({"by": "all", "group": "all", **_scores(rows)})
+        found.append({"by": "all", "group": "all", **scores(rows)})
     return pd.DataFrame(found, columns=list(COLUMNS))
-
-
-def _scores(part: pd.DataFrame) -> dict[str, float | int]:
-    measured, step, low, high = (part[name].to_numpy(float) for name in ("measured_s", *PREDICTED))
-    error = np.abs(step - measured) / measured
-    covered = {f"coverage_{part}": float(found.mean()) for part, found in inside(measured, low, high).items()}
-    return {
-        "rows": len(part),
-        "mean_error": float(error.mean()),
-        "median_error": float(np.median(error)),
-        "p90_error": float(np.quantile(error, 0.9)),
-        **covered,
-        "median_width": float(np.median((high - low) / step)),
-    }
-
-
-def inside(measured_s: FloatArray, low_s: FloatArray, high_s: FloatArray) -> dict[int, BoolArray]:
-    """(rows,) is each row inside its central interval of 50, 80 and 90 %? `low_s`..`high_s` is the last of these."""
-    measured, low, high = np.log(measured_s), np.log(low_s), np.log(high_s)
-    spreads = np.abs(measured - (low + high) / 2) / ((high - low) / (2 * Z_90))
-    # the interval's own ends lie inside, whatever their last digit
-    return {part: np.asarray(spreads <= half * (1 + 1e-9), dtype=bool) for part, half in _HALF_WIDTHS.items()}
 
 
 def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tuple[str, ...]:
@@ -195,9 +176,9 @@ def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tu
 def _of_unknown_devices(data: TrainingData, test: pd.DataFrame) -> list[str]:
     """Types in rows without layout whose devices no description gives."""
     types = data.instance_types.reindex(columns=["name", "devices"])
-    told = {str(name) for name, many in zip(types["name"], types["devices"], strict=True) if many and many == many}
+    known = {str(name) for name, many in zip(types["name"], types["devices"], strict=True) if many and many == many}
     bare = [frame[[not str(one).strip() for one in column(frame, "layout", "")]] for frame in (data.runs, test)]
-    return sorted(_types(pd.concat([one[["cluster"]] for one in bare])) - told)
+    return sorted(_types(pd.concat([one[["cluster"]] for one in bare])) - known)
 
 
 def _listed(names: Iterable[str]) -> str:

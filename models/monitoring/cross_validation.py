@@ -17,13 +17,15 @@ import pandas as pd
 from scipy.special import ndtri
 
 from ..domain.cluster import cluster_name, parse_cluster
+from ..domain.numeric import Z_90, BoolArray, FloatArray
 from ..domain.setup_table import column
 from ..step_time.dataset import TrainingData, definition_digests, valid_runs
 from ..step_time.model import StepTimeModel, fit
 
 SPLITS = ("workload", "cluster_size", "setup")
-LEVELS = (0.5, 0.8, 0.9)  # of the intervals in `calibration`
+LEVELS = (0.5, 0.8, 0.9)  # of intervals
 COLUMNS = ("split", "group", "rows", "mean_error", "median_error", "p90_error", "coverage_90", "median_width")
+_SECONDS = ("measured_s", "step_s", "step_low_s", "step_high_s")
 _FOLDS = 5  # of the split by setup
 
 HeldOut = tuple[str, str, TrainingData, pd.DataFrame]
@@ -58,33 +60,22 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
         yield "setup", f"fold {at}", replace(data, runs=runs[fold != at]), runs[fold == at]
 
 
-def predictions(data: TrainingData, *, seed: int, each: Each = map) -> pd.DataFrame:
-    """Each held-out row with its split, group, measured step_s and what a model that never saw it predicts.
+def fitted(data: TrainingData, *, seed: int, each: Each = map) -> tuple[StepTimeModel, pd.DataFrame]:
+    """The model of all the data, and each held-out row with what a model that never saw it predicts.
 
     Columns: split, group, row (place among the valid runs: the same in every split), run_id, setup (workload on
-    sorted cluster), measured_s, step_s, step_low_s, step_high_s. `each` fits without each group in turn.
+    sorted cluster), measured_s, step_s, step_low_s, step_high_s. Each fit is an item for `each`. A group whose workload
+    nothing else tells about is left out. Raises ValueError as `fit` does.
     """
-    return _together(each(partial(_predicted, seed=seed), held_out(data, seed=seed)))
-
-
-def fitted(data: TrainingData, *, seed: int, each: Each = map) -> tuple[StepTimeModel, pd.DataFrame]:
-    """The model of all the data and its `predictions`, each fit an item for `each`. Raises ValueError as `fit` does."""
     model, *found = each(partial(_fitted, seed=seed), chain([data], held_out(data, seed=seed)))
-    return model, _together(found)
+    known = [one for one in found if one is not None]
+    return model, pd.concat(known, ignore_index=True) if known else _nothing()
 
 
 def _fitted(work: TrainingData | HeldOut, *, seed: int) -> StepTimeModel | pd.DataFrame | None:
-    return fit(work, seed=seed) if isinstance(work, TrainingData) else _predicted(work, seed=seed)
-
-
-def _together(found: Iterable[pd.DataFrame | None]) -> pd.DataFrame:
-    known = [one for one in found if one is not None]
-    return pd.concat(known, ignore_index=True) if known else _nothing()
-
-
-def _predicted(out: HeldOut, *, seed: int) -> pd.DataFrame | None:
-    """None for a group whose workload nothing else tells about: it cannot be held out."""
-    split, group, training, rows = out
+    if isinstance(work, TrainingData):
+        return fit(work, seed=seed)
+    split, group, training, rows = work
     try:
         predicted = fit(training, seed=seed).predict(_unanswered(rows))
     except ValueError:
@@ -115,13 +106,13 @@ def _scored(split: str, group: str, rows: pd.DataFrame, predicted: pd.DataFrame)
 
 
 def _nothing() -> pd.DataFrame:
-    texts, numbers = ("split", "group", "row", "run_id", "setup"), ("measured_s", "step_s", "step_low_s", "step_high_s")
-    columns = {name: pd.Series(dtype=object) for name in texts} | {name: pd.Series(dtype=float) for name in numbers}
+    texts = ("split", "group", "row", "run_id", "setup")
+    columns = {name: pd.Series(dtype=object) for name in texts} | {name: pd.Series(dtype=float) for name in _SECONDS}
     return pd.DataFrame(columns)
 
 
 def summarise(scored: pd.DataFrame) -> pd.DataFrame:
-    """The scoreboard of `predictions`, columns COLUMNS: a row a group, and the group "all" that pools each split.
+    """The scoreboard of held-out rows: columns COLUMNS, a row a group, and the group "all" that pools each split.
 
     `median_width` is (high - low) / predicted.
     """
@@ -131,46 +122,50 @@ def summarise(scored: pd.DataFrame) -> pd.DataFrame:
         groups = [(str(name), part) for name, part in own.groupby("group", sort=True)]
         for name, part in [*groups, ("all", own)]:
             if len(part):
-                rows.append({"split": split, "group": name, **_numbers(part)})
+                rows.append({"split": split, "group": name, **scores(part)})
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _numbers(part: pd.DataFrame) -> dict[str, float | int]:
-    measured, step = part["measured_s"].to_numpy(float), part["step_s"].to_numpy(float)
-    low, high = part["step_low_s"].to_numpy(float), part["step_high_s"].to_numpy(float)
+def scores(rows: pd.DataFrame) -> dict[str, float | int]:
+    """Rows, errors, coverage by interval and median width of rows with measured_s, step_s, step_low_s, step_high_s."""
+    measured, step, low, high = (rows[name].to_numpy(float) for name in _SECONDS)
     error = np.abs(step / measured - 1)
     return {
-        "rows": len(part),
+        "rows": len(rows),
         "mean_error": float(error.mean()),
         "median_error": float(np.median(error)),
         "p90_error": float(np.quantile(error, 0.9)),
-        "coverage_90": float(np.mean((low <= measured) & (measured <= high))),
+        **{f"coverage_{part}": float(found.mean()) for part, found in inside(measured, low, high).items()},
         "median_width": float(np.median((high - low) / step)),
     }
 
 
-def calibration(scored: pd.DataFrame) -> pd.DataFrame:
-    """Stated against observed coverage of `predictions`: split, stated (0.5, 0.8, 0.9), observed (part of one), rows.
+def inside(measured_s: FloatArray, low_s: FloatArray, high_s: FloatArray) -> dict[int, BoolArray]:
+    """(rows,) is each row inside its central interval of 50, 80 and 90 %? `low_s`..`high_s` is the last of these.
 
-    The intervals are central ones of a log-normal whose 90 % is step_low_s to step_high_s.
+    The distribution is log-normal.
     """
-    rows: list[dict[str, object]] = []
-    for split, own in scored.groupby("split", sort=False):
-        measured, low, high = (
-            np.log(own[name].to_numpy(float)) for name in ("measured_s", "step_low_s", "step_high_s")
-        )
-        away = np.abs(measured - (low + high) / 2) / ((high - low) / 2)  # in half-widths of 90 %
-        for level in LEVELS:
-            half = ndtri((1 + level) / 2) / ndtri(0.95)
-            told = {"stated": level, "observed": float(np.mean(away <= half)), "rows": len(own)}
-            rows.append({"split": split, **told})
+    with np.errstate(divide="ignore", invalid="ignore"):  # an end at 0 has no narrower intervals
+        measured, low, high = np.log(measured_s), np.log(low_s), np.log(high_s)
+        spreads = np.abs(measured - (low + high) / 2) / ((high - low) / (2 * Z_90))
+    found = {round(100 * one): np.asarray(spreads <= ndtri((1 + one) / 2), dtype=bool) for one in LEVELS}
+    return found | {90: np.asarray((low_s <= measured_s) & (measured_s <= high_s), dtype=bool)}
+
+
+def calibration(scored: pd.DataFrame) -> pd.DataFrame:
+    """Stated against observed coverage of held-out rows, as parts of one: split, stated, observed, rows."""
+    rows = [
+        {"split": split, "stated": part / 100, "observed": float(found.mean()), "rows": len(own)}
+        for split, own in scored.groupby("split", sort=False)
+        for part, found in inside(*(own[name].to_numpy(float) for name in _SECONDS if name != "step_s")).items()
+    ]
     return pd.DataFrame(rows, columns=["split", "stated", "observed", "rows"])
 
 
 def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     """What the fixed `model` predicts for those runs whose workload and instance types it has met as they are now.
 
-    Columns as in `predictions`, with empty split and group (rows that it was trained on flatter it).
+    Columns as in `fitted`, with empty split and group (rows that it was trained on flatter it).
     """
     known = known_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)
@@ -184,8 +179,8 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 
 def known_of(model: StepTimeModel, data: TrainingData) -> set[tuple[str, str]]:
     """("workload", name) and ("instance type", name) that the model has met with the definitions of `data`."""
-    told = (
+    definitions = (
         ("workload", model.workloads, model.workload_digests, definition_digests(data.workloads, "workload")),
         ("instance type", model.instance_types, model.type_digests, definition_digests(data.instance_types, "name")),
     )
-    return {(what, one) for what, names, own, today in told for one in names if own.get(one) == today.get(one)}
+    return {(what, one) for what, names, own, today in definitions for one in names if own.get(one) == today.get(one)}

@@ -63,9 +63,9 @@ def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     fresh = ~known & at.notna() & (at > learned if pd.notna(learned) else True)
     scored = scored[scored["row"].isin(np.flatnonzero(fresh))]
     rows = runs.loc[scored["row"].astype(int)]
-    told = scored[["measured_s", "step_s", "step_low_s", "step_high_s"]].astype(float).reset_index(drop=True)
+    times = scored[["measured_s", "step_s", "step_low_s", "step_high_s"]].astype(float).reset_index(drop=True)
     zones = column(rows, "zone", "").astype(str).tolist()
-    return told.assign(cluster=rows["cluster"].tolist(), zone=zones, measured_at=at[rows.index].tolist())
+    return times.assign(cluster=rows["cluster"].tolist(), zone=zones, measured_at=at[rows.index].tolist())
 
 
 def judge(scored: pd.DataFrame, before: Mapping[Group, pd.Timestamp | None]) -> list[Drift]:

@@ -34,7 +34,7 @@ class Decision:
 def verdict(
     data: TrainingData, scored: pd.DataFrame, challenger: StepTimeModel, champion: StepTimeModel | None
 ) -> Decision:
-    """May the challenger, whose held-out `predictions` are `scored`, replace the champion.
+    """May the challenger, whose held-out rows are `scored`, replace the champion.
 
     They are compared on the runs that both can predict: those that the champion has not seen, if 8 or more. With fewer,
     all of them: the champion then has the advantage of having seen them, and stays, unless the challenger has met more
@@ -82,7 +82,7 @@ def _coverage_short(own: pd.DataFrame) -> str:
 
 
 def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str = "") -> Decision:
-    """The promotion rule, on `predictions` of the challenger and `predictions_of` the champion (None: none).
+    """The promotion rule, on held-out rows of the challenger and `predictions_of` the champion (None: none).
 
     Refused where the challenger's 90 % intervals cover less than 80 % of enough rows; else promoted if no champion
     exists, or if its mean error on the runs that both predict is lower by more than noise: a bootstrap over setups

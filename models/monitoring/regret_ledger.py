@@ -20,8 +20,9 @@ import pandas as pd
 
 from ..domain.setup_table import Key, row_key, rows_of
 from ..domain.workload import Goal
-from ..job.cost import cost_at, drawn_hours_at, state_bytes_of
-from ..job.job_conditions import Circumstances, Gangs, Pool, Stated
+from ..job.cost import cost_at
+from ..job.duration import Conditions, checkpoint_bytes, drawn_hours
+from ..job.job_conditions import Circumstances, Pool, Stated
 from ..planner.ranking import Row
 
 _DRAWS = 400  # of interruptions, stratified
@@ -119,18 +120,18 @@ def _time(run: Run) -> pd.Timestamp:
     return run.measured_at
 
 
-def _meets(conditions: Circumstances, gradient_bytes: float | None) -> Callable[[Row], Gangs]:
+def _meets(conditions: Circumstances, gradient_bytes: float | None) -> Callable[[Row], Conditions]:
     """What a promised cluster meets, of a workload with so large a gradient."""
 
-    def of(row: Row) -> Gangs:
+    def of(row: Row) -> Conditions:
         members = list(row["pools"])
         pools = [Pool(*(one[name] for name in Pool._fields)) for one in members]
-        return conditions.gangs(pools, np.array([[one["count"] for one in members]]), state_bytes_of(gradient_bytes))
+        return conditions.gangs(pools, np.array([[one["count"] for one in members]]), checkpoint_bytes(gradient_bytes))
 
     return of
 
 
-def _outcome(row: Row, runs: tuple[Run, ...], meets: Callable[[Row], Gangs]) -> Outcome:
+def _outcome(row: Row, runs: tuple[Run, ...], meets: Callable[[Row], Conditions]) -> Outcome:
     step_s = float(np.median([run.step_s for run in runs]))
     steps = -(-int(row["samples"]) // int(row["global_batch"]))
     conditions, price = meets(row), _number(row["usd_per_hour"])
@@ -139,7 +140,7 @@ def _outcome(row: Row, runs: tuple[Run, ...], meets: Callable[[Row], Gangs]) -> 
     p_meets = None
     if what is not None:
         work = steps * step_s / 3600.0
-        drawn = drawn_hours_at(np.full((1, _DRAWS), work), [work], conditions, seed=0)[0] * (
+        drawn = drawn_hours(np.full((1, _DRAWS), work), [work], conditions, seed=0)[0] * (
             1.0 if what == "hours" else price
         )
         p_meets = float(np.mean(drawn <= float(row[f"constraint_{what}"])))
@@ -151,7 +152,7 @@ def _judged(
     named: Sequence[tuple[Row, Key]],
     measured: Mapping[Key, Sequence[Run]],
     until: pd.Timestamp | None,
-    meets: Callable[[Row], Gangs],
+    meets: Callable[[Row], Conditions],
 ) -> Row:
     own = next(key for other, key in named if other is row)
     choice = _outcome(row, _within(measured[own], row, until), meets)
@@ -163,7 +164,7 @@ def _judged(
     used = sorted((run for one in (choice, *rivals) for run in one.runs), key=lambda run: (run.measured_at, run.run_id))
     verdict = "missed_constraint" if not choice.met else "compared" if rivals else "no_rival_measured"
     least = min([choice.objective(), *([] if best is None else [best.objective()])])
-    told = {name: row[name] for name in _FROM_PROMISE} | {
+    judged = {name: row[name] for name in _FROM_PROMISE} | {
         "promise_id": _digest(_promise(row)),
         "evidence": _digest(tuple(run.run_id for run in used)),
         "evidence_runs": len({run.run_id for run in used}),
@@ -191,7 +192,7 @@ def _judged(
         "first_measured_at": used[0].measured_at,
         "newest_measured_at": used[-1].measured_at,
     }
-    return {name: None if pd.isna(value) else value for name, value in told.items()}
+    return {name: None if pd.isna(value) else value for name, value in judged.items()}
 
 
 def _number(value: float | None) -> float:

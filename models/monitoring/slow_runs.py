@@ -55,10 +55,10 @@ def alarms(runs: pd.DataFrame, predicted: pd.DataFrame, input_share: Mapping[tup
     `input_share` is the part of a step that making batches took in profiles, by workload and instance type.
     """
     found = []
-    for run, told in zip(rows_of(runs), rows_of(predicted), strict=True):
-        if not float(run["step_s"]) > float(told["step_high_s"]):
+    for run, expected_row in zip(rows_of(runs), rows_of(predicted), strict=True):
+        if not float(run["step_s"]) > float(expected_row["step_high_s"]):
             continue
-        cause, name, detail = _cause(run, told, input_share)
+        cause, name, detail = _cause(run, expected_row, input_share)
         found.append(
             Alarm(
                 run_id=str(run["run_id"]),
@@ -68,8 +68,8 @@ def alarms(runs: pd.DataFrame, predicted: pd.DataFrame, input_share: Mapping[tup
                 cause=cause,
                 instance_type=name,
                 measured_s=float(run["step_s"]),
-                predicted_s=float(told["step_s"]),
-                high_s=float(told["step_high_s"]),
+                predicted_s=float(expected_row["step_s"]),
+                high_s=float(expected_row["step_high_s"]),
                 detail=detail,
                 measured_at=run["measured_at"],
             )
@@ -89,7 +89,7 @@ def sentence(row: Mapping[str, Any]) -> str:
 
 
 def _cause(
-    run: Mapping[str, Any], told: Mapping[str, Any], input_share: Mapping[tuple[str, str], float]
+    run: Mapping[str, Any], expected_row: Mapping[str, Any], input_share: Mapping[tuple[str, str], float]
 ) -> tuple[str, str, str]:
     """Cause, the slow machine's instance type, and a sentence's part."""
     taken = float(run.get("taken_share") or 0.0)
@@ -99,10 +99,10 @@ def _cause(
     if slow is not None:
         node, name, above = slow
         return "machine", name, f"node {node} ({name}) computes {above:.0%} slower than its equals"
-    excess = float(run["step_s"]) - float(told["step_s"])
+    excess = float(run["step_s"]) - float(expected_row["step_s"])
     sync = float(run["sync_s"]) if run["sync_s"] is not None and np.isfinite(float(run["sync_s"])) else None
-    if sync is not None and sync - float(told["exposed_communication_s"]) >= _LINK * excess:
-        expected = float(told["exposed_communication_s"])
+    if sync is not None and sync - float(expected_row["exposed_communication_s"]) >= _LINK * excess:
+        expected = float(expected_row["exposed_communication_s"])
         return "link", "", f"a slow link: {sync:.3g} s wait for gradients, {expected:.3g} s expected"
     types = parse_cluster(str(run["cluster"]))
     shares = {name: input_share.get((str(run["workload"]), name), 0.0) for name in types}

@@ -8,10 +8,13 @@ with B samples a micro-step and d_i devices on machine i (physics.md, "Unequal m
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from ..domain.categorical import Keys
@@ -24,7 +27,6 @@ _LEAST_SECONDS_PER_SAMPLE = 1e-12  # a profile may fit a flat line; the split mu
 _ALMOST = 1e-9  # of a sample, or relative of a second: below what arithmetic on floats can tell apart
 
 Line = tuple[float, float]  # (a, k): seconds of forward and backward on one device are a + k * batch
-Floats = NDArray[np.float64]
 Wholes = NDArray[np.int64]
 
 
@@ -51,8 +53,8 @@ def finish_together(lines: Sequence[Line], total: int, devices: Sequence[int] | 
 
 
 def split_groups(
-    a: Floats, k: Floats, *, count: Wholes, devices: Wholes, total: Wholes
-) -> tuple[Wholes, NDArray[np.bool_]]:
+    a: FloatArray, k: FloatArray, *, count: Wholes, devices: Wholes, total: Wholes
+) -> tuple[Wholes, BoolArray]:
     """The same for many clusters at once, machines of a type together: (clusters, types) arrays, `count` 0 padded.
 
     First result: the samples of one device of each machine, summed over the machines of the type; they are shared as
@@ -86,7 +88,7 @@ def global_batches(least: int, most: int) -> tuple[int, ...]:
 
 
 def _hand_out(
-    samples: Wholes, left: Wholes, possible: NDArray[np.bool_], a: Floats, k: Floats, count: Wholes, devices: Wholes
+    samples: Wholes, left: Wholes, possible: BoolArray, a: FloatArray, k: FloatArray, count: Wholes, devices: Wholes
 ) -> None:
     """Give what rounding down has `left` to whoever then finishes first, again and again; in place."""
     active = np.flatnonzero(possible & (left > 0))
@@ -107,7 +109,7 @@ def _hand_out(
 
 
 def _exchange(
-    samples: Wholes, possible: NDArray[np.bool_], a: Floats, k: Floats, count: Wholes, devices: Wholes
+    samples: Wholes, possible: BoolArray, a: FloatArray, k: FloatArray, count: Wholes, devices: Wholes
 ) -> None:
     """Where device counts differ, move samples off the slowest type while the taker still finishes before it did.
 
@@ -136,19 +138,39 @@ def _exchange(
 
 
 ACCUMULATION_STEPS = (1, 2, 4)
+_ARRAYS = ("cluster", "kind", "count", "samples", "total", "steps")
+
+
+class StepModel(Protocol):
+    """What planning asks of a step-time model. Draws of a setup must not depend on what else is asked about."""
+
+    def compute_line(self, workload: str, instance_type: str) -> Line:
+        """(a, k): forward and backward of one device take about a + k * batch seconds."""
+
+    def peak_bytes(self, workload: str, instance_type: str, batch: int) -> float:
+        """Peak memory of one device, NaN where unknown."""
+
+    def least_seconds(self, arrays: SetupArrays) -> FloatArray:
+        """(rows,) seconds that no prediction of these setups undercuts."""
+
+    def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
+        """step_s, step_low_s, step_high_s and bottleneck by row."""
+
+    def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
+        """(rows, count) joint draws of step seconds, in pairs about the prediction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shapes:
-    """Shapes in the order of clusters, batches and steps; (shapes, types) arrays hold a cluster's own types in order.
+class BatchSplits:
+    """Splits in the order of clusters, batches and steps; (splits, types) arrays hold a cluster's own types in order.
 
-    `place` numbers the rows of `counts` that a shape came from; `kind` the types (-1: padded); `samples` of one device
-    of each machine, summed over the machines of the type.
+    `cluster` numbers the rows of `counts` that a split came from; `kind` the types (-1: padded); `samples` of one
+    device of each machine, summed over the machines of the type; `total` is the global batch.
     """
 
     workload: str
     types: tuple[InstanceType, ...]
-    place: IntArray
+    cluster: IntArray
     kind: IntArray
     count: Wholes
     samples: Wholes
@@ -156,13 +178,8 @@ class Shapes:
     steps: Wholes
 
     def __len__(self) -> int:
-        """How many shapes there are."""
-        return len(self.place)
-
-    def take(self, picked: IntArray) -> Shapes:
-        """The shapes at these positions."""
-        arrays = {name: getattr(self, name)[picked] for name in _ARRAYS}
-        return Shapes(workload=self.workload, types=self.types, **arrays)
+        """How many splits there are."""
+        return len(self.cluster)
 
     def arrays(self) -> SetupArrays:
         """What a step time is predicted from: of each type the machines with an odd sample, then the others."""
@@ -184,7 +201,7 @@ class Shapes:
         )
 
     def setup(self, at: int, offers: Callable[[str, int], Sequence[Offer]]) -> Setup:
-        """One shape as a setup; `offers` gives those of so many machines of a type by name."""
+        """One split as a setup; `offers` gives those of so many machines of a type by name."""
         members: list[Offer] = []
         batches: list[int] = []
         for kind, count, samples in zip(self.kind[at], self.count[at], self.samples[at], strict=True):
@@ -201,95 +218,50 @@ class Shapes:
         )
 
 
-_ARRAYS = ("place", "kind", "count", "samples", "total", "steps")
+def splits_of(
+    workload: Workload, types: Sequence[InstanceType], counts: Wholes, *, totals: Sequence[int], model: StepModel
+) -> BatchSplits:
+    """Splits of every cluster in `counts` (clusters, types), whose batch is one of `totals` and whose devices hold it.
 
-
-def shapes_of(
-    workload: Workload,
-    types: Sequence[InstanceType],
-    counts: Wholes,
-    *,
-    totals: Sequence[int],
-    line: Callable[[str], Line],
-    peak_bytes: Callable[[str, int], float] | None,
-    accumulation: Sequence[int] = ACCUMULATION_STEPS,
-) -> Shapes:
-    """Shapes of every cluster in `counts` (clusters, types), whose batch is one of `totals` and whose devices hold it.
-
-    Steps are those of `accumulation` that divide the batch; where a cluster could hold the batch in none of them, the
-    least greater divisor with which it can. A machine that would get no sample makes no shape: the cluster without it
-    is no slower.
+    Steps are those of ACCUMULATION_STEPS that divide the batch; where a cluster could hold the batch in none of them,
+    the least greater divisor with which it can. A machine that would get no sample makes no split: the cluster without
+    it is no slower.
     """
     width = max(1, int((counts > 0).sum(axis=1).max(initial=0)))
     order = np.argsort(counts == 0, axis=1, kind="stable")[:, :width]
     count = np.take_along_axis(counts, order, axis=1)
-    clusters = _Clusters(
-        workload=workload.name,
-        types=tuple(types),
-        kind=np.where(count > 0, order, -1),
-        count=count,
-        lines=np.array([line(one.name) for one in types] + [(0.0, 1.0)], dtype=float),
-        devices=np.array([one.devices for one in types] + [0], dtype=np.int64),
-        limit=_largest_batches(types, max(totals, default=1), peak_bytes),
-    )
-    everyone = np.arange(len(counts))
-    parts: list[Shapes] = []
+    kind = np.where(count > 0, order, -1)
+    lines = np.array([model.compute_line(workload.name, one.name) for one in types] + [(0.0, 1.0)], dtype=float)
+    devices = np.array([one.devices for one in types] + [0], dtype=np.int64)
+    largest = [_largest_batch(workload.name, one, max(totals), model) for one in types]
+    limit = np.array([*largest, max(totals)], dtype=np.int64)
+    parts: list[tuple[IntArray, ...]] = []
+
+    def divide(rows: IntArray, total: int, steps: int) -> tuple[BoolArray, BoolArray]:
+        """Which of the clusters at `rows` can be divided so, and which lack but memory; the former join `parts`."""
+        own, many = kind[rows], count[rows]
+        micro = np.full(len(rows), total // steps, dtype=np.int64)
+        samples, possible = split_groups(lines[own, 0], lines[own, 1], count=many, devices=devices[own], total=micro)
+        most = -(-samples // np.maximum(many, 1))
+        held = ((many == 0) | (most <= limit[own])).all(axis=1)
+        at = np.flatnonzero(possible & held)
+        whole, every = np.full(len(at), total, dtype=np.int64), np.full(len(at), steps, dtype=np.int64)
+        parts.append((rows[at], own[at], many[at], samples[at], whole, every))
+        return possible & held, possible & ~held
+
     for total in totals:
-        first = [steps for steps in accumulation if total % steps == 0]
-        lacking, able = np.zeros(len(counts), dtype=bool), np.zeros(len(counts), dtype=bool)
-        for steps in first:
-            part, done, short = clusters.divided(everyone, total, steps)
-            parts.append(part)
-            able, lacking = able | done, lacking | short
+        usual = [steps for steps in ACCUMULATION_STEPS if total % steps == 0]
+        done = [divide(np.arange(len(counts)), total, steps) for steps in usual]
+        able, lacking = (np.any(which, axis=0) for which in zip(*done, strict=True))
         pending = np.flatnonzero(lacking & ~able)
-        for steps in _divisors(total, above=max(first, default=1)):
+        for steps in _divisors(total, above=max(usual)):
             if len(pending):
-                part, done, _ = clusters.divided(pending, total, steps)
-                parts.append(part)
-                pending = pending[~done]
-    whole = {name: np.concatenate([getattr(one, name) for one in parts]) for name in _ARRAYS} if parts else {}
-    found = Shapes(workload=workload.name, types=tuple(types), **whole) if parts else _none(workload, types)
-    return found.take(np.lexsort((found.steps, found.total, found.place)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Clusters:
-    """Clusters by the types that they have, as in Shapes, and what is known of each type (the last entry: padding)."""
-
-    workload: str
-    types: tuple[InstanceType, ...]
-    kind: IntArray
-    count: Wholes
-    lines: FloatArray
-    devices: Wholes
-    limit: Wholes
-
-    def divided(self, places: IntArray, total: int, steps: int) -> tuple[Shapes, BoolArray, BoolArray]:
-        """Shapes of those of `places` that can be divided so, which these are, and which lacked but memory."""
-        kind, count = self.kind[places], self.count[places]
-        micro = np.full(len(places), total // steps, dtype=np.int64)
-        a, k = self.lines[kind, 0], self.lines[kind, 1]
-        samples, possible = split_groups(a, k, count=count, devices=self.devices[kind], total=micro)
-        most = -(-samples // np.maximum(count, 1))
-        held = ((count == 0) | (most <= self.limit[kind])).all(axis=1)
-        picked = np.flatnonzero(possible & held)
-        shapes = Shapes(
-            workload=self.workload,
-            types=self.types,
-            place=places[picked],
-            kind=kind[picked],
-            count=count[picked],
-            samples=samples[picked],
-            total=np.full(len(picked), total, dtype=np.int64),
-            steps=np.full(len(picked), steps, dtype=np.int64),
-        )
-        return shapes, possible & held, possible & ~held
-
-
-def _none(workload: Workload, types: Sequence[InstanceType]) -> Shapes:
-    flat, wide = np.zeros(0, dtype=np.int64), np.zeros((0, 1), dtype=np.int64)
-    arrays = {name: wide if name in ("kind", "count", "samples") else flat for name in _ARRAYS}
-    return Shapes(workload=workload.name, types=tuple(types), **arrays)
+                pending = pending[~divide(pending, total, steps)[0]]
+    arrays = dict(zip(_ARRAYS, (np.concatenate(one) for one in zip(*parts, strict=True)), strict=True))
+    order = np.lexsort((arrays["steps"], arrays["total"], arrays["cluster"]))
+    return BatchSplits(
+        workload=workload.name, types=tuple(types), **{name: array[order] for name, array in arrays.items()}
+    )
 
 
 def _divisors(total: int, *, above: int) -> list[int]:
@@ -297,25 +269,12 @@ def _divisors(total: int, *, above: int) -> list[int]:
     return sorted(one for one in {*small, *(total // one for one in small)} if one > above)
 
 
-def _largest_batches(
-    types: Sequence[InstanceType], most: int, peak_bytes: Callable[[str, int], float] | None
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """By type the largest batch up to `most` that a device holds, by bisection: memory grows with the batch.
+def _largest_batch(workload: str, one: InstanceType, most: int, model: StepModel) -> int:
+    """The largest batch up to `most` that a device holds: memory grows with the batch, and unknown (NaN) is allowed."""
 
-    What nobody knows (NaN) is allowed. The last entry stands for padding.
-    """
-    return np.array([_largest(one, most, peak_bytes) for one in types] + [most], dtype=np.int64)
+    def too_large(batch: int) -> bool:
+        peak = model.peak_bytes(workload, one.name, batch)
+        held = math.isnan(peak) or peak <= one.device_memory_gib * 2**30
+        return not held
 
-
-def _largest(one: InstanceType, most: int, peak_bytes: Callable[[str, int], float] | None) -> int:
-    def held(batch: int) -> bool:
-        peak = math.nan if peak_bytes is None else peak_bytes(one.name, batch)
-        return math.isnan(peak) or peak <= one.device_memory_gib * 2**30
-
-    low, high = 0, most + 1  # held at low, not at high
-    if held(most):
-        return most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if held(middle) else (low, middle)
-    return low
+    return bisect_left(range(1, most + 1), True, key=too_large)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,122 +17,120 @@ import numpy as np
 from ..domain.cluster import ANY_ZONE, Offer
 from ..domain.numeric import BoolArray, FloatArray, IntArray
 from ..domain.workload import Setup, Workload
-from ..job.cost import state_bytes
-from ..job.job_conditions import Circumstances, Gangs, Pool, Stated, joined_gangs
-from .batch_split import Line, Shapes, Wholes, shapes_of
-from .enumeration import MOST_CLUSTERS, Refusal, compositions, sold_together
+from ..job.duration import Conditions, checkpoint_bytes
+from ..job.job_conditions import Circumstances, Pool, Stated
+from .batch_split import BatchSplits, StepModel, Wholes, global_batches, splits_of
+from .enumeration import MOST_CLUSTERS, Refusal, compositions, price_or_inf, sold_together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
-    """All rows that may be asked about; arrays are (rows,) but for `shapes` and `gangs`. `price` (dollars an hour
-    of the whole bill) is NaN where unknown.
+class Supply:
+    """What clusters can be had: of up to `max_hosts` machines among `offers`, but for those that do not fit.
 
-    `cluster` numbers the clusters with their places, `gang` their entries in `gangs`.
+    `fits` says why a cluster can never be had ("" where it can); `circumstances` what start-up, checkpoints and
+    interruptions jobs meet on clusters.
     """
 
-    shapes: Shapes
-    places: tuple[PurchaseOption, ...]
-    shape: IntArray
-    place: IntArray
+    offers: Sequence[Offer]
+    max_hosts: int
+    fits: Refusal
+    circumstances: Circumstances = Stated()  # noqa: RUF009 (frozen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """All rows that may be asked about: each a batch split under a purchase option. Arrays are (rows,) but for
+    `splits` and `known_conditions`; `usd_per_hour` of the whole bill is NaN where unknown.
+
+    `cluster` numbers the clusters with their markets and zones, `condition` their entries in `known_conditions`.
+    Unless `all_fit`, a cluster may not fit.
+    """
+
+    splits: BatchSplits
+    options: tuple[PurchaseOption, ...]
+    split: IntArray
+    option: IntArray
     cluster: IntArray
-    price: FloatArray
-    gang: IntArray
-    gangs: Gangs
-    clusters: int
+    usd_per_hour: FloatArray
+    condition: IntArray
+    known_conditions: Conditions
     all_fit: bool
 
     def __len__(self) -> int:
         """How many rows there are."""
-        return len(self.shape)
+        return len(self.split)
 
     def setup(self, row: int) -> Setup:
         """The row as a setup."""
-        return self.shapes.setup(int(self.shape[row]), self.places[self.place[row]].members)
+        return self.splits.setup(int(self.split[row]), self.options[self.option[row]].members)
 
-    def conditions(self, rows: IntArray | slice) -> Gangs:
+    def conditions(self, rows: IntArray | slice) -> Conditions:
         """What jobs on the clusters of these rows meet."""
-        return self.gangs.take(self.gang[rows])
+        return self.known_conditions.take(self.condition[rows])
 
 
-def offered(
-    workload: Workload,
-    offers: Sequence[Offer],
-    *,
-    max_hosts: int,
-    fits: Refusal,
-    line: Callable[[str], Line],
-    peak_bytes: Callable[[str, int], float] | None,
-    totals: Sequence[int],
-    conditions: Circumstances | None = None,
-) -> Offered:
-    """Every shape under every purchase option that sells all of its types, in the order of options and shapes.
+def enumerate_candidates(workload: Workload, supply: Supply, model: StepModel) -> Candidates:
+    """Every split under every purchase option that sells all of its types, in the order of options and splits.
 
     Where there are at most MOST_CLUSTERS clusters, those that do not fit are left out; of more the search asks when it
-    comes to one.
+    comes to one. Raises ValueError where the workload's range of batches is empty.
     """
-    circumstances = conditions or Stated()
-    groups = sold_together(offers)
-    places = (*(PurchaseOption.of(group) for group in groups), *mixed_options(groups))
-    known = {name: one.instance_type for place in places for name, one in place.sold.items()}
+    groups = sold_together(supply.offers)
+    options = (*(PurchaseOption(sold=_by_name(group)) for group in groups), *mixed_options(groups))
+    known = {name: one.instance_type for option in options for name, one in option.sold.items()}
     types = [known[name] for name in sorted(known)]
-    counts = compositions(len(types), max_hosts=max_hosts, most=MOST_CLUSTERS)
-    shapes = shapes_of(workload, types, counts, totals=totals, line=line, peak_bytes=peak_bytes)
-    parts: list[tuple[IntArray, ...]] = []
-    prices: list[FloatArray] = []
-    gangs: list[Gangs] = []
+    counts = compositions(len(types), max_hosts=supply.max_hosts, most=MOST_CLUSTERS)
+    totals = global_batches(workload.global_batch_least, workload.global_batch_most)
+    splits = splits_of(workload, types, counts, totals=totals, model=model)
+    all_fit = len(counts) <= MOST_CLUSTERS
+    nothing = np.zeros(0, dtype=np.intp)
+    columns: list[tuple[IntArray, ...]] = [(nothing,) * 4]  # split, option, cluster, condition
+    prices, conditions = [np.zeros(0)], []
     first = 0
-    for number, place in enumerate(places):
-        rows = np.flatnonzero(_sells(place, shapes, counts))
-        if len(counts) <= MOST_CLUSTERS:
-            rows = rows[_fitting(shapes, rows, place, fits)]
-        used, back = np.unique(shapes.place[rows], return_inverse=True)
-        pools, bought, usd = place.bought([one.name for one in types], counts[used])
-        price = np.where(bought > 0, bought * usd, 0.0).sum(axis=1)
-        parts.append((rows, np.full(len(rows), number), number * len(counts) + shapes.place[rows], first + back))
-        prices.append(price[back])
-        gangs.append(circumstances.gangs(pools, bought, state_bytes(workload)))
+    for number, option in enumerate(options):
+        rows = np.flatnonzero(_sells(option, splits, counts))
+        if all_fit:
+            rows = rows[_fitting(splits, rows, option, supply.fits)]
+        used, back = np.unique(splits.cluster[rows], return_inverse=True)
+        pools, bought, usd = option.bought([one.name for one in types], counts[used])
+        columns.append((rows, np.full(len(rows), number), number * len(counts) + splits.cluster[rows], first + back))
+        prices.append(np.where(bought > 0, bought * usd, 0.0).sum(axis=1)[back])
+        conditions.append(supply.circumstances.gangs(pools, bought, checkpoint_bytes(workload.gradient_bytes)))
         first += len(used)
-    nothing = (np.zeros(0, dtype=np.intp),) * 4
-    shape, at, cluster, gang = (np.concatenate(one).astype(np.intp) for one in zip(nothing, *parts, strict=True))
-    return Offered(
-        shapes=shapes,
-        places=places,
-        shape=shape,
-        place=at,
+    split, at, cluster, condition = (np.concatenate(one).astype(np.intp) for one in zip(*columns, strict=True))
+    return Candidates(
+        splits=splits,
+        options=options,
+        split=split,
+        option=at,
         cluster=cluster,
-        price=np.concatenate([*prices, np.zeros(0)]),
-        gang=gang,
-        gangs=joined_gangs(gangs),
-        clusters=len(np.unique(cluster)),
-        all_fit=len(counts) <= MOST_CLUSTERS,
+        usd_per_hour=np.concatenate(prices),
+        condition=condition,
+        known_conditions=Conditions.joined(conditions),
+        all_fit=all_fit,
     )
 
 
-def _sells(place: PurchaseOption, shapes: Shapes, counts: Wholes) -> BoolArray:
-    """Which shapes can be had in the place: it sells all of their types, and a mixture is of one type."""
-    sells = np.array([one.name in place.sold for one in shapes.types] + [True], dtype=bool)
-    able = sells[shapes.kind].all(axis=1)
-    if place.safe is None:
-        return np.asarray(able, dtype=bool)
-    alone = (counts > 0).sum(axis=1) == 1
-    mixable = alone & (counts.sum(axis=1) >= place.fewest)
-    return np.asarray(able & mixable[shapes.place], dtype=bool)
+def _sells(option: PurchaseOption, splits: BatchSplits, counts: Wholes) -> BoolArray:
+    """Which splits can be had so: the option sells all of their types, and a mixture is of one type."""
+    sells = np.array([one.name in option.sold for one in splits.types] + [True], dtype=bool)
+    able = sells[splits.kind].all(axis=1)
+    if option.safe is not None:
+        mixable = ((counts > 0).sum(axis=1) == 1) & (counts.sum(axis=1) >= option.fewest)
+        able = able & mixable[splits.cluster]
+    return np.asarray(able, dtype=bool)
 
 
-def _fitting(shapes: Shapes, rows: IntArray, place: PurchaseOption, fits: Refusal) -> BoolArray:
-    """Which of the shapes at `rows` are of clusters that can be had in this place."""
-    places, first, back = np.unique(shapes.place[rows], return_index=True, return_inverse=True)
-    able = [not fits(shapes.setup(int(at), place.members).cluster) for at in rows[first]]
-    return np.array(able, dtype=bool)[back] if len(places) else np.zeros(0, dtype=bool)
-
-
-SAFE, CHEAP = "on-demand", "spot"
+def _fitting(splits: BatchSplits, rows: IntArray, option: PurchaseOption, fits: Refusal) -> BoolArray:
+    """Which of the splits at `rows` are of clusters that can be had under this option."""
+    _, first, back = np.unique(splits.cluster[rows], return_index=True, return_inverse=True)
+    able = [not fits(splits.setup(int(at), option.members).cluster) for at in rows[first]]
+    return np.array(able, dtype=bool)[back]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PurchaseOption:
-    """What one place sells, by type. Where there are `safe` offers, the first machines of a cluster are of those.
+    """What a market in a zone sells, by type. Where there are `safe` offers, the first machines are of those.
 
     They are half of the machines (rounded down), or one: a mixture has at least `fewest` machines, all of one type.
     """
@@ -140,11 +138,6 @@ class PurchaseOption:
     sold: Mapping[str, Offer]
     safe: Mapping[str, Offer] | None = None
     half: bool = False
-
-    @classmethod
-    def of(cls, offers: Sequence[Offer]) -> PurchaseOption:
-        """A market in a zone that sells these, one a type."""
-        return cls(sold={one.instance_type.name: one for one in offers})
 
     @property
     def fewest(self) -> int:
@@ -178,6 +171,10 @@ class PurchaseOption:
         return counts // 2 if self.half else np.ones_like(counts)
 
 
+def _by_name(offers: Iterable[Offer]) -> dict[str, Offer]:
+    return {one.instance_type.name: one for one in offers}
+
+
 def mixed_options(groups: Sequence[Sequence[Offer]]) -> Iterator[PurchaseOption]:
     """Both mixtures of every two markets that sell the same types in one zone; `groups` are offers by market and zone.
 
@@ -187,24 +184,23 @@ def mixed_options(groups: Sequence[Sequence[Offer]]) -> Iterator[PurchaseOption]
         for cheap in groups:
             one, other = safe[0], cheap[0]
             together = one.region == other.region and one.zone in (other.zone, ANY_ZONE)
-            if not together or (one.market, other.market) != (SAFE, CHEAP):
+            if not together or (one.market, other.market) != ("on-demand", "spot"):
                 continue
-            by_name = {offer.instance_type.name: offer for offer in safe}
-            shared = [offer for offer in cheap if offer.instance_type.name in by_name]
-            for half in (False, True) if shared else ():
-                sold = {offer.instance_type.name: offer for offer in shared}
-                yield PurchaseOption(sold=sold, safe={name: by_name[name] for name in sold}, half=half)
+            anchors = _by_name(safe)
+            sold = {name: offer for name, offer in _by_name(cheap).items() if name in anchors}
+            for half in (False, True) if sold else ():
+                yield PurchaseOption(sold=sold, safe={name: anchors[name] for name in sold}, half=half)
 
 
 Zone = tuple[str, str, str]  # market, region, zone
 Terms = Mapping[str, tuple[float, float]]  # instance type -> dollars an hour (inf: unknown), interruptions an hour
 
-# Places of one market that are compared whole, beaten ones aside: each costs as much again as the first.
-MOST_PLACES = 4
+# Zones of one market that are compared whole, beaten ones aside: each costs as much again as the first.
+MOST_ZONES = 4
 
 
-def worth_asking(offers: Sequence[Offer], *, most: int = MOST_PLACES) -> list[Offer]:
-    """`offers` without those of beaten places, in the same order; of equal places the first by name stays.
+def worth_asking(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> list[Offer]:
+    """`offers` without those of beaten zones, in the same order; of equal zones the first by name stays.
 
     Where more than `most` of a market are left, those stay that are the cheapest for most types, and of the others only
     the types that are nowhere cheaper: a cluster of one type is still found where it costs least, one of several types
@@ -212,33 +208,34 @@ def worth_asking(offers: Sequence[Offer], *, most: int = MOST_PLACES) -> list[Of
     """
     sold: dict[Zone, dict[str, tuple[float, float]]] = {}
     for offer in offers:
-        total = offer.total_usd_per_hour
-        usd = math.inf if total is None else total
-        terms = sold.setdefault(_place(offer), {})
-        name = offer.instance_type.name
-        terms[name] = min((usd, offer.interruptions_per_hour), terms.get(name, (math.inf, math.inf)))
+        terms, name = sold.setdefault(_zone(offer), {}), offer.instance_type.name
+        terms[name] = min((price_or_inf(offer), offer.interruptions_per_hour), terms.get(name, (math.inf, math.inf)))
     whole: set[Zone] = set()
     cheapest: set[tuple[Zone, str]] = set()
-    for market in {place[0] for place in sold}:
-        mine = _unbeaten({place: terms for place, terms in sorted(sold.items()) if place[0] == market})
-        by_type = _cheapest(mine)
-        cheapest |= {(place, name) for name, place in by_type.items()}
-        whole |= set(_most_often(by_type, mine)[:most])
-    return [one for one in offers if _place(one) in whole or (_place(one), one.instance_type.name) in cheapest]
+    for market in {zone[0] for zone in sold}:
+        mine = _unbeaten({zone: terms for zone, terms in sorted(sold.items()) if zone[0] == market})
+        names = {name for terms in mine.values() for name in terms}
+        least = {
+            name: min((terms[name][0], zone) for zone, terms in mine.items() if name in terms)[1] for name in names
+        }
+        cheapest |= {(zone, name) for name, zone in least.items()}
+        wins = Counter(least.values())
+        whole |= set(sorted(mine, key=lambda zone: (-wins[zone], zone))[:most])
+    return [one for one in offers if _zone(one) in whole or (_zone(one), one.instance_type.name) in cheapest]
 
 
-def _place(offer: Offer) -> Zone:
+def _zone(offer: Offer) -> Zone:
     return offer.market, offer.region, offer.zone
 
 
-def _unbeaten(places: Mapping[Zone, Terms]) -> dict[Zone, Terms]:
+def _unbeaten(zones: Mapping[Zone, Terms]) -> dict[Zone, Terms]:
     """Those that no other beats; of two that beat each other the one that sorts first."""
     return {
-        place: terms
-        for place, terms in places.items()
+        zone: terms
+        for zone, terms in zones.items()
         if not any(
-            other != place and _beats(others, terms) and (other < place or not _beats(terms, others))
-            for other, others in places.items()
+            other != zone and _beats(others, terms) and (other < zone or not _beats(terms, others))
+            for other, others in zones.items()
         )
     }
 
@@ -248,15 +245,3 @@ def _beats(ours: Terms, theirs: Terms) -> bool:
     return all(
         name in ours and ours[name][0] <= usd and ours[name][1] <= hazard for name, (usd, hazard) in theirs.items()
     )
-
-
-def _cheapest(places: Mapping[Zone, Terms]) -> dict[str, Zone]:
-    """The place where each type costs least."""
-    names = {name for terms in places.values() for name in terms}
-    return {name: min((terms[name][0], place) for place, terms in places.items() if name in terms)[1] for name in names}
-
-
-def _most_often(by_type: Mapping[str, Zone], places: Iterable[Zone]) -> list[Zone]:
-    """`places`, first those that are the cheapest for most types."""
-    wins = Counter(by_type.values())
-    return sorted(places, key=lambda place: (-wins[place], place))

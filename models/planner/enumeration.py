@@ -19,12 +19,14 @@ from ..domain.cluster import Cluster, Offer
 
 Wholes = NDArray[np.int64]
 
-MOST_MIXED = 100_000
+Refusal = Callable[[Cluster], str]  # why a cluster can never be had; empty where it can. A provider's `fits` is one.
+
+MOST_CLUSTERS, MOST_MIXED = 20_000, 100_000
 _FINE = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _SPARSE = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128)
 _DOUBLING, _COARSE = (1, 2, 4, 8, 16, 32, 64, 128), (1, 4, 16, 64)
-# Numbers of each of two types, and of each of three.
-LADDERS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+Ladders = tuple[tuple[int, ...], tuple[int, ...]]  # numbers of each of two types, and of each of three
+LADDERS: tuple[Ladders, ...] = (
     (_FINE, _FINE),
     (_FINE, _SPARSE),
     (_FINE, _DOUBLING),
@@ -36,18 +38,18 @@ LADDERS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 )
 
 
-def compositions(types: int, *, max_hosts: int, most: int, most_mixed: int = MOST_MIXED) -> Wholes:
+def compositions(types: int, *, max_hosts: int, most: int) -> Wholes:
     """(clusters, types) machines of each type, 1 to `max_hosts` in all; small clusters first, then by type.
 
     Instances of a type are interchangeable, so these are multisets, C(n+T-1, n) of each size (physics.md, [D]).
     """
     if sum(math.comb(types + size - 1, size) for size in range(1, max_hosts + 1)) <= most:
         return _every(types, max_hosts)
-    for ladders in LADDERS:
-        counts = [_counts(together, max_hosts, ladders) for together in (1, 2, 3)]
-        if sum(math.comb(types, len(one.T)) * len(one) for one in counts) <= most_mixed:
+    for pair in LADDERS:
+        counts = [_counts(together, max_hosts, pair) for together in (1, 2, 3)]
+        if sum(math.comb(types, len(one.T)) * len(one) for one in counts) <= MOST_MIXED:
             break
-    parts = [np.zeros((0, types), dtype=np.int64)]
+    parts = []
     for one in counts:
         for picked in combinations(range(types), one.shape[1]):
             part = np.zeros((len(one), types), dtype=np.int64)
@@ -57,7 +59,7 @@ def compositions(types: int, *, max_hosts: int, most: int, most_mixed: int = MOS
     return found[np.lexsort((*(-found.T[::-1]), found.sum(axis=1)))]
 
 
-def _counts(together: int, max_hosts: int, ladders: tuple[tuple[int, ...], tuple[int, ...]]) -> Wholes:
+def _counts(together: int, max_hosts: int, ladders: Ladders) -> Wholes:
     """(combinations, together) numbers of machines of so many types."""
     ladder = tuple(range(1, max_hosts + 1)) if together == 1 else ladders[together - 2]
     counts = [one for one in product(ladder, repeat=together) if sum(one) <= max_hosts]
@@ -70,22 +72,15 @@ def _every(types: int, max_hosts: int) -> Wholes:
         for size in range(1, max_hosts + 1)
         for members in combinations_with_replacement(range(types), size)
     ]
-    return np.array(rows, dtype=np.int64).reshape(-1, types)
+    return np.array(rows, dtype=np.int64).reshape(len(rows), types)
 
 
-Refusal = Callable[[Cluster], str]  # why a cluster can never be had; empty where it can. A provider's `fits` is one.
-
-MOST_CLUSTERS = 20_000
-
-
-def clusters_of(
-    offers: Sequence[Offer], *, max_hosts: int, fits: Refusal, most: int = MOST_CLUSTERS
-) -> Iterator[Cluster]:
+def clusters_of(offers: Sequence[Offer], *, max_hosts: int, fits: Refusal, most: int) -> Iterator[Cluster]:
     """Every cluster of 1 to `max_hosts` instances of one market and zone that `fits`, members sorted by type.
 
-    Instances of a type are interchangeable, so these are multisets, C(n+T-1, n) of each size (physics.md, [D]).
-    Where a market has more than `most`, clusters keep to at most two types. The order does not depend on that of
-    `offers`; of several offers of a type in one market and zone the cheapest stands for it.
+    Where a market has more than `most`, clusters keep to at most two types, in any numbers. Built one by one as they
+    are asked for: of hundreds of types there are millions. The order does not depend on that of `offers`; of several
+    offers of a type in one market and zone the cheapest stands for it.
     """
     for group in sold_together(offers):
         for members in _multisets(group, max_hosts, most):
@@ -94,24 +89,11 @@ def clusters_of(
                 yield cluster
 
 
-def sold_together(offers: Sequence[Offer]) -> list[list[Offer]]:
-    """Offers by market and zone, each sorted by type with one offer a type."""
-    groups: dict[tuple[str, str, str], dict[str, Offer]] = {}
-    for offer in sorted(offers, key=lambda o: (o.instance_type.name, _price(o))):
-        group = groups.setdefault((offer.market, offer.region, offer.zone), {})
-        group.setdefault(offer.instance_type.name, offer)
-    return [list(groups[key].values()) for key in sorted(groups)]
-
-
-def _price(offer: Offer) -> float:
-    total = offer.total_usd_per_hour
-    return math.inf if total is None else total
-
-
 def _multisets(group: list[Offer], max_hosts: int, most: int) -> Iterator[tuple[Offer, ...]]:
-    total = sum(math.comb(len(group) + size - 1, size) for size in range(1, max_hosts + 1))
+    """Members of each cluster of one market and zone, small clusters first."""
+    few = sum(math.comb(len(group) + size - 1, size) for size in range(1, max_hosts + 1)) <= most
     for size in range(1, max_hosts + 1):
-        if total <= most:
+        if few:
             yield from combinations_with_replacement(group, size)
             continue
         for offer in group:
@@ -119,3 +101,18 @@ def _multisets(group: list[Offer], max_hosts: int, most: int) -> Iterator[tuple[
         for first, second in combinations(group, 2):
             for count in range(1, size):
                 yield (first,) * count + (second,) * (size - count)
+
+
+def sold_together(offers: Sequence[Offer]) -> list[list[Offer]]:
+    """Offers by market and zone, each sorted by type with one offer a type, its cheapest."""
+    groups: dict[tuple[str, str, str], dict[str, Offer]] = {}
+    for offer in sorted(offers, key=lambda o: (o.instance_type.name, price_or_inf(o))):
+        group = groups.setdefault((offer.market, offer.region, offer.zone), {})
+        group.setdefault(offer.instance_type.name, offer)
+    return [list(groups[key].values()) for key in sorted(groups)]
+
+
+def price_or_inf(offer: Offer) -> float:
+    """Dollars an hour of the whole bill; infinite where unknown."""
+    total = offer.total_usd_per_hour
+    return math.inf if total is None else total

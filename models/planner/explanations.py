@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..domain.cluster import Cluster, InstanceType, Offer
-from ..domain.workload import Goal
-from .enumeration import Refusal
+import numpy as np
+
+from ..domain.cluster import Cluster, InstanceType
+from ..domain.numeric import IntArray
+from ..domain.workload import Goal, Workload
+from ..job.cost import JobCosts
+from .batch_split import StepModel, global_batches
+from .candidates import Supply
 
 Row = dict[str, Any]
 
 _ITSELF = 0.05  # doublings that no print shows
 _LEAST_CHANCE = 0.005  # that is not printed as 0 %
-_WORSE = {"usd": "dollars", "hours": "hours"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """What a goal compared: its aim ("usd" or "hours"), what its constraint limits, to how much, among how many."""
-
-    goal: Goal
-    aim: str
-    what: str | None
-    limit: float | None
-    clusters: int
+_UNITS = {"usd": "dollars", "hours": "hours"}
+_LIMITS = {"usd": "budget", "hours": "deadline"}
 
 
 def amount(value: float, what: str) -> str:
@@ -60,27 +54,25 @@ def _decimals(value: float, what: str) -> int:
     return min(max(1 - math.floor(math.log10(shown)), least), most)
 
 
-def place(cluster: Cluster) -> str:
-    """A cluster with its market: `2xlc.small (spot)`."""
-    return f"{cluster.name} ({', '.join(sorted({offer.market for offer in cluster.members}))})"
+def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: int, nearest: float | None = None) -> str:
+    """Why the first in rank among so many `clusters` is the first, and what limits it.
 
-
-def winner(row: Row, rival: Row | None, comparison: Comparison, nearest: float | None = None) -> str:
-    """Why the first in rank is the first, what limits it, and how many doublings away the nearest measurement is."""
-    best = "cheapest" if comparison.aim == "usd" else "fastest"
-    if comparison.what is None or comparison.limit is None:
-        among = f"{best} of {comparison.clusters} clusters"
+    `nearest` is how many doublings away the nearest measurement is, where that is known.
+    """
+    aim, what = goal.objective, goal.constraint
+    among = f"{'cheapest' if aim == 'usd' else 'fastest'}"
+    if what is None:
+        among = f"{among} of {clusters} clusters"
     else:
         among = (
-            f"of {comparison.clusters} clusters the {best} that meets {amount(comparison.limit, comparison.what)}"
-            f" with at least {comparison.goal.p_required:.0%} probability (this one with"
-            f" {row['p_meets_constraint']:.0%})"
+            f"of {clusters} clusters the {among} that meets {amount(goal.limit or 0.0, what)}"
+            f" with at least {goal.p_required:.0%} probability (this one with {row['p_meets_constraint']:.0%})"
         )
-    parts = [f"{among}: {amount(row[comparison.aim], comparison.aim)}"]
+    parts = [f"{among}: {amount(row[aim], aim)}"]
     if rival is None:
         parts.append("no other came into question")
     else:
-        parts.append(f"the next, {_place(rival)}, has {_difference(rival, row, comparison.aim)}")
+        parts.append(f"the next, {_named(rival)}, has {_difference(rival, row, aim)}")
     parts.append(f"the best with {row['p_best']:.0%} probability")
     parts.append(f"limited by {row['bottleneck']}")
     if nearest is not None:
@@ -88,50 +80,44 @@ def winner(row: Row, rival: Row | None, comparison: Comparison, nearest: float |
     return "; ".join(parts)
 
 
-def loser(row: Row, first: Row, comparison: Comparison) -> str:
+def loser(row: Row, first: Row, goal: Goal) -> str:
     """Why a cluster is not the first: its distance in what was aimed at, or how often it misses the constraint."""
-    other = "hours" if comparison.aim == "usd" else "usd"
-    aimed = _difference(row, first, comparison.aim)
-    if row["status"] == "misses_constraint" and comparison.what is not None and comparison.limit is not None:
-        kind = "deadline" if comparison.what == "hours" else "budget"
-        missed = 1 - row["p_meets_constraint"]
+    what, other = goal.constraint, "hours" if goal.objective == "usd" else "usd"
+    aimed = _difference(row, first, goal.objective)
+    if row["status"] == "misses_constraint" and what is not None:
         return (
-            f"misses the {kind} of {amount(comparison.limit, comparison.what)} with {missed:.0%} probability, where"
-            f" {1 - comparison.goal.p_required:.0%} is allowed; it would have {aimed}"
+            f"misses the {_LIMITS[what]} of {amount(goal.limit or 0.0, what)} with {1 - row['p_meets_constraint']:.0%}"
+            f" probability, where {1 - goal.p_required:.0%} is allowed; it would have {aimed}"
         )
     if row[other] is None or first[other] is None:
         beside = "price unknown" if row["usd"] is None else "no price to compare with"
     else:
         beside = _difference(row, first, other)
-    return f"{aimed} and {beside} against {_place(first)}; the best with {row['p_best']:.0%} probability"
+    return f"{aimed} and {beside} against {_named(first)}; the best with {row['p_best']:.0%} probability"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BestBet:
-    """The cluster with the best chance to meet a constraint that none meets surely enough."""
+def infeasible(goal: Goal, costs: JobCosts, nearest: IntArray) -> str:
+    """What would make a constraint feasible that nothing meets, and what has the best chance to meet it as it is.
 
-    cluster: Cluster
-    chance: float
-    hours: float
-    usd: float
-
-
-def infeasible(goal: Goal, what: str, nearest: str, needed: float, bet: BestBet) -> str:
-    """What would make a goal feasible that nothing meets, and what has the best chance to meet it as it is."""
-    asked = goal.hours if what == "hours" else goal.usd
-    kind = "deadline" if what == "hours" else "budget"
-    limit, least = amount(float(asked or 0.0), what), enough(needed, what)
-    if limit == least:  # they differ by less than is printed
-        limit = f"{float(asked or 0.0):.6g} h" if what == "hours" else f"${float(asked or 0.0):.6g}"
+    `nearest` are the positions to look at in `costs`, those first that are expected to exceed the limit least.
+    """
+    what, limit = goal.constraint or "hours", float(goal.limit or 0.0)
+    drawn = costs.drawn(what)[nearest]
+    needed, chance = np.quantile(drawn, goal.p_required, axis=1), np.mean(drawn <= limit, axis=1)
+    asked, least = amount(limit, what), enough(float(needed.min()), what)
+    if asked == least:  # they differ by less than is printed
+        asked = f"{limit:.6g} h" if what == "hours" else f"${limit:.6g}"
     said = (
-        f"no cluster on offer meets {limit} with {goal.p_required:.0%} probability; the"
-        f" nearest, {nearest}, would meet a {kind} of {least}"
+        f"no cluster on offer meets {asked} with {goal.p_required:.0%} probability; the nearest,"
+        f" {_cluster(costs.setups[nearest[int(needed.argmin())]].cluster)}, would meet a {_LIMITS[what]} of {least}"
     )
-    if bet.chance < _LEAST_CHANCE:
+    if chance.max() < _LEAST_CHANCE:
         return said
+    bet = int(nearest[chance.argmax()])  # of equals the nearest
     return (
-        f"{said}; the best bet, {place(bet.cluster)}, meets {limit} with {bet.chance:.0%} probability, at an expected"
-        f" {amount(bet.hours, 'hours')} and {amount(bet.usd, 'usd')}"
+        f"{said}; the best bet, {_cluster(costs.setups[bet].cluster)}, meets {asked} with {chance.max():.0%}"
+        f" probability, at an expected {amount(costs.hours[bet], 'hours')} and"
+        f" {amount(costs.expected('usd')[bet], 'usd')}"
     )
 
 
@@ -144,8 +130,17 @@ def nothing_to_choose(setups: int, predicted: bool) -> str:
     return "no cluster on offer has a known price; a price would make it feasible"
 
 
-def _place(row: Row) -> str:
-    return f"{row['cluster']} ({', '.join(sorted({offer['market'] for offer in row['cluster_offers']}))})"
+def _cluster(cluster: Cluster) -> str:
+    return _with_markets(cluster.name, (offer.market for offer in cluster.members))
+
+
+def _named(row: Row) -> str:
+    return _with_markets(row["cluster"], (offer["market"] for offer in row["cluster_offers"]))
+
+
+def _with_markets(name: str, markets: Iterable[str]) -> str:
+    """`2xlc.small (spot)`."""
+    return f"{name} ({', '.join(sorted(set(markets)))})"
 
 
 def _difference(row: Row, against: Row, what: str) -> str:
@@ -153,25 +148,23 @@ def _difference(row: Row, against: Row, what: str) -> str:
     mine, theirs = float(row[what]), float(against[what])
     change = 100 * (mine / theirs - 1) if theirs > 0 else 0.0
     if abs(change) < 0.05:
-        return f"equal {_WORSE[what]} ({amount(mine, what)})"
+        return f"equal {_UNITS[what]} ({amount(mine, what)})"
     shown = f"{change:+.0f}" if abs(change) >= 10 else f"{change:+.1f}"
-    return f"{shown} % {_WORSE[what]} ({amount(mine, what)} against {amount(theirs, what)})"
+    return f"{shown} % {_UNITS[what]} ({amount(mine, what)} against {amount(theirs, what)})"
 
 
 _BYTES_PER_GIB = 2.0**30
 
 
-def obstacle(
-    totals: Sequence[int], offers: Sequence[Offer], *, fits: Refusal, peak_bytes: Callable[[str, int], float]
-) -> str:
-    """What keeps every machine among `offers` from training at any of the global batches `totals`, and what would help.
+def obstacle(workload: Workload, supply: Supply, model: StepModel) -> str:
+    """What keeps every machine on offer from training at any of the workload's global batches, and what would help.
 
-    Empty where it is neither memory nor division. `fits` says why a cluster can never be had; `peak_bytes` of
-    (instance type, samples a device) is compared with the device's memory, NaN meaning unknown and allowed.
+    Empty where it is neither memory nor division. Memory that nobody knows is allowed.
     """
-    sold = {one.instance_type.name: one.instance_type for one in offers if not fits(Cluster(members=(one,)))}
-    types = list(sold.values())
-    least_bytes = {one.name: peak_bytes(one.name, 1) for one in types}
+    totals = global_batches(workload.global_batch_least, workload.global_batch_most)
+    able = (one for one in supply.offers if not supply.fits(Cluster(members=(one,))))
+    types = list({one.instance_type.name: one.instance_type for one in able}.values())
+    least_bytes = {one.name: model.peak_bytes(workload.name, one.name, 1) for one in types}
     roomy = [one for one in types if not least_bytes[one.name] > one.device_memory_gib * _BYTES_PER_GIB]
     if types and not roomy:
         return _too_small(types, min(least_bytes.values()))

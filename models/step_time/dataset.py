@@ -67,8 +67,8 @@ def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
     """Digests in the frame `workloads` or `instance_types` by the column `name`; unknown ones are left out."""
     if "digest" not in frame or not len(frame):
         return {}
-    told = frame[frame["digest"].notna()]
-    return {str(one): str(digest) for one, digest in zip(told[name], told["digest"], strict=True)}
+    defined = frame[frame["digest"].notna()]
+    return {str(one): str(digest) for one, digest in zip(defined[name], defined["digest"], strict=True)}
 
 
 def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:

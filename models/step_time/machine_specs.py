@@ -50,8 +50,8 @@ def _positive(value: object) -> float | None:
 
 
 def _device(row: _Row) -> str:
-    told = str(row.get("device", _NO_DEVICE)).strip().lower()  # EC2 writes L4 where others write l4
-    return "" if told in _UNKNOWN else told
+    stated = str(row.get("device", _NO_DEVICE)).strip().lower()  # EC2 writes L4 where others write l4
+    return "" if stated in _UNKNOWN else stated
 
 
 def _speed(row: _Row) -> float | None:
@@ -75,14 +75,14 @@ def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str
     learned = [rows[name] for name in sorted(set(seen)) if name in rows]
 
     def middle(figure: Callable[[_Row], float | None], nobody_knows: float) -> float:
-        known = [told for row in learned if (told := figure(row)) is not None]
+        known = [stated for row in learned if (stated := figure(row)) is not None]
         return float(np.median(known)) if known else nobody_knows
 
     cores = middle(lambda row: _positive(row.get("cores")), _CORES)
     gbps = middle(lambda row: _positive(row.get("bandwidth_gbps")), _GBPS)
     device = middle(lambda row: _positive(row.get("device_tflops")), _DEVICE_TFLOPS)
     speeds = {_NO_DEVICE: _CORE_TFLOPS * cores, "": middle(_speed, _DEVICE_TFLOPS)}
-    speeds |= {_device(row): told for row in rows.values() if _device(row) not in speeds and (told := _speed(row))}
+    speeds |= {_device(row): stated for row in rows.values() if _device(row) not in speeds and (stated := _speed(row))}
 
     def described(row: _Row) -> Machine:
         return _machine(row, cores, gbps, speeds.get(_device(row), device))

@@ -57,7 +57,7 @@ class MemoryModel:
             return max(first for first, _ in others), max(second for _, second in others)
         return self.facts.get(workload)
 
-    def told(self, workload: str, *, gradient_bytes: float, flops_per_sample: float) -> MemoryModel:
+    def with_facts(self, workload: str, *, gradient_bytes: float, flops_per_sample: float) -> MemoryModel:
         """With a bound for a workload of which only these facts are known; what was known before stays."""
         line = (_CONTEXT + _COPIES * gradient_bytes, _PER_OPERATION * flops_per_sample)
         return replace(self, facts={workload: line} | self.facts)
@@ -111,11 +111,11 @@ def fit_memory(
 def _profiled(profiles: pd.DataFrame) -> dict[tuple[str, str], Line]:
     if "peak_bytes" not in profiles:
         return {}
-    told = profiles[["workload", "instance_type", "batch", "peak_bytes"]].dropna()
-    told = told[(told["batch"] > 0) & (told["peak_bytes"] > 0)]
+    peaks = profiles[["workload", "instance_type", "batch", "peak_bytes"]].dropna()
+    peaks = peaks[(peaks["batch"] > 0) & (peaks["peak_bytes"] > 0)]
     return {
         (str(workload), str(name)): straight(rows["batch"].to_numpy(float), rows["peak_bytes"].to_numpy(float))
-        for (workload, name), rows in told.groupby(["workload", "instance_type"])
+        for (workload, name), rows in peaks.groupby(["workload", "instance_type"])
     }
 
 

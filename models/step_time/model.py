@@ -319,6 +319,6 @@ def all_introduced(
     for name, flops in new.items():
         size = gradient_bytes.get(name, 0.0)
         buckets[name] = default_buckets(size)
-        memory = memory.told(name, gradient_bytes=size, flops_per_sample=flops)
+        memory = memory.with_facts(name, gradient_bytes=size, flops_per_sample=flops)
     compute = replace(compute, flops=compute.flops | new, _filled={})
     return replace(model, physics=replace(model.physics, compute=compute, buckets=buckets), memory=memory)

@@ -22,8 +22,8 @@ from models.domain.cluster import Cluster, Offer, parse_cluster
 from warehouse import reads
 from warehouse.database import WarehouseMissing
 
-from ..execution.collect import Collected
 from ..execution.job import START_UP_S, Served
+from ..execution.record_loader import Collected
 from ..market.offers import current_offers
 from ..providers.base import EndedLease, Lease, LeaseUnreadable
 from ..providers.ec2.capacity_ladder import SPOT_MARGIN
@@ -60,7 +60,7 @@ def allowance(
     known = current_offers(workspace) if offers is None else offers
     caps, unknown = caps_of(workspace, tally, now, known)
     if unknown:
-        return Allowance(deadline_s=0.0, worst_usd=0.0, refusal=unknown)
+        return Allowance(refusal=unknown)
     price = pure.dearest_usd_per_hour(launch.cluster, known, _spot_margin(workspace))
     return pure.allow(
         None if price is None else price + len(launch.cluster.members) * _beside(workspace),
@@ -99,12 +99,7 @@ def caps_of(workspace: Workspace, tally: Tally, now: datetime, offers: Sequence[
     month = workspace.settings.ec2.max_usd_per_month
     return [
         Cap(name="this campaign's cap", usd=tally.cap_usd, spent_usd=tally.usd, committed_usd=mine),
-        Cap(
-            name="[ec2] max_usd_per_month",
-            usd=month,
-            spent_usd=spent,
-            committed_usd=sum(committed.values()),
-        ),
+        Cap(name="[ec2] max_usd_per_month", usd=month, spent_usd=spent, committed_usd=sum(committed.values())),
     ], unknown
 
 

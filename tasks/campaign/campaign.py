@@ -13,9 +13,10 @@ import numpy as np
 import pandas as pd
 
 from models.campaign import campaign as pure
+from models.campaign.acquisition import Model, Past
 from models.campaign.campaign import STOPS, Launch, shopping_list
 from models.campaign.candidates import Measurement
-from models.campaign.value_of_information import Contenders
+from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster
 from models.domain.workload import Workload
 from models.step_time.dataset import valid_runs
@@ -28,7 +29,7 @@ from ..execution.job import Clock, Job, Served, Stopwatch, Watch, job_of, write_
 from ..execution.mailbox import WorkloadChanged
 from ..execution.outcomes import AttemptEnd, full_mailbox, launch_row, planned_id
 from ..execution.session import Session
-from ..market.job_conditions import costs_of
+from ..market.job_conditions import circumstances, costs_of
 from ..market.offers import current_offers, nothing_to_buy, offers_now, with_facts
 from ..monitoring.checks import drifting_types
 from ..node.record import MACHINE
@@ -59,24 +60,26 @@ def shop(
     """
     campaign = workspace.settings.campaign
     workloads = with_facts(workspace.measurable, frames["workloads"])
-    types = [offer.instance_type for offer in offers]
     return shopping_list(
+        pure.Campaign(
+            max_usd=campaign.max_usd if max_usd is None else max_usd,
+            max_seconds=workspace.max_minutes * 60.0 if max_seconds is None else max_seconds,
+            max_hosts=campaign.max_hosts,
+            fits=lambda cluster: workspace.launches(cluster) or just_refused(cluster, refused),
+            seed=campaign.seed,
+            market=campaign.market,
+            costs=costs_of(workspace),
+        ),
         workloads,
         offers,
-        frames["runs"],
-        frames["profiles"],
-        frames["probes"],
-        max_usd=campaign.max_usd if max_usd is None else max_usd,
-        max_seconds=workspace.max_minutes * 60.0 if max_seconds is None else max_seconds,
-        max_hosts=campaign.max_hosts,
-        fits=lambda cluster: workspace.launches(cluster) or just_refused(cluster, refused),
-        seed=campaign.seed,
-        market=campaign.market,
-        stale_before=datetime.now(UTC) - timedelta(days=campaign.stale_after_days),
-        expected_step=None if champion is None else lambda setups: _expected(champion.model, workloads, types, setups),
-        failures=_failures(workspace),
-        drifting=drifting_types(workspace),
-        costs=costs_of(workspace),
+        Past(
+            runs=frames["runs"],
+            profiles=frames["profiles"],
+            probes=frames["probes"],
+            failures=_failures(workspace),
+            drifting=drifting_types(workspace),
+            stale_before=datetime.now(UTC) - timedelta(days=campaign.stale_after_days),
+        ),
         model=None if champion is None else _model(workspace, champion.model, workloads, offers, frames["runs"]),
     )
 
@@ -163,22 +166,23 @@ def _model(
     workloads: Sequence[Workload],
     offers: Sequence[Offer],
     runs: pd.DataFrame,
-) -> pure.Model:
+) -> Model:
     """What the champion says of the workloads and types that it has met as they are defined now."""
     known = [offer for offer in offers if model.met_type(offer.instance_type)]
-    contenders: dict[str, Contenders] = {}
-    for workload in workloads:
-        if not known or not model.met_workload(workload):
-            continue
-        found = planned(workspace, model, workload, known)
-        if found.ranked:
-            contenders[workload.name] = contending(workspace, model, workload, found)
+    conditions = circumstances(workspace)
+    choice_set: dict[str, ChoiceSet] = {}
+    for workload in workloads if known else ():
+        if model.met_workload(workload):
+            found = planned(workspace, model, workload, known, conditions=conditions)
+            if found.ranked:
+                choice_set[workload.name] = contending(model, workload, found, conditions=conditions)
     fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
-    return pure.Model(
-        contenders=contenders,
+    return Model(
+        choice_set=choice_set,
         joint=model.joint,
         types=frozenset(offer.instance_type.name for offer in known),
         fresh=valid_runs(fresh),
+        expected_step=lambda setups: _expected(model, workloads, [one.instance_type for one in offers], setups),
     )
 
 
@@ -298,12 +302,11 @@ def serve(provider: Provider, job: Job, *, stop_at: float, watch: Watch, clock: 
     machines are released, and the mailbox stays on disk until it has been loaded.
     """
     served = Served(lease_id=job.lease_id)
-    clock = clock or Clock()
-    laps = Stopwatch(served.seconds, clock)
+    laps = Stopwatch(served.seconds, clock or Clock())
     try:
         with provider.acquire(job.cluster, lease_id=job.lease_id, deadline_s=job.deadline_s, seed=job.seed) as running:
             served.mailbox = running.mailbox
-            service = Session(running, job, served, stop_at=stop_at, watch=watch, clock=clock, laps=laps)
+            service = Session(running, job, served, stop_at=stop_at, watch=watch, laps=laps)
             try:
                 service.prepare()
                 service.serve()

@@ -18,12 +18,12 @@ from models.domain.cluster import Cluster, Offer
 from ..market.offers import offers_now
 from ..providers.base import ProviderError
 from ..providers.ec2 import api as ec2_api
-from ..providers.ec2.api import Clients, MachinesApi
+from ..providers.ec2.api import Clients, Ec2Api
 from ..providers.ec2.capacity_ladder import Rung, ladder
 from ..providers.ec2.catalogue import TypeFacts
 from ..providers.ec2.requests import LaunchSpec, requests_of, rules, security_group, shortened
 from ..providers.ec2.survey import Surveyor, archive
-from ..providers.ec2.userdata import user_data
+from ..providers.ec2.userdata import NodeBoot, user_data
 from ..reporting.progress import reporter
 from ..reporting.tables import launches_as_rows
 from ..workspace.workspace import Workspace, open_workspace
@@ -142,7 +142,7 @@ def _surveyor(workspace: Workspace, clients: Clients | None) -> tuple[Surveyor |
     try:
         if clients is None and not ec2_api.has_credentials():
             return None, f"no AWS credentials; {_UNCHECKED}"
-        return Surveyor(MachinesApi(clients or ec2_api.boto_clients()), workspace.settings.ec2), ""
+        return Surveyor(Ec2Api(clients or ec2_api.boto_clients()), workspace.settings.ec2), ""
     except ProviderError as error:
         return None, f"{error}; {_UNCHECKED}"
 
@@ -175,18 +175,16 @@ def _requests(
         said += [f"{error}; {_UNCHECKED}"] if str(error) else []
         spec = _imagined(workspace, cluster, here_offers, **words)
         rungs, _ = ladder(cluster, here_offers, sorted(spec.subnets), ec2.markets)
-    script = user_data(
+    boot = NodeBoot(
         bucket=ec2.bucket or "no-bucket-is-set",
         prefix=ec2.prefix,
         region=region,
-        endpoint=None,
         code_sha256=archive(Path(__file__).parents[1] / "node")[1],
         lease_id=lease_id,
         role_id=role,
-        deadline_s=deadline_s,
         python=ec2.python,
     )
-    return list(_in_order(spec, rungs, script)), said
+    return list(_in_order(spec, rungs, user_data(boot, deadline_s))), said
 
 
 def _in_order(spec: LaunchSpec, rungs: Sequence[Rung], script: str) -> list[tuple[str, Mapping[str, Any]]]:

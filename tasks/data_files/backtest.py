@@ -43,13 +43,8 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; errors, coverage and width are parts of one."""
-        return {
-            "provider": self.provider,
-            "rows": self.rows,
-            "predicted": self.predicted,
-            "summary": self.summary.to_dict("records"),
-            "sentences": list(self.sentences),
-        }
+        counts = {"provider": self.provider, "rows": self.rows, "predicted": self.predicted}
+        return counts | {"summary": self.summary.to_dict("records"), "sentences": list(self.sentences)}
 
 
 def backtest(
@@ -65,15 +60,7 @@ def backtest(
         out = None if predictions is None else stack.enter_context(_replaced(predictions, inputs))
         known, asked = read_measurements(train), read_measurements(test)
         provider = _one_provider({train: known, test: asked})
-        data = TrainingData(
-            runs=known.frame(),
-            profiles=pd.DataFrame(),
-            buckets=pd.DataFrame(),
-            probes=pd.DataFrame(),
-            workloads=pd.DataFrame(read_facts(workloads) if workloads else []),
-            instance_types=read_catalogue(catalogue) if catalogue else pd.DataFrame(columns=list(COLUMNS)),
-        )
-        frame = asked.frame()
+        data, frame = _training_data(known.frame(), workloads, catalogue), asked.frame()
         try:
             predicted = pure.backtest(data, frame, seed=SEED)
         except ValueError as error:
@@ -94,23 +81,23 @@ def read_training(file: Path, *, workloads: Path | None, catalogue: Path | None)
 
     Raises ImportRefused on a file that cannot be taken.
     """
-    runs = read_measurements(file)
-    _one_provider({file: runs})
-    facts = pd.DataFrame(read_facts(workloads) if workloads else [])
-    frame = runs.frame()
-    if "gradient_bytes" in facts:
-        told = frame["workload"].map(facts.set_index("workload")["gradient_bytes"])
-        frame["gradient_bytes"] = frame["gradient_bytes"].astype(float).fillna(told)
-    data = TrainingData(
-        runs=frame,
-        profiles=pd.DataFrame(),
-        buckets=pd.DataFrame(),
-        probes=pd.DataFrame(),
-        workloads=facts,
-        instance_types=read_catalogue(catalogue) if catalogue else pd.DataFrame(columns=list(COLUMNS)),
-    )
+    measured = read_measurements(file)
+    _one_provider({file: measured})
+    data = _training_data(measured.frame(), workloads, catalogue)
+    if "gradient_bytes" in data.workloads:
+        told = data.runs["workload"].map(data.workloads.set_index("workload")["gradient_bytes"])
+        data.runs["gradient_bytes"] = data.runs["gradient_bytes"].astype(float).fillna(told)
     kinds = data.instance_types[data.instance_types["devices"].notna()]
     return data, {str(name): int(one) for name, one in zip(kinds["name"], kinds["devices"], strict=True)}
+
+
+def _training_data(runs: pd.DataFrame, workloads: Path | None, catalogue: Path | None) -> TrainingData:
+    return TrainingData(
+        runs=runs,
+        **{name: pd.DataFrame() for name in ("profiles", "buckets", "probes")},
+        workloads=pd.DataFrame(read_facts(workloads) if workloads else []),
+        instance_types=read_catalogue(catalogue) if catalogue else pd.DataFrame(columns=list(COLUMNS)),
+    )
 
 
 def _one_provider(files: dict[Path, Measurements]) -> str:

@@ -19,18 +19,19 @@ import pandas as pd
 
 from models.domain.cluster import parse_cluster, parse_numbers
 from models.domain.setup_table import rows_of
-from models.domain.suggestions import nearest_names
+from models.domain.suggestions import NAME_RULE, nearest_names, plain_name
 from warehouse.append import Connection, append_facts, append_imports, note_import
 from warehouse.database import Warehouse, select
 from warehouse.reads import KnownToImport, known_to_import
 
-from ..workspace.settings import NAME_RULE, SettingsError, plain_name
+from ..workspace.settings import SettingsError
 from ..workspace.workspace import known_devices, refresh_command
 from .measurements import (
     PREDICTED_FROM,
     ImportRefused,
     Measurement,
     Measurements,
+    ReadRow,
     digest_of_file,
     ignored_columns,
     ignored_fact_columns,
@@ -84,17 +85,19 @@ class Imported:
 
     def as_text(self) -> str:
         """The summary, a line a subject."""
+
+        def by_name(what: str, counted: Mapping[str, int]) -> list[str]:
+            named = ", ".join(f"{name} ({_rows(rows)})" for name, rows in counted.items())
+            return [f"{what}: {named}"] if named else []
+
         lines = [f"{_rows(self.rows)}, {self.new} of them new"] if self.rows or not self.facts else []
-        if self.workloads:
-            lines.append("workloads: " + ", ".join(f"{name} ({_rows(rows)})" for name, rows in self.workloads.items()))
+        lines += by_name("workloads", self.workloads)
         if self.types:
             more = f" and {len(self.types) - _LISTED} more" if len(self.types) > _LISTED else ""
             lines.append("instance types: " + ", ".join(map(str, self.types[:_LISTED])) + more)
         if self.without_layout:
             lines.append(f"layout: absent in {_rows(self.without_layout)}, taken as all devices of each instance")
-        for what, counted in (("precision", self.precisions), ("strategy", self.strategies)):
-            if counted:
-                lines.append(f"{what}: " + ", ".join(f"{name} ({_rows(rows)})" for name, rows in counted.items()))
+        lines += by_name("precision", self.precisions) + by_name("strategy", self.strategies)
         if self.facts:
             lines.append("facts of workloads: " + ", ".join(f"{count} {what}" for what, count in self.facts.items()))
         lines += self.sentences
@@ -117,54 +120,66 @@ class Forgotten:
     sentence: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportFiles:
+    """A file of measurements, one of facts of workloads, or both; the provider that facts are of, beside the rows'."""
+
+    measurements: Path | None = None
+    workloads: Path | None = None
+    provider: str | None = None
+
+    def import_id(self, providers: Iterable[str]) -> str:
+        """The digest of the file of measurements, or of both files and the providers that the facts are for."""
+        if self.workloads is None and self.measurements is not None:
+            return digest_of_file(self.measurements)
+        digests = ("" if one is None else digest_of_file(one) for one in (self.measurements, self.workloads))
+        return hashlib.sha256(json.dumps([*digests, *sorted(providers)]).encode()).hexdigest()[:16]
+
+
 def import_measurements(
     warehouse: Warehouse,
-    path: Path | None,
-    *,
-    workloads: Path | None,
+    files: ImportFiles,
     now: datetime,
-    provider: str | None = None,
+    *,
     local_types: Iterable[str] = (),
     force: bool = False,
     dry_run: bool = False,
 ) -> Imported:
-    """`srift import`: load the rows of `path`, the facts in `workloads`, or both, in one transaction.
+    """`srift import`: load the rows of a file, facts of workloads, or both, in one transaction.
 
-    Loading the same again changes nothing, and rows that were loaded before are not judged again. Facts are of the
-    rows' providers, and of `provider` (without rows: ec2). `force` loads what is implausible, `dry_run` nothing.
-    Raises ImportRefused and WarehouseError; nothing was loaded then.
+    Loading the same again changes nothing, and rows that were loaded before are not judged again. `force` loads what is
+    implausible, `dry_run` nothing. Raises ImportRefused and WarehouseError; nothing was loaded then.
     """
+    path, workloads = files.measurements, files.workloads
     measured = None if path is None else read_measurements(path)
     facts = read_facts(workloads) if workloads else []
     rows = measured.rows if measured else ()
-    providers = {row.provider for row in rows} | ({provider} if provider else set())
-    providers = providers or {DEFAULT_PROVIDER}
+    providers = sorted({row.provider for row in rows} | ({files.provider} if files.provider else set()))
+    providers = providers or [DEFAULT_PROVIDER]
     with _opened(warehouse, writing=not dry_run) as connection:
         stored = known_to_import(connection) if connection else KnownToImport()
         if workloads:
             _refuse_names(workloads, facts)
         counted = _count_facts(stored.facts, facts, providers)
-        judged = (
-            _to_judge(path, measured, stored, set(counted["new"] + counted["changed"])) if path and measured else []
-        )
+        judged = _to_judge(path, measured, stored, {*counted["new"], *counted["changed"]}) if path and measured else []
         known = _known(stored, local_types, facts, providers, {row.workload for _, row in judged})
         if path:
             _judge(path, judged, known, now=now, force=force)
-        import_id = _import_id(path, workloads, providers) if rows or facts else ""
+        import_id = files.import_id(providers) if rows or facts else ""
         if connection and import_id and not dry_run:
             names = [None if one is None else one.name for one in (path, workloads)]
             note_import(connection, import_id, event="imported", noted_at=now, files=names)
             if measured:
-                body = _stored_rows(measured)
+                body = [_stored_row(one) for one in measured.read]
                 append_imports(connection, body, file_digest=measured.file_digest, loaded_at=now, import_id=import_id)
-            for one in sorted(providers):
+            for one in providers:
                 append_facts(connection, facts, provider=one, import_id=import_id, noted_at=now)
     return Imported(
         import_id=import_id,
         rows=len(rows),
-        new=sum(identity not in stored.step_s for identity in measured.identities) if measured else 0,
+        new=sum(one.identity not in stored.step_s for one in measured.read) if measured else 0,
         dry_run=dry_run,
-        providers=tuple(sorted(providers)) if rows or facts else (),
+        providers=tuple(providers) if rows or facts else (),
         workloads=dict(Counter(row.workload for row in rows).most_common()),
         types=_types_read(rows, known),
         without_layout=sum(row.layout is None for row in rows),
@@ -184,9 +199,9 @@ def forget_import(warehouse: Warehouse, text: str, now: datetime) -> Forgotten:
     Raises SettingsError where no import, or more than one, is called so.
     """
     with warehouse.transact() as connection:
-        known = [str(row["import_id"]) for row in rows_of(select(connection, "imports"))]
-        import_id = _chosen(text, known)
-        held = next(row for row in rows_of(select(connection, "imports")) if row["import_id"] == import_id)
+        known = {str(row["import_id"]): row for row in rows_of(select(connection, "imports"))}
+        import_id = _chosen(text, list(known))
+        held = known[import_id]
         if held["forgotten"]:
             return Forgotten(import_id=import_id, rows=0, facts=0, sentence=f"import {import_id} was forgotten before")
         before = known_to_import(connection)
@@ -267,13 +282,9 @@ def _known(
 
 
 def _refuse_names(path: Path, facts: Sequence[Mapping[str, Any]]) -> None:
-    problems = [
-        f"column workload: {NAME_RULE.format(name=fact['workload'])}"
-        for fact in facts
-        if not plain_name(fact["workload"])
-    ]
-    if problems:
-        raise ImportRefused(path, problems)
+    names = [fact["workload"] for fact in facts if not plain_name(fact["workload"])]
+    if names:
+        raise ImportRefused(path, [f"column workload: {NAME_RULE.format(name=name)}" for name in names])
 
 
 _Placed = tuple[str, Measurement]
@@ -283,9 +294,9 @@ def _to_judge(path: Path, measured: Measurements, stored: KnownToImport, changed
     """Rows that do not count yet, and those of workloads whose facts `changed`, each with its place."""
     word = row_word(path)
     return [
-        (f"{word} {place}", row)
-        for row, place, identity in zip(measured.rows, measured.places, measured.identities, strict=True)
-        if identity not in stored.step_s or row.workload in changed
+        (f"{word} {one.place}", one.values)
+        for one in measured.read
+        if one.identity not in stored.step_s or one.values.workload in changed
     ]
 
 
@@ -322,27 +333,9 @@ def _facts_by_workload(current: pd.DataFrame) -> dict[tuple[str, str], tuple[flo
     }
 
 
-def _import_id(path: Path | None, workloads: Path | None, providers: Iterable[str]) -> str:
-    """What the import is called: the digest of its file, or of both files and the providers that the facts are for."""
-    if workloads is None and path is not None:
-        return digest_of_file(path)
-    parts = [*("" if one is None else digest_of_file(one) for one in (path, workloads)), *sorted(providers)]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-
-
-def _stored_rows(measured: Measurements) -> list[dict[str, Any]]:
-    return [
-        {
-            "identity": identity,
-            "row_digest": digest,
-            "row_number": place,
-            "provider": row.provider,
-            "body": row.model_dump(mode="json"),
-        }
-        for row, place, identity, digest in zip(
-            measured.rows, measured.places, measured.identities, measured.digests, strict=True
-        )
-    ]
+def _stored_row(row: ReadRow) -> dict[str, Any]:
+    stored = {"identity": row.identity, "row_digest": row.digest, "row_number": row.place}
+    return stored | {"provider": row.values.provider, "body": row.values.model_dump(mode="json")}
 
 
 def _types_read(rows: Sequence[Measurement], known: Known) -> tuple[TypeRead, ...]:
@@ -352,9 +345,9 @@ def _types_read(rows: Sequence[Measurement], known: Known) -> tuple[TypeRead, ..
         cluster, types = parse_cluster(row.cluster), known.devices(row.provider)
         layout = parse_numbers(row.layout, len(cluster), "layout") if row.layout else None
         counted.update((row.provider, name) for name in set(cluster))
-        for at, name in enumerate(cluster):
-            all_of_them = types[name].count if name in types else 1
-            used.setdefault((row.provider, name), set()).add(layout[at] if layout else all_of_them)
+        whole = [types[name].count if name in types else 1 for name in cluster]
+        for name, devices in zip(cluster, layout or whole, strict=True):
+            used.setdefault((row.provider, name), set()).add(devices)
     return tuple(
         TypeRead(
             provider=provider,
@@ -393,8 +386,7 @@ def _sentences(measured: Measurements, stored: KnownToImport, known: Known) -> I
         one = "; without a layout it is taken to have one device" if alone else ""
         yield f"nobody knows {', '.join(sorted(unknown))}: predicted from its own rows, and unpriced{one}"
     other = sum(
-        row.run_id is not None and stored.step_s.get(identity, row.step_s) != row.step_s
-        for row, identity in zip(measured.rows, measured.identities, strict=True)
+        row.run_id is not None and stored.step_s.get(row.run_id, row.step_s) != row.step_s for row in measured.rows
     )
     if other:
         yield (

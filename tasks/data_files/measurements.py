@@ -160,47 +160,48 @@ class Facts(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRow:
+    """A row of a file, and where it stands: `place` counts lines of a CSV (its header is line 1), or Parquet's rows.
+
+    `identity` is its run_id, else its digest; `digest` is of all that it says, and how often that stood before.
+    """
+
+    values: Measurement
+    place: int
+    identity: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """A sound file: its digest; its rows with where they stood, their identities, and digests of all that they say.
+    """A sound file: its digest and its rows.
 
     `ignored` are columns that were not read, `stripped` how many values of a column had blanks around them.
     """
 
     file_digest: str
-    rows: tuple[Measurement, ...]
-    places: tuple[int, ...]
-    identities: tuple[str, ...]
-    digests: tuple[str, ...]
+    read: tuple[ReadRow, ...]
     ignored: tuple[str, ...]
     stripped: dict[str, int]
+
+    @property
+    def rows(self) -> tuple[Measurement, ...]:
+        """What the rows say."""
+        return tuple(one.values for one in self.read)
 
     def frame(self) -> pd.DataFrame:
         """The rows as the mart `runs` has them, in file order: for a backtest without a warehouse."""
         frame = pd.DataFrame([row.model_dump() for row in self.rows], columns=list(Measurement.model_fields))
-        frame["run_id"] = list(self.identities)
-        frame["step_spread"] = float("nan")
-        return frame
+        return frame.assign(run_id=[one.identity for one in self.read], step_spread=float("nan"))
 
 
 def read_measurements(path: Path) -> Measurements:
     """The rows of a CSV or Parquet file of measurements. Raises ImportRefused naming every bad row."""
-    rows: list[Measurement] = []
-    places: list[int] = []
     stripped: Counter[str] = Counter()
     ignored = _check_columns(path, Measurement)
-    for place, row in _validated(path, Measurement, ignored, stripped):
-        rows.append(row)
-        places.append(place)
-    identities, digests = _identities(path, rows, places)
-    return Measurements(
-        file_digest=digest_of_file(path),
-        rows=tuple(rows),
-        places=tuple(places),
-        identities=identities,
-        digests=digests,
-        ignored=tuple(sorted(ignored)),
-        stripped=dict(stripped),
-    )
+    read = _identified(path, list(_validated(path, Measurement, ignored, stripped)))
+    digest = digest_of_file(path)
+    return Measurements(file_digest=digest, read=read, ignored=tuple(sorted(ignored)), stripped=dict(stripped))
 
 
 def digest_of_file(path: Path) -> str:
@@ -312,34 +313,29 @@ def _validated(path: Path, kind: type[_Row], ignored: set[str], stripped: Counte
         raise ImportRefused(path, problems)
 
 
-def _identities(path: Path, rows: list[Measurement], places: list[int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """`run_id`, else a digest of the row's content and occurrence; and digests that tell one run_id's contents apart.
-
-    Within a file one run_id with two contents is bad.
-    """
+def _identified(path: Path, rows: list[tuple[int, Measurement]]) -> tuple[ReadRow, ...]:
+    """The rows, told apart. Raises ImportRefused where one run_id has two contents."""
     seen: Counter[str] = Counter()
     named: dict[str, tuple[str, int]] = {}
-    identities: list[str] = []
-    digests: list[str] = []
+    read: list[ReadRow] = []
     problems: list[str] = []
     word = row_word(path)
-    for row, place in zip(rows, places, strict=True):
+    for place, row in rows:
         content = json.dumps(row.model_dump(mode="json"), sort_keys=True)
-        if row.run_id is not None:
+        if row.run_id is None:
+            seen[content] += 1
+            digest = _digest(f"{content}#{seen[content]}")
+        else:
+            digest = _digest(content)
             first, where = named.setdefault(row.run_id, (content, place))
             if first != content:
                 problems.append(
                     f"{word} {place}, column run_id: {row.run_id!r} stands on {word} {where} with other values"
                 )
-            identities.append(row.run_id)
-            digests.append(_digest(content))
-            continue
-        seen[content] += 1
-        digests.append(_digest(f"{content}#{seen[content]}"))
-        identities.append(digests[-1])
+        read.append(ReadRow(values=row, place=place, identity=row.run_id or digest, digest=digest))
     if problems:
         raise ImportRefused(path, problems)
-    return tuple(identities), tuple(digests)
+    return tuple(read)
 
 
 def _digest(text: str) -> str:
@@ -370,7 +366,7 @@ def _columns(path: Path) -> list[str]:
 
 
 def _raw_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
-    """Each row with its place: the line of a CSV (its header is line 1), the row of a Parquet file from 1."""
+    """Each row with its place."""
     try:
         if is_parquet(path):
             table = pq.read_table(path)

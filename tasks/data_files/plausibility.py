@@ -12,9 +12,9 @@ from typing import Any
 
 from models.domain.cluster import parse_cluster, parse_numbers
 from models.domain.setup_table import row_key
+from models.domain.suggestions import NAME_RULE, plain_name
 
 from ..providers.ec2.catalogue import most_tflops
-from ..workspace.settings import NAME_RULE, plain_name
 from .measurements import Measurement, one_edit_apart
 
 # Of one setup: runs of one setup differ by a few per cent, stalls by tens; milliseconds and seconds by 1,000.
@@ -32,14 +32,6 @@ class Device:
 
     count: int
     kind: str
-
-
-@dataclass(slots=True, kw_only=True)
-class Seen:
-    """The least and most step seconds of a setup met so far, each with where."""
-
-    least: tuple[float, str]
-    most: tuple[float, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,16 +101,15 @@ def _slip(name: str, known: str) -> bool:
 
 
 def _other_units(rows: Sequence[tuple[str, Measurement]], known: Known) -> list[str]:
-    problems = []
-    seen = {
-        key: Seen(least=(least, "a row imported or measured before"), most=(most, "a row imported or measured before"))
-        for key, (least, most) in known.setups.items()
-    }
+    problems, before = [], "a row imported or measured before"
+    # The least and most seconds of each setup so far, each with where.
+    seen = {key: ((least, before), (most, before)) for key, (least, most) in known.setups.items()}
     counts = known.counts()
     for place, row in rows:
         key, here = setup_of(row.model_dump(), counts.get(row.provider, {})), (row.step_s, place)
-        met = seen.setdefault(key, Seen(least=here, most=here))
-        for other, where in (met.least, met.most):
+        least, most = seen.get(key, (here, here))
+        seen[key] = min(least, here), max(most, here)
+        for other, where in (least, most):
             times = max(row.step_s / other, other / row.step_s)
             if times >= _MOST_TIMES:
                 more = "times" if row.step_s > other else "times less than"
@@ -127,7 +118,6 @@ def _other_units(rows: Sequence[tuple[str, Measurement]], known: Known) -> list[
                     f"{where}: seconds are wanted, not milliseconds"
                 )
                 break
-        met.least, met.most = min(met.least, here), max(met.most, here)
     return problems
 
 

@@ -20,14 +20,14 @@ from models.domain.cluster import Cluster, InstanceType, Offer
 from ..providers.base import ProviderError
 from ..providers.ec2 import api as ec2_api
 from ..providers.ec2 import requests as ec2_request
-from ..providers.ec2.account import SERVICE_ROLES, Ec2Account, Image
-from ..providers.ec2.api import Clients, Ec2Api
+from ..providers.ec2.account import SERVICE_ROLES, Ec2Account
+from ..providers.ec2.api import Answer, Clients, Ec2Api
 from ..providers.ec2.capacity_ladder import Rung
 from ..providers.ec2.catalogue import TypeFacts, quota_of
 from ..providers.ec2.errors import DENIED, NO_CREDENTIALS, AwsRefused
 from ..providers.ec2.provider import Ec2Provider
 from ..providers.ec2.settings import Ec2
-from ..providers.ec2.survey import Network
+from ..providers.ec2.survey import Network, network_of, root_device, too_small
 from ..workspace.home import Wrong
 from ..workspace.settings import Settings
 from .findings import Finding, judged, well
@@ -78,18 +78,18 @@ def account_number(ec2: Ec2, clients: Clients | None = None) -> str | None:
 def _bucket_named(ec2: Ec2) -> Finding:
     if ec2.bucket is None:
         says = "bucket is not set under [ec2]: name a bucket of S3 that is yours, or nothing can be launched"
-        return Finding(check="settings", status="wrong", says=says)
-    return Finding(check="settings", status="ok", says=f"machines report to s3://{ec2.bucket}/{ec2.prefix}")
+        return Finding("settings", "wrong", says)
+    return Finding("settings", "ok", f"machines report to s3://{ec2.bucket}/{ec2.prefix}")
 
 
 def _types_named(ec2: Ec2) -> list[Finding]:
     """Notes alone: AWS may have a type that is younger than the package."""
     provider = Ec2Provider(ec2)
-    notes = [Finding(check="instance types", status="note", says=one) for one in provider.off_image()]
+    notes = [Finding("instance types", "note", one) for one in provider.off_image()]
     if misspelt := provider.misspelt():
-        return [Finding(check="instance types", status="note", says=one) for one in misspelt] + notes
+        return [Finding("instance types", "note", one) for one in misspelt] + notes
     says = f"{len(provider.packaged_types())} that the package knows match {', '.join(ec2.instance_types)}"
-    return [Finding(check="instance types", status="ok", says=says), *notes]
+    return [Finding("instance types", "ok", says), *notes]
 
 
 def _credentials(clients: Clients | None) -> str:
@@ -102,18 +102,18 @@ def _identity(account: Ec2Account, region: str) -> Iterator[Finding]:
     try:
         identity = account.identity(region)
     except ProviderError as error:
-        yield Finding(check="identity", status="wrong", says=str(error))
+        yield Finding("identity", "wrong", str(error))
         return
-    yield Finding(check="identity", status="ok", says=f"account {identity.account}, {identity.arn}")
+    yield Finding("identity", "ok", f"account {identity.account}, {identity.arn}")
     ahead_s = identity.ahead_s
     if ahead_s is None:
-        yield Finding(check="clock", status="note", says="AWS's answer told no time to compare with")
+        yield Finding("clock", "note", "AWS's answer told no time to compare with")
     elif abs(ahead_s) > AHEAD_S:
         way = "ahead of" if ahead_s > 0 else "behind"
         says = f"this machine's clock is {abs(ahead_s):.0f} s {way} AWS's, which refuses more than 300: set it (NTP)"
-        yield Finding(check="clock", status="wrong", says=says)
+        yield Finding("clock", "wrong", says)
     else:
-        yield Finding(check="clock", status="ok", says=f"within {max(1.0, abs(ahead_s)):.0f} s of AWS's")
+        yield Finding("clock", "ok", f"within {max(1.0, abs(ahead_s)):.0f} s of AWS's")
 
 
 def _regions(account: Ec2Account, ec2: Ec2) -> str:
@@ -131,7 +131,7 @@ def _bucket(account: Ec2Account, ec2: Ec2) -> Iterator[Finding]:
     bucket, home = str(ec2.bucket), ec2.regions[0]
 
     def lies_in() -> str:
-        region = account.bucket_region(home, bucket)
+        region = account.api.bucket_region(home, bucket)
         if region not in ec2.regions:
             raise Wrong(f"{bucket} lies in {region}, which is none of [ec2] regions: name a bucket in {home}")
         return f"{bucket} lies in {region}"
@@ -178,20 +178,20 @@ def _expiry(account: Ec2Account, ec2: Ec2) -> Finding:
     except ProviderError as error:
         days, why = None, f"whether leases' objects expire could not be asked ({error})"
     if days is not None:
-        return Finding(check=check, status="ok", says=f"objects below {below} expire after {days:g} days")
+        return Finding(check, "ok", f"objects below {below} expire after {days:g} days")
     rules = json.dumps({"Rules": [lifecycle_rule(ec2)]})
     says = (
         f"{why}: add this rule to the bucket's (the command replaces those that it has): aws s3api"
         f" put-bucket-lifecycle-configuration --bucket {ec2.bucket} --lifecycle-configuration '{rules}'"
     )
-    return Finding(check=check, status="note", says=says)
+    return Finding(check, "note", says)
 
 
 def _profile(account: Ec2Account, ec2: Ec2) -> str:
-    roles = account.profile_roles(ec2.regions[0], ec2.instance_profile)
+    roles = account.api.roles(ec2.regions[0], ec2.instance_profile)
     if len(roles) != 1:
         raise Wrong(f"{ec2.instance_profile} holds no role: add one that has deployments/iam/node-policy.json")
-    return f"{ec2.instance_profile} with role {roles[0]}"
+    return f"{ec2.instance_profile} with role {roles[0]['RoleName']}"
 
 
 def _service_role(account: Ec2Account, region: str, name: str) -> str:
@@ -215,9 +215,9 @@ def _service_role(account: Ec2Account, region: str, name: str) -> str:
 def _keys() -> Finding:
     """What cannot be seen without rights to look at keys, which a launch does not need."""
     return Finding(
-        check="encryption keys",
-        status="note",
-        says="not looked at: where the bucket or the default EBS encryption uses a customer-managed KMS key,"
+        "encryption keys",
+        "note",
+        "not looked at: where the bucket or the default EBS encryption uses a customer-managed KMS key,"
         " kms:GenerateDataKey and kms:Decrypt on the bucket's must be allowed to this identity and to the machines'"
         " role, and on the volume's kms:CreateGrant, kms:Decrypt, kms:DescribeKey,"
         " kms:GenerateDataKeyWithoutPlaintext and kms:ReEncrypt* to this identity (for spot machines a grant to"
@@ -227,31 +227,30 @@ def _keys() -> Finding:
 
 def examine_region(account: Ec2Account, settings: Settings, region: str) -> Iterator[Finding]:
     """Findings about `region`, each check's name ending with it."""
-    ec2, image, network = settings.ec2, list[Image](), list[Network]()
+    ec2, image, network = settings.ec2, list[Answer](), list[Network]()
     yield judged(f"image in {region}", lambda: _image(account, ec2, region, image))
     yield judged(f"network in {region}", lambda: _network(account, ec2, region, network))
     if network and network[0].note:
-        yield Finding(check=f"network in {region}", status="note", says=network[0].note)
+        yield Finding(f"network in {region}", "note", network[0].note)
     if image and network:
         yield from _permissions(account, ec2, _spec(ec2, region, network[0], image[0]))
     yield from _quotas(account, settings, region)
 
 
-def _image(account: Ec2Account, ec2: Ec2, region: str, found: list[Image]) -> str:
-    image = account.image(region, ec2.ami_parameter)
-    if image is None or image.state != "available":
-        raise Wrong(f"the image that {ec2.ami_parameter} names is gone: set [ec2] ami_parameter to one that is there")
-    if image.architecture not in ("", "x86_64"):  # "": not told
-        raise Wrong(f"{image.image_id} is for {image.architecture}, and machines with NVIDIA's GPUs here are x86_64")
-    if image.least_gib > ec2.volume_gib:
-        raise Wrong(f"{image.image_id} needs {image.least_gib} GiB: set [ec2] volume_gib to at least that")
+def _image(account: Ec2Account, ec2: Ec2, region: str, found: list[Answer]) -> str:
+    image = account.api.image(region, ec2.ami_parameter)
+    name, architecture = image["ImageId"], image.get("Architecture", "x86_64")
+    if architecture != "x86_64":
+        raise Wrong(f"{name} is for {architecture}, and machines with NVIDIA's GPUs here are x86_64")
+    if why := too_small(ec2.volume_gib, image):
+        raise Wrong(why)
     found.append(image)
-    return f"{image.image_id} {image.name}"
+    return f"{name} {image.get('Name', '')}"
 
 
 def _network(account: Ec2Account, ec2: Ec2, region: str, found: list[Network]) -> str:
     """By the rule that launches follow."""
-    network = account.network(region, vpc=ec2.vpc, public=ec2.subnets == "public", bucket=ec2.bucket)
+    network = network_of(account.api, region, ec2)
     found.append(network)
     return f"{network.vpc} with {ec2.subnets} subnets in {', '.join(sorted(network.subnets))}"
 
@@ -264,10 +263,10 @@ def _permissions(account: Ec2Account, ec2: Ec2, spec: ec2_request.LaunchSpec) ->
         tried += [action] if may else []
         refused += [says] if may is False else []
         if may is None:
-            yield Finding(check=check, status="note", says=f"not tried to the end: {says}")
-    yield from (Finding(check=check, status="wrong", says=says) for says in refused)
+            yield Finding(check, "note", f"not tried to the end: {says}")
+    yield from (Finding(check, "wrong", says) for says in refused)
     if tried:
-        yield Finding(check=check, status="ok", says=f"may call {', '.join(tried)}")
+        yield Finding(check, "ok", f"may call {', '.join(tried)}")
 
 
 def _requests(ec2: Ec2, spec: ec2_request.LaunchSpec) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -287,7 +286,7 @@ def _without(value: Any, names: tuple[str, ...]) -> Any:
     return [_without(one, names) for one in value] if isinstance(value, list) else value
 
 
-def _spec(ec2: Ec2, region: str, network: Network, image: Image) -> ec2_request.LaunchSpec:
+def _spec(ec2: Ec2, region: str, network: Network, image: Answer) -> ec2_request.LaunchSpec:
     kind = min(Ec2Provider(ec2).packaged_types(), key=lambda one: one.cores, default=None)
     name = "g4dn.xlarge" if kind is None else kind.name
     return ec2_request.LaunchSpec(
@@ -296,8 +295,8 @@ def _spec(ec2: Ec2, region: str, network: Network, image: Image) -> ec2_request.
         subnets=network.subnets,
         public=network.public,
         types={name: TypeFacts(name=name, vcpus=4, arm=False, efa=False, grouped=True)},
-        image_id=image.image_id,
-        root_device=image.root_device,
+        image_id=str(image["ImageId"]),
+        root_device=root_device(image),
         volume_gib=ec2.volume_gib,
         instance_profile=ec2.instance_profile,
         deployment=ec2.deployment,
@@ -325,9 +324,9 @@ def _quotas(account: Ec2Account, settings: Settings, region: str) -> Iterator[Fi
     room, none = [], []
     for code, kind in sorted(least.items()):
         try:
-            name, value = account.quota(region, code)
+            name, value = account.api.quota(region, code)
         except ProviderError as error:
-            yield Finding(check=check, status="note", says=f"not known: {error}")
+            yield Finding(check, "note", f"not known: {error}")
             continue
         said = f"{name!r} ({code}) is {value:g} vCPUs"
         if value < kind.cores:
@@ -335,5 +334,5 @@ def _quotas(account: Ec2Account, settings: Settings, region: str) -> Iterator[Fi
         else:
             room.append(said)
     status: Literal["wrong", "note"] = "wrong" if none and not room else "note"
-    yield from (Finding(check=check, status="ok", says=one) for one in room)
-    yield from (Finding(check=check, status=status, says=one) for one in none)
+    yield from (Finding(check, "ok", one) for one in room)
+    yield from (Finding(check, status, one) for one in none)

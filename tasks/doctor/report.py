@@ -6,8 +6,7 @@ Costs nothing, asks for no machine, leaves nothing behind. Sentences hold no sec
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from ..workspace.home import Wrong, check_home, damage, registry_damage
 from ..workspace.settings import Settings
 from ..workspace.workspace import capabilities, provider_of
 from .aws import account_number, examine_ec2
-from .findings import Finding, judged, well
+from .findings import Finding, judged
 from .iam_policies import policies
 
 # A first refresh writes about 20 MiB: the server's database, the model with its plots, the warehouse and its copies.
@@ -30,10 +29,7 @@ LEAST_FREE_MIB = 100
 def examine(settings: Settings, provider: str) -> list[Finding]:
     """Every finding, in the order in which one would put things right. Raises SettingsError on an unknown provider."""
     paid = capabilities(provider).spends_money
-    own = examine_home(settings.home)
-    if not paid:
-        return own + _local(provider_of(settings, provider))
-    return own + examine_ec2(settings)
+    return examine_home(settings.home) + (examine_ec2(settings) if paid else _local(provider_of(settings, provider)))
 
 
 def examine_home(home: Path, *, thorough: bool = True) -> list[Finding]:
@@ -41,7 +37,7 @@ def examine_home(home: Path, *, thorough: bool = True) -> list[Finding]:
     found = [judged("home", partial(check_home, home))]
     if home.is_dir() and home.stat().st_mode & 0o077:
         says = f"other users of this machine may look into {home}: where they should not, type `chmod 700 {home}`"
-        found.append(Finding(check="privacy of home", status="note", says=says))
+        found.append(Finding("privacy of home", "note", says))
     files: dict[str, Callable[[Path, bool], str]] = {
         "warehouse": _warehouse,
         "published table": _published,
@@ -50,11 +46,11 @@ def examine_home(home: Path, *, thorough: bool = True) -> list[Finding]:
     }
     for check, ask in files.items():
         try:
-            found.append(Finding(check=check, status="ok", says=ask(home, thorough)))
+            found.append(Finding(check, "ok", ask(home, thorough)))
         except (WarehouseMissing, WarehouseBusy) as error:
-            found.append(Finding(check=check, status="note", says=str(error)))
+            found.append(Finding(check, "note", str(error)))
         except (Wrong, WarehouseError, OSError) as error:
-            found.append(Finding(check=check, status="wrong", says=str(error)))
+            found.append(Finding(check, "wrong", str(error)))
     return found
 
 
@@ -93,19 +89,6 @@ def rebuild_warehouse(home: Path) -> str:
     return f"{rebuilt.rows} rows are in the new warehouse; lost: {lost}. The damaged file is kept as {rebuilt.damaged}"
 
 
-def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """As `--json` prints it."""
-    return {"well": well(findings), "findings": [asdict(one) for one in findings]}
-
-
-def as_text(findings: Sequence[Finding]) -> str:
-    """A line a finding, and the verdict."""
-    width = max(len(one.check) for one in findings)
-    lines = [f"{one.status:5}  {one.check:{width}}  {one.says}" for one in findings]
-    wrong = sum(one.status == "wrong" for one in findings)
-    return "\n".join([*lines, f"{wrong} to put right" if wrong else "all is well: a refresh can start"])
-
-
 def _warehouse(home: Path, thorough: bool) -> str:
     warehouse = Warehouse(home / "warehouse.duckdb", wait_s=1.0)
     if thorough:
@@ -137,12 +120,12 @@ def _history(home: Path, thorough: bool) -> str:
 
 
 def _local(provider: Provider) -> list[Finding]:
-    limits = [Finding(check="this machine", status="note", says=limit) for limit in provider.limits()]
+    limits = [Finding("this machine", "note", limit) for limit in provider.limits()]
     try:
         types = [one.name for one in provider.instance_types()]
     except ProviderError as error:
-        return [*limits, Finding(check="instance types", status="wrong", says=str(error))]
+        return [*limits, Finding("instance types", "wrong", str(error))]
     if not types:
         says = "none can be had here: see above, and [local.instance_types] in srift.toml"
-        return [*limits, Finding(check="instance types", status="wrong", says=says)]
-    return [*limits, Finding(check="instance types", status="ok", says=", ".join(types))]
+        return [*limits, Finding("instance types", "wrong", says)]
+    return [*limits, Finding("instance types", "ok", ", ".join(types))]

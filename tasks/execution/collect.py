@@ -6,11 +6,9 @@ asks. Where something could not be looked at, NotSwept says so once all else is 
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -24,19 +22,9 @@ from ..workspace.locking import alone, at_work_elsewhere
 from ..workspace.prefect_runtime import Step, crash_dead_flow_runs
 from ..workspace.workspace import Workspace, new_refresh_id, open_workspace
 from .job import Served
-from .mailbox import machine_rows
+from .mailbox import machine_rows, read_object
 from .outcomes import AttemptEnd, item_row, launch_row
-from .record_loader import load_mailbox
-
-
-@dataclass(slots=True, kw_only=True)
-class Collected:
-    """What came home: new rows, all rows by status, dollars, and sentences worth saying."""
-
-    new: int = 0
-    by_status: Counter[str] = field(default_factory=Counter)
-    usd: float = 0.0
-    notes: list[str] = field(default_factory=list)
+from .record_loader import Collected, EndedLaunch, load_mailbox
 
 
 @Step
@@ -51,7 +39,7 @@ def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
         for lease in workspace.provider.ended():
             if other is not None and lease.lease_id.startswith(str(other.get("refresh_id", ""))):
                 continue
-            _load_lease(workspace, lease, refresh_id, now, collected)
+            collected.add(_load_lease(workspace, lease, refresh_id, now))
             _keep_rejected(lease, workspace.home / "rejected" / lease.lease_id)
             workspace.provider.forget(lease.lease_id)
     return collected
@@ -61,48 +49,40 @@ def collect(workspace: Workspace, refresh_id: str, now: datetime) -> Collected:
 def collect_launch(workspace: Workspace, served: Served, refresh_id: str, now: datetime) -> Collected:
     """What one launch measured; where it got no machines it left no mailbox, and its rows go straight in."""
     if served.mailbox is None:
-        store_rows(workspace, served, refresh_id, now)
+        rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
+        with workspace.warehouse.transact() as connection:
+            append.append_records(connection, rows, refresh_id=refresh_id, loaded_at=now)
     return collect.fn(workspace, refresh_id, now)
 
 
-def store_rows(workspace: Workspace, served: Served, refresh_id: str, now: datetime) -> None:
-    """The controller's rows of a launch without a mailbox."""
-    with workspace.warehouse.transact() as connection:
-        rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
-        append.append_records(connection, rows, refresh_id=refresh_id, loaded_at=now)
-
-
-def _load_lease(workspace: Workspace, lease: EndedLease, refresh_id: str, now: datetime, into: Collected) -> None:
-    envelopes = _read(lease.mailbox / "controller" / "envelopes.json")
-    found = {file: _read(file) for file in sorted(lease.mailbox.glob("controller/rows/*.json"))}
+def _load_lease(workspace: Workspace, lease: EndedLease, refresh_id: str, now: datetime) -> Collected:
+    envelopes = read_object(lease.mailbox / "controller" / "envelopes.json") or {}
+    found = {file: read_object(file) for file in sorted(lease.mailbox.glob("controller/rows/*.json"))}
     rows = [row for row in found.values() if row]
     if lease.outcome == "reaped":
         rows += _interrupted_row(lease, envelopes)  # where the controller told of that run itself, its row comes first
-    rows += _refusal_rows(lease, envelopes or {"": {"provider": workspace.provider.name, "market": lease.market}})
-    row = asdict(lease) | {"provider": workspace.provider.name}
-    del row["mailbox"], row["refusals"]
-    bought_by = lease.lease_id.rpartition("-")[0] or refresh_id  # whoever brings it home
-    loaded = load_mailbox(
-        workspace.warehouse,
-        lease.mailbox,
-        envelopes,
+    provider = workspace.provider.name
+    rows += _refusal_rows(lease, envelopes or {"": {"provider": provider, "market": lease.market}})
+    columns = asdict(lease) | {"provider": provider}
+    del columns["mailbox"], columns["refusals"]
+    launch = EndedLaunch(
+        mailbox=lease.mailbox,
+        envelopes=envelopes,
         rows=rows,
-        lease=None if lease.outcome == "refused" else row,
-        machines=machine_rows(lease, workspace.provider.name),
-        refresh_id=bought_by,
-        now=now,
+        lease=None if lease.outcome == "refused" else columns,
+        machines=machine_rows(lease, provider),
     )
-    into.new += loaded.new
-    into.by_status.update(loaded.by_status)
-    into.usd += lease.usd or 0.0
-    into.notes += loaded.rejected
-    into.notes += [f"{file} could not be read, and its row is lost" for file, row in found.items() if not row]
+    bought_by = lease.lease_id.rpartition("-")[0] or refresh_id  # whoever brings it home
+    loaded = load_mailbox(workspace.warehouse, launch, refresh_id=bought_by, now=now)
+    loaded.usd = lease.usd or 0.0
+    loaded.notes += [f"{file} could not be read, and its row is lost" for file, row in found.items() if not row]
+    return loaded
 
 
 def _interrupted_row(lease: EndedLease, envelopes: dict[str, Any]) -> list[dict[str, Any]]:
     """The row of the run that was under way when a lease had to be reaped: the first of its plan without a record."""
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
-    planned = (Item(**item) for item in _read(lease.mailbox / "plan.json").get("items", ()))
+    planned = (Item(**item) for item in (read_object(lease.mailbox / "plan.json") or {}).get("items", ()))
     under_way = next((item for item in planned if item.run_id not in recorded and item.run_id in envelopes), None)
     if under_way is None:
         return []
@@ -124,15 +104,6 @@ def _keep_rejected(lease: EndedLease, folder: Path) -> None:
     rejected = lease.mailbox / "rejected"
     if rejected.is_dir():
         shutil.copytree(rejected, folder, dirs_exist_ok=True)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    """A JSON object of the controller's; empty where it is not there, or is torn as after a power cut."""
-    try:
-        body = json.loads(file.read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return body if isinstance(body, dict) else {}
 
 
 SWEPT_WITHIN = timedelta(hours=1)  # of anything that is bought

@@ -78,13 +78,12 @@ class Stopwatch:
     """Adds the seconds since the last lap to a named phase."""
 
     def __init__(self, seconds: dict[str, float], clock: Clock) -> None:
-        self._seconds = seconds
-        self._clock = clock
+        self._seconds, self.clock = seconds, clock
         self.began_s = self._last = clock.monotonic()
 
     def lap(self, phase: str) -> None:
         """The time since the last one went to `phase`."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
         self._last = now
 

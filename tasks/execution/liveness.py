@@ -2,7 +2,7 @@
 
 `decide` is pure, over what is left to measure:
 
-go on     the notice leaves enough time, only says that the risk has risen, or nobody needs the machine any more
+go on     the notice leaves enough time, or nobody needs the machine any more
 replace   ask for another machine in its place: there is time to start it and to measure with it
 fewer     measure what does not need it, on the others
 give up   neither: what is left is left out, and a row says so
@@ -26,11 +26,10 @@ _OVERHEAD_S = 5.0  # of an item beside its timed steps: building, warming up, ag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineLoss:
-    """Machines that go together. `leaving_s` None: they are gone. `notice` is "interruption" or "rebalance"."""
+    """Machines that go together. `leaving_s` None: they are gone."""
 
     nodes: frozenset[int]
     leaving_s: float | None = None
-    notice: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +65,6 @@ def expected_s(item: Item) -> float:
 def decide(loss: MachineLoss, left: RemainingWork) -> Decision:
     """What becomes of a launch that loses machines. Asks nobody: whether a replacement is to be had shows later."""
     needing = [item for item in left.items if not loss.nodes.isdisjoint(item.nodes)]
-    if loss.leaving_s is not None and loss.notice == "rebalance":
-        return Decision(how="go on", reason="a rebalance recommendation takes nothing away yet")
     hosts = left.host in loss.nodes
     if not needing and not (hosts and left.items):
         return Decision(how="go on", reason="no run that is left needs it")
@@ -78,7 +75,7 @@ def decide(loss: MachineLoss, left: RemainingWork) -> Decision:
         if left.under_way_s + MARGIN_S <= loss.leaving_s:
             return Decision(how="go on", reason="the run under way ends before it goes")
     if needing and not left.no_replacement and left.start_up_s + min(map(expected_s, needing)) <= left.seconds:
-        return Decision(how="replace", reason=f"{_runs(needing)} still {_need(needing)} it")
+        return Decision(how="replace", reason=f"{_runs(needing)} still need{'s' if len(needing) == 1 else ''} it")
     if len(needing) < len(left.items):
         return Decision(how="fewer", reason=f"{_runs(needing)} left out, the others go on" if needing else "not needed")
     if loss.leaving_s is not None:
@@ -89,10 +86,6 @@ def decide(loss: MachineLoss, left: RemainingWork) -> Decision:
 
 def _runs(items: Sequence[Item]) -> str:
     return f"{len(items)} run{'' if len(items) == 1 else 's'}"
-
-
-def _need(items: Sequence[Item]) -> str:
-    return "needs" if len(items) == 1 else "need"
 
 
 class Machines:
@@ -146,7 +139,10 @@ class Machines:
         return state.interrupted or state.notice == "interruption"
 
     def leaving(self) -> MachineLoss | None:
-        """Those that a notice says will go, as the last look at them (`lost`) told."""
+        """Those that an interruption notice says will go, as the last look at them (`lost`) told.
+
+        A rebalance recommendation only says that the risk has risen: it takes nothing away yet.
+        """
         going = {
             node: state
             for node, state in enumerate(self._states)
@@ -155,7 +151,7 @@ class Machines:
         if not going:
             return None
         soonest = min(state.leaving_s for state in going.values() if state.leaving_s is not None)
-        return MachineLoss(nodes=frozenset(going), leaving_s=soonest, notice="interruption")
+        return MachineLoss(nodes=frozenset(going), leaving_s=soonest)
 
     def out_of_time(self) -> AttemptEnd | None:
         """Whether the campaign's time, or its money, is up."""
@@ -163,9 +159,7 @@ class Machines:
             return AttemptEnd(how="time", reason="the campaign's time is up")
         return None
 
-    def wait(
-        self, within_s: float, until: Callable[[], bool], what: str, late: Callable[[], Collection[int]]
-    ) -> AttemptEnd | None:
+    def wait(self, within_s: float, until: Callable[[], bool], what: str, late: Collection[int]) -> AttemptEnd | None:
         """None once `until` holds, else how it ended; `late` are those to wait for no longer when time runs out."""
         give_up = self.clock.monotonic() + within_s
         while not until():
@@ -173,7 +167,7 @@ class Machines:
             if ended is not None:
                 return ended
             if self.clock.monotonic() > give_up:
-                nodes = tuple(sorted(late()))
+                nodes = tuple(sorted(late))
                 reason = f"{_named(nodes)} did not {what} within {within_s:.0f} s"
                 return AttemptEnd(how="lost", reason=reason, nodes=nodes)
             self.clock.sleep(POLL_S)

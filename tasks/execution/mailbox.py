@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,6 @@ SILENT_AFTER_S = 30.0  # a node at a fifth of a core can be late by seconds, nev
 
 class WorkloadChanged(Exception):
     """A workload's file is no longer the one that the launch was made for; the message says what to do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReport:
-    """What one node last said: seconds since its heartbeat (by the store's clock), its phase and the run under way."""
-
-    silent_s: float
-    phase: str
-    run_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +57,6 @@ class Mailbox:
         """Let the agents leave."""
         write_json(self.path / "done.json", {})
 
-    def ready(self) -> int:
-        """How many agents have reported themselves."""
-        return self._count("ready.json")
-
     def ready_at(self) -> list[float]:
         """When each agent reported itself, by the store's clock; up to the first that has not."""
         files = [self._node(node) / "ready.json" for node in range(self.nodes)]
@@ -82,7 +68,7 @@ class Mailbox:
 
     def reported(self, node: int, address: str) -> bool:
         """Whether the machine at `address` has reported itself as `node`; one before it in its place does not count."""
-        body = _read(self._node(node) / "ready.json")
+        body = read_object(self._node(node) / "ready.json")
         return body is not None and body.get("address", address) == address
 
     def forget(self, node: int) -> None:
@@ -92,32 +78,21 @@ class Mailbox:
 
     def armed(self, attempt: int) -> int:
         """How many workers wait for go."""
-        return self._count(f"armed-{attempt}.json")
+        return sum((self._node(node) / f"armed-{attempt}.json").is_file() for node in range(self.nodes))
 
     def finished(self, attempt: int) -> list[dict[str, Any]]:
         """Of every node whose torchrun of `attempt` has ended, what `finished-<a>.json` holds, and `node`."""
-        found = []
-        for node in range(self.nodes):
-            body = _read(self._node(node) / f"finished-{attempt}.json")
-            if body is not None:
-                found.append({**body, "node": node})  # a node speaks for itself alone
-        return found
+        found = ((node, read_object(self._node(node) / f"finished-{attempt}.json")) for node in range(self.nodes))
+        return [{**body, "node": node} for node, body in found if body is not None]  # each speaks for itself alone
 
-    def report(self, node: int, now_unix: float) -> NodeReport | None:
-        """The node's last heartbeat; None before the first."""
+    def silent_s(self, node: int, now_unix: float) -> float | None:
+        """Seconds since the node's last heartbeat, by the store's clock; None before the first."""
         file = self._node(node) / "heartbeat.json"
-        body = _read(file)
-        if body is None:
-            return None
-        return NodeReport(
-            silent_s=max(0.0, now_unix - file.stat().st_mtime),
-            phase=str(body.get("phase", "")),
-            run_id=str(body.get("run_id") or ""),
-        )
+        return None if read_object(file) is None else max(0.0, now_unix - file.stat().st_mtime)
 
     def under_way(self, attempt: int) -> str:
         """The run that the nodes say they have come to; "" where none says so."""
-        said = (_read(self._node(node) / "progress.json") or {} for node in range(self.nodes))
+        said = (read_object(self._node(node) / "progress.json") or {} for node in range(self.nodes))
         at = [(_number(body, "index"), str(body.get("run_id", ""))) for body in said if body.get("attempt") == attempt]
         return max(at, default=(0.0, ""))[1]
 
@@ -141,17 +116,13 @@ class Mailbox:
     def _node(self, node: int) -> Path:
         return self.path / f"node-{node}"
 
-    def _count(self, name: str) -> int:
-        return sum((self._node(node) / name).is_file() for node in range(self.nodes))
-
 
 def silent_nodes(mailbox: Mailbox, now_unix: float) -> Sequence[int]:
     """Nodes that have spoken before and not for `SILENT_AFTER_S`."""
-    reports = {node: mailbox.report(node, now_unix) for node in range(mailbox.nodes)}
-    return [node for node, report in reports.items() if report is not None and report.silent_s > SILENT_AFTER_S]
+    return [node for node in range(mailbox.nodes) if (mailbox.silent_s(node, now_unix) or 0.0) > SILENT_AFTER_S]
 
 
-def _read(file: Path) -> dict[str, Any] | None:
+def read_object(file: Path) -> dict[str, Any] | None:
     """A JSON object, or None where it is not there yet or is nothing that a node of ours writes.
 
     Nodes write beside and rename, so it is never half there.
@@ -168,7 +139,7 @@ def benchmark_seconds(path: Path) -> float:
     total = 0.0
     each = {file.stem: file for file in path.glob("node-*/records/*.json")}  # of a run that failed several may tell
     for file in each.values():
-        body = _read(file) or {}
+        body = read_object(file) or {}
         values = body.get("values")
         if body.get("kind") == "train":
             total += _number(values, "warmup_s") + _number(values, "steps_s")
@@ -241,8 +212,7 @@ class MachineLog:
 def machine_rows(lease: EndedLease, provider: str) -> list[dict[str, Any]]:
     """Columns of raw_machines of a lease that is over, refresh_id still open; none where nothing readable is there."""
     try:
-        rows = json.loads((lease.mailbox / _FILE).read_text())["machines"]
-        return [_ended(row, lease.started_at, lease.ended_at, lease.lease_id, provider) for row in rows]
+        return [_ended(row, lease, provider) for row in (read_object(lease.mailbox / _FILE) or {})["machines"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
@@ -261,17 +231,15 @@ def _row(node: int, number: int, offer: Offer) -> dict[str, Any]:
     }
 
 
-def _ended(
-    row: Mapping[str, Any], started_at: datetime, ended_at: datetime, lease_id: str, provider: str
-) -> dict[str, Any]:
-    whole_s = (ended_at - started_at).total_seconds()
+def _ended(row: Mapping[str, Any], lease: EndedLease, provider: str) -> dict[str, Any]:
+    whole_s = (lease.ended_at - lease.started_at).total_seconds()
     until_s = whole_s if row["after_s"] is None else min(float(row["after_s"]), whole_s)
     started = row["startup_s"]
     return {name: row[name] for name in ("node", "number", "instance_type", "market", "zone")} | {
         "startup_s": float(started) if started is not None and started > 0 else None,
         "interrupted": bool(row["interrupted"]),
-        "lease_id": lease_id,
+        "lease_id": lease.lease_id,
         "provider": provider,
-        "asked_at": started_at + timedelta(seconds=float(row["from_s"])),
+        "asked_at": lease.started_at + timedelta(seconds=float(row["from_s"])),
         "hours": max(until_s - float(row["from_s"]), 0.0) / 3600,
     }

@@ -10,19 +10,20 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from warehouse.append import append_leases, append_machines, append_records
+from warehouse.append import append, append_records
 from warehouse.database import Warehouse
 
 from ..node.device_check import wrong_device
 from ..node.record import Devices
 from ..providers.base import json_of_node
+from .mailbox import read_object
 
 _MOST_SAID = 500  # characters of a node's sentence
 
@@ -113,63 +114,65 @@ _VALUES: dict[str, type[_Wire]] = {"train": _Train, "profile": _Profile, "probe"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """What a mailbox held: `new` rows, and all by status.
+class EndedLaunch:
+    """A launch that is over: the mailbox with its nodes' records, and what the controller knows of it.
 
-    `rejected`: a sentence for each rejected record, and for each machine that left files behind.
+    `envelopes`: by run_id its setup. `rows`: of runs without a record. `lease` and `machines`: columns of their tables,
+    refresh_id still open.
     """
 
-    new: int
-    by_status: Mapping[str, int]
-    rejected: tuple[str, ...]
+    mailbox: Path
+    envelopes: Mapping[str, Mapping[str, Any]]
+    rows: Sequence[Mapping[str, Any]] = ()
+    lease: Mapping[str, Any] | None = None
+    machines: Sequence[Mapping[str, Any]] = ()
 
 
-def load_mailbox(
-    warehouse: Warehouse,
-    mailbox: Path,
-    envelopes: Mapping[str, Mapping[str, Any]],
-    *,
-    rows: Sequence[Mapping[str, Any]],
-    lease: Mapping[str, Any] | None = None,
-    machines: Sequence[Mapping[str, Any]] = (),
-    refresh_id: str,
-    now: datetime,
-) -> Loaded:
-    """Load the records of `mailbox`, the controller's `rows` and, if given, the rows of its `lease` and `machines`.
+@dataclass(slots=True, kw_only=True)
+class Collected:
+    """What came home: new rows, all rows by status, dollars, and sentences worth saying."""
 
-    `envelopes`: by run_id the setup as the controller knows it. Raises WarehouseBusy; then nothing was loaded and the
-    records lie where they were.
+    new: int = 0
+    by_status: Counter[str] = field(default_factory=Counter)
+    usd: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, other: Collected) -> None:
+        """Count what came from elsewhere too."""
+        self.new += other.new
+        self.by_status.update(other.by_status)
+        self.usd += other.usd
+        self.notes += other.notes
+
+
+def load_mailbox(warehouse: Warehouse, launch: EndedLaunch, *, refresh_id: str, now: datetime) -> Collected:
+    """Load the records in the mailbox of `launch` and what its controller knows; dollars are left to the caller.
+
+    `notes` has a sentence for each rejected record and for each machine that left files behind. Raises WarehouseBusy;
+    then nothing was loaded and the records lie where they were.
     """
     bodies: list[dict[str, Any]] = []
     refused: dict[Path, str] = {}
-    for file in sorted(mailbox.glob("node-*/records/*.json")):
+    for file in sorted(launch.mailbox.glob("node-*/records/*.json")):
         try:
-            bodies.append(_record(file, envelopes, lease))
+            bodies.append(_record(file, launch))
         except ValueError as error:
             refused[file] = str(error)
     bodies.sort(key=lambda body: body["status"] != "measured")
-    bodies += [_controller_row(row, envelopes, now) for row in rows]
-    bodies += [
-        _unsound(file, reason, envelopes[file.stem], lease, now)
-        for file, reason in refused.items()
-        if file.stem in envelopes
-    ]
+    unsound = [_unsound(file, reason, launch) for file, reason in refused.items() if file.stem in launch.envelopes]
+    bodies += [{"ended_unix": now.timestamp()} | row for row in [*map(dict, launch.rows), *unsound]]
     distinct = {body["run_id"]: body for body in reversed(bodies)}  # the first of a run_id stays
     with warehouse.transact() as connection:
         new = append_records(connection, list(distinct.values()), refresh_id=refresh_id, loaded_at=now)
-        if lease is not None:
-            append_leases(connection, [dict(lease) | {"refresh_id": refresh_id}])
-        append_machines(connection, [dict(one) | {"refresh_id": refresh_id} for one in machines])
-    sentences = tuple(_quarantine(file, reason) for file, reason in refused.items())
-    sentences += tuple(_not_carried(file) for file in sorted(mailbox.glob("node-*/refused.json")))
-    return Loaded(
-        new=new,
-        by_status=dict(Counter(str(body["status"]) for body in distinct.values())),
-        rejected=sentences,
-    )
+        if launch.lease is not None:
+            append(connection, "raw_leases", [launch.lease], refresh_id=refresh_id)
+        append(connection, "raw_machines", launch.machines, refresh_id=refresh_id)
+    notes = [_quarantine(file, reason) for file, reason in refused.items()]
+    notes += map(_not_carried, sorted(launch.mailbox.glob("node-*/refused.json")))
+    return Collected(new=new, by_status=Counter(str(body["status"]) for body in distinct.values()), notes=notes)
 
 
-def _record(file: Path, envelopes: Mapping[str, Mapping[str, Any]], lease: Mapping[str, Any] | None) -> dict[str, Any]:
+def _record(file: Path, launch: EndedLaunch) -> dict[str, Any]:
     """The sound record in `file` with its envelope. Raises ValueError saying what is wrong."""
     try:
         # a loss may be NaN, which JSON lacks: unknown; a NaN time is then missing and refused below
@@ -190,36 +193,27 @@ def _record(file: Path, envelopes: Mapping[str, Mapping[str, Any]], lease: Mappi
         raise ValueError(f"{where}: {first['msg']}") from None
     if record.run_id != file.stem:
         raise ValueError(f"it calls itself {record.run_id}")
-    if record.run_id not in envelopes:
+    if record.run_id not in launch.envelopes:
         raise ValueError("no run of that id was planned for this launch")
-    setup = dict(envelopes[record.run_id])
+    setup = dict(launch.envelopes[record.run_id])
     wrong = wrong_device(
         [Devices(**one) for one in setup.get("expected_devices", ())],
         [Devices(**one.model_dump()) for one in record.devices],
     )
-    own = {"setup": setup} if lease is None else {"setup": setup, "lease_id": lease["lease_id"]}  # whatever it says
-    return dict(body) | own | ({"wrong_device": wrong} if wrong else {})
+    lease_id = launch.lease["lease_id"] if launch.lease else record.lease_id  # of its machine, whatever it says
+    return dict(body) | {"setup": setup, "lease_id": lease_id} | ({"wrong_device": wrong} if wrong else {})
 
 
-def _controller_row(
-    row: Mapping[str, Any], envelopes: Mapping[str, Mapping[str, Any]], now: datetime
-) -> dict[str, Any]:
-    setup = row.get("setup") or envelopes[str(row["run_id"])]
-    return {"ended_unix": now.timestamp()} | dict(row) | {"setup": dict(setup)}
-
-
-def _unsound(
-    file: Path, reason: str, setup: Mapping[str, Any], lease: Mapping[str, Any] | None, now: datetime
-) -> dict[str, Any]:
-    kind = "probe" if not setup.get("workload") else "train" if setup.get("batch_per_device") else "profile"
+def _unsound(file: Path, reason: str, launch: EndedLaunch) -> dict[str, Any]:
+    """The row of a run whose record cannot be read."""
+    setup = dict(launch.envelopes[file.stem])
     return {
         "run_id": file.stem,
-        "lease_id": str(lease["lease_id"]) if lease else file.parents[2].name,
-        "kind": kind,
+        "lease_id": str(launch.lease["lease_id"]) if launch.lease else file.parents[2].name,
+        "kind": "probe" if not setup.get("workload") else "train" if setup.get("batch_per_device") else "profile",
         "status": "failed",
         "reason": f"its record could not be read: {reason}",
-        "ended_unix": now.timestamp(),
-        "setup": dict(setup),
+        "setup": setup,
     }
 
 
@@ -238,9 +232,9 @@ def _quarantine(file: Path, reason: str) -> str:
 def _not_carried(file: Path) -> str:
     """What a machine says of files that it did not upload. Its word: anything may stand there."""
     try:
-        body = json.loads(file.read_text())
-        reason = str(body["reason"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        reason = "it does not say which"
+        body = read_object(file) or {}
+    except OSError:  # the rows are in the warehouse by now: what cannot be read stops nothing
+        body = {}
+    reason = str(body.get("reason", "it does not say which"))
     printable = "".join(one for one in reason[:_MOST_SAID] if one.isprintable())
     return f"{file.parent.name} left files behind: {printable}"

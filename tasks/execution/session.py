@@ -10,42 +10,36 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ..node.record import Item, Plan, write_json
+from ..node.record import Item, Plan, RankLayout, WorkloadFile, write_json
 from ..providers.base import ProviderError, RunningCluster
-from .attempt import Attempt
-from .job import Clock, Job, Served, Stopwatch, Watch, with_acquired, write_rows
-from .liveness import MOST_REPLACEMENTS, Decision, MachineLoss, Machines, RemainingWork, decide
+from .job import POLL_S, Job, Served, Stopwatch, Watch, with_acquired, write_rows
+from .liveness import MOST_REPLACEMENTS, Decision, MachineLoss, Machines, RemainingWork, decide, expected_s
 from .mailbox import MachineLog, Mailbox, benchmark_seconds
-from .outcomes import AttemptEnd, item_row, launch_row, retry_id
+from .outcomes import AttemptEnd, all_lost_a_peer, blame, item_row, launch_row, retry_id
 
 MOST_ATTEMPTS = 3  # that end by a fault of what is measured; losses of machines are counted apart
+ARMED_WITHIN_S = 90.0
+PEERS_REPORT_WITHIN_S = 5.0  # of the first node that failed: the one that was hit is to be heard, not only its peers
+LOSS_KNOWN_WITHIN_S = 45.0  # where all who speak just lost a peer: the provider, or silence, tells which
 
 
 class Session:
-    """One acquired cluster at work on one job."""
+    """One acquired cluster at work on one job, until all is recorded or `stop_at` (on the clock of `laps`)."""
 
     def __init__(
-        self,
-        running: RunningCluster,
-        job: Job,
-        served: Served,
-        *,
-        stop_at: float,
-        watch: Watch,
-        clock: Clock,
-        laps: Stopwatch,
+        self, running: RunningCluster, job: Job, served: Served, *, stop_at: float, watch: Watch, laps: Stopwatch
     ) -> None:
         self.running, self.job, self.served = running, job, served
-        self.watch, self.clock, self.laps = watch, clock, laps
-        self.stop_at = _sooner_if_dearer(stop_at, clock.monotonic(), job, running)
+        self.watch, self.clock, self.laps = watch, laps.clock, laps
+        self.stop_at = _sooner_if_dearer(stop_at, self.clock.monotonic(), job, running)
         self.mailbox = Mailbox(path=running.mailbox, nodes=len(job.cluster.members))
-        self.machines = Machines(running, self.mailbox, stop_at=self.stop_at, clock=clock)
+        self.machines = Machines(running, self.mailbox, stop_at=self.stop_at, clock=self.clock)
         self.log = MachineLog(self.mailbox, running.cluster)
         self.asked_s: dict[int, float] = {}  # since the launch began, for machines that are on their way
         self.items = {item.run_id: item for item in job.items}  # those tried once more are added
         self.envelopes = with_acquired(job.envelopes, job.items, running.cluster, image_id=running.image_id)
         self.remaining = list(job.items)
-        self.attempt: Attempt | None = None
+        self.attempt: _Attempt | None = None
         self.attempts = self.faults = self.replaced = 0
         self.no_replacement = ""
         self.start_up_s = running.ready_within_s / 2  # until this launch's own is known
@@ -67,7 +61,7 @@ class Session:
             if ended.how == "time" or (ended.how == "lost" and not ended.nodes):
                 return self.lose(ended)
             if ended.how == "lost":
-                decision = self._handle_loss(ended)
+                decision = self.handle_loss(ended)
                 if decision.how == "give up":
                     return self.lose(replace(ended, reason=f"{ended.reason}; {decision.reason}"))
                 losses.append(f"{ended.reason}: {decision.reason}")
@@ -80,8 +74,7 @@ class Session:
                     self._add_run_row(ended.culprit, ended)
                 self.machines.gone |= set(ended.nodes)  # without the devices that they were bought for
                 self.served.lacked_devices |= bool(ended.nodes)
-                left = self._without({ended.culprit})
-                self.remaining = [item for item in left if self.machines.gone.isdisjoint(item.nodes)]
+                self.remaining = self._possible(self._without({ended.culprit}))
                 if out_of_tries:
                     return None
             if not self.remaining:
@@ -101,69 +94,34 @@ class Session:
             self.mailbox.done()
         self.served.usd = self.running.usd_so_far()
         self.served.recorded = self.mailbox.recorded()
-        self._split_measuring(benchmark_seconds(self.mailbox.path))
+        seconds = self.served.seconds
+        measuring_s, steps_s = seconds.pop("measure", 0.0), benchmark_seconds(self.mailbox.path)
+        seconds["benchmark"] = min(steps_s, measuring_s)
+        seconds["between runs"] = max(0.0, measuring_s - steps_s)  # building, warming up, agreeing
 
-    def _wait_for_machines(self) -> AttemptEnd | None:
-        """Wait for machines on their way, unless those that are here have something to do meanwhile."""
-        if self.machines.all_here() or (self.attempt is not None and self._runnable()):
-            return None
-        if self.attempt is not None:
-            self._idle()
-        ended = self.machines.wait(
-            self.running.ready_within_s, self.machines.all_here, "report itself", lambda: self.machines.awaited
+    def plan(self, items: Sequence[Item], workloads: Sequence[WorkloadFile] = (), **more: Any) -> Plan:
+        """Ask the nodes for the attempt that `attempts` counts; `more` are fields of the plan."""
+        plan = Plan(
+            lease_id=self.job.lease_id,
+            attempt=self.attempts,
+            addresses=list(self.running.addresses),
+            expected=list(self.job.expected),
+            workloads=list(workloads),
+            items=list(items),
+            **more,
         )
-        self.laps.lap("start hosts")
-        if self.attempt is None:
-            self.start_up_s = self.served.seconds["start hosts"]
-        return ended
+        self.mailbox.put_plan(plan)
+        return plan
 
-    def _idle(self) -> None:
-        """Let the machines end what they run: a new one must not meet an attempt that lost the one before it."""
-        self.attempts += 1
-        self.mailbox.put_plan(
-            Plan(
-                lease_id=self.job.lease_id,
-                attempt=self.attempts,
-                addresses=list(self.running.addresses),
-                expected=list(self.job.expected),
-                workloads=[],
-                items=[],
-            )
-        )
+    def armed(self) -> None:
+        """All workers wait for go: the first time, the machines' start-ups are known."""
+        if self.attempts == 1:
+            self.log.at_work(self.served.seconds)
 
-    def _run_attempt(self) -> AttemptEnd:
-        """The next attempt, over the machines that are here."""
-        self.attempts += 1
-        for node in self.asked_s.keys() & set(self.machines.here):
-            # it may have waited for the attempt before this one to end
-            waited_s = max(0.0, self.running.now_unix() - self.mailbox.ready_of(node))
-            self.log.replaced(node, self._since_began_s() - self.asked_s.pop(node) - waited_s)
-        self.attempt = Attempt(
-            self.machines,
-            self.job,
-            self.attempts,
-            self._runnable(),
-            watch=self.watch,
-            laps=self.laps,
-            on_armed=lambda: self.log.at_work(self.served.seconds) if self.attempts == 1 else None,
-            on_notice=lambda loss, items, under_way_s, host: decide(
-                loss, self._remaining_work(items, under_way_s, host)
-            ),
-            on_unneeded_loss=lambda lost: self._handle_loss(lost, meanwhile=True),
-        )
-        return self.attempt.run()
-
-    def _runnable(self) -> list[Item]:
-        """What the machines that are here can do."""
-        here = set(self.machines.here)
-        return [item for item in self.remaining if here.issuperset(item.nodes)]
-
-    def _remaining_work(
-        self, items: Sequence[Item], under_way_s: float = 0.0, host: int | None = None
-    ) -> RemainingWork:
+    def remaining_work(self, items: Sequence[Item], under_way_s: float = 0.0, host: int | None = None) -> RemainingWork:
+        """What is left after the loss of machines: `items`, the one under way first, then those of later attempts."""
         spent = f"{MOST_REPLACEMENTS} machines were replaced already" if self.replaced >= MOST_REPLACEMENTS else ""
-        running = {item.run_id for item in items}
-        later = [item for item in self.remaining if item.run_id not in running | self.mailbox.recorded()]
+        later = self._without({item.run_id for item in items} | self.mailbox.recorded())
         return RemainingWork(
             items=[*items, *later],
             under_way_s=under_way_s,
@@ -173,7 +131,7 @@ class Session:
             no_replacement=self.no_replacement or spent,
         )
 
-    def _handle_loss(self, ended: AttemptEnd, *, meanwhile: bool = False) -> Decision:
+    def handle_loss(self, ended: AttemptEnd, *, meanwhile: bool = False) -> Decision:
         """Decide what follows the loss of `ended.nodes` and see to it: rows, other machines, and what is left to do.
 
         `meanwhile`: the attempt under way goes on without them.
@@ -187,17 +145,52 @@ class Session:
                 self.log.lost(node, self._since_began_s(), interrupted=was_interrupted)
         self.remaining = self._without(self.mailbox.recorded())
         under_way = "" if meanwhile or self.attempt is None else self.attempt.under_way()
-        decision = decide(loss, self._remaining_work(self.remaining))
+        decision = decide(loss, self.remaining_work(self.remaining))
         needed = sorted(loss.nodes & {node for item in self.remaining for node in item.nodes})
         if decision.how == "replace" and not self._replace(needed):
-            decision = decide(loss, self._remaining_work(self.remaining))
+            decision = decide(loss, self.remaining_work(self.remaining))
         if meanwhile:
             self._launch_row(ended)
         elif decision.how != "give up":
             self._retry(self._add_end_row(replace(ended, culprit=ended.culprit or under_way)))
         if decision.how != "give up" or meanwhile:
-            self.remaining = [item for item in self.remaining if self.machines.gone.isdisjoint(item.nodes)]
+            self.remaining = self._possible(self.remaining)
         return decision
+
+    def _wait_for_machines(self) -> AttemptEnd | None:
+        """Wait for machines on their way, unless those that are here have something to do meanwhile."""
+        if self.machines.all_here() or (self.attempt is not None and self._runnable()):
+            return None
+        if self.attempt is not None:  # let them end what they run: a new one must not meet an attempt that lost another
+            self.attempts += 1
+            self.plan([])
+        here, awaited = self.machines.all_here, self.machines.awaited
+        ended = self.machines.wait(self.running.ready_within_s, here, "report itself", awaited)
+        self.laps.lap("start hosts")
+        if self.attempt is None:
+            self.start_up_s = self.served.seconds["start hosts"]
+        return ended
+
+    def _run_attempt(self) -> AttemptEnd:
+        """The next attempt, over the machines that are here."""
+        self.attempts += 1
+        for node in self.asked_s.keys() & set(self.machines.here):
+            # it may have waited for the attempt before this one to end
+            waited_s = max(0.0, self.running.now_unix() - self.mailbox.ready_of(node))
+            self.log.replaced(node, self._since_began_s() - self.asked_s.pop(node) - waited_s)
+        self.attempt = _Attempt(self, self._runnable())
+        return self.attempt.run()
+
+    def _runnable(self) -> list[Item]:
+        """What the machines that are here can do."""
+        here = set(self.machines.here)
+        return [item for item in self.remaining if here.issuperset(item.nodes)]
+
+    def _possible(self, items: Sequence[Item]) -> list[Item]:
+        return [item for item in items if self.machines.gone.isdisjoint(item.nodes)]
+
+    def _without(self, run_ids: set[str]) -> list[Item]:
+        return [item for item in self.remaining if item.run_id not in run_ids]
 
     def _replace(self, nodes: Sequence[int]) -> bool:
         """Ask for other machines in the place of `nodes`; whether all are on the way."""
@@ -256,18 +249,126 @@ class Session:
     def _since_began_s(self) -> float:
         return self.clock.monotonic() - self.laps.began_s  # before the machines were asked for, as their lease
 
-    def _without(self, run_ids: set[str]) -> list[Item]:
-        return [item for item in self.remaining if item.run_id not in run_ids]
-
     def _write_envelopes(self) -> None:
         write_json(self.mailbox.path / "controller" / "envelopes.json", dict(self.envelopes))
 
-    def _split_measuring(self, steps_s: float) -> None:
-        """Tell the seconds of steps, profiles and probes from what lies between: building, warming up, agreeing."""
-        seconds = self.served.seconds
-        measuring_s = seconds.pop("measure", 0.0)
-        seconds["benchmark"] = min(steps_s, measuring_s)
-        seconds["between runs"] = max(0.0, measuring_s - steps_s)
+
+class _Attempt:
+    """One torchrun over the machines that are here, at work on `items`, which need no other: to the last record, or to
+    what ended it before."""
+
+    def __init__(self, session: Session, items: Sequence[Item]) -> None:
+        self.session, self.number, self.items = session, session.attempts, list(items)
+        self.machines, self.running, self.mailbox = session.machines, session.running, session.mailbox
+        self.clock = session.clock
+        self.nodes = self.machines.here
+        self._at, self._since = "", 0.0
+
+    def run(self) -> AttemptEnd:
+        """How it ended."""
+        session = self.session
+        plan = session.plan(
+            self.items,
+            [spec for spec, _ in session.job.files],
+            join_s=max(60.0, self.running.ready_within_s / 2),
+            patience_s=session.job.patience_s if self.number == 1 else 0.0,  # it may be spent
+            ranks=self.nodes if len(self.nodes) < self.mailbox.nodes else [],
+        )
+        self.host = RankLayout.of(plan).host
+        within_s = max(ARMED_WITHIN_S, plan.meet_s + 30.0)
+        ended = self.machines.wait(
+            within_s, lambda: self._armed() or bool(self._finished()), "start torchrun", self.nodes
+        )
+        session.laps.lap("launch torchrun")
+        if ended is not None:
+            return ended
+        if self._armed():
+            session.armed()
+            self.running.settle()
+            self.mailbox.go(self.number)
+            ended = self._until_finished()
+            session.laps.lap("measure")
+            return ended
+        ended = self.machines.wait(
+            PEERS_REPORT_WITHIN_S, lambda: len(self._finished()) == len(self.nodes), "speak", self.nodes
+        )
+        if ended is not None and ended.interrupted:
+            return ended
+        return blame(self._finished(), "", set())  # before any run began, none is to blame
+
+    def under_way(self) -> str:
+        """What the nodes say they are at, else the first run without a record; "" before any began."""
+        if not self.mailbox.gone(self.number):
+            return ""
+        return self.mailbox.under_way(self.number) or ([item.run_id for item in self._missing()] or [""])[0]
+
+    def _missing(self) -> list[Item]:
+        """Items that have no record yet, in order."""
+        recorded = self.mailbox.recorded()
+        return [item for item in self.items if item.run_id not in recorded]
+
+    def _armed(self) -> bool:
+        return self.mailbox.armed(self.number) == len(self.nodes)
+
+    def _finished(self) -> list[dict[str, object]]:
+        return self.mailbox.finished(self.number)
+
+    def _until_finished(self) -> AttemptEnd:
+        planned = {item.run_id for item in self.items}
+        heard_at = float("inf")
+        while True:
+            missing = self._missing()
+            under_way = (missing or self.items[-1:])[0].run_id
+            self.session.watch(under_way, len(self.mailbox.recorded()), self.running.usd_so_far())
+            finished = self._finished()
+            ended = self._loss(missing)
+            if ended is not None:
+                return ended
+            here = [node for node in self.nodes if node not in self.machines.gone]
+            if len(here) < len(self.nodes) and not missing:
+                return AttemptEnd(how="finished")  # those left may wait long for the one that is gone
+            if any(node.get("exit_code") != 0 for node in finished):
+                heard_at = min(heard_at, self.clock.monotonic())
+                patience_s = LOSS_KNOWN_WITHIN_S if all_lost_a_peer(finished) else PEERS_REPORT_WITHIN_S
+                if len(finished) >= len(here) or self.clock.monotonic() > heard_at + patience_s:
+                    return blame(finished, under_way, planned)
+            elif len(finished) >= len(here):
+                left = self._missing()
+                if left:
+                    reason = "the nodes finished without a record of it"
+                    return AttemptEnd(how="failed", culprit=left[0].run_id, reason=reason)
+                return AttemptEnd(how="finished")
+            ended = self.machines.out_of_time()
+            if ended is not None:
+                return ended
+            self.clock.sleep(POLL_S)
+
+    def _loss(self, missing: Sequence[Item]) -> AttemptEnd | None:
+        """What is lost, or about to be, if that ends this attempt."""
+        lost = self.machines.lost()
+        if lost is not None:
+            needed = {self.host, *(node for item in missing for node in item.nodes)} if missing else set()
+            if not lost.nodes or not needed.isdisjoint(lost.nodes):
+                return lost
+            self.session.handle_loss(lost, meanwhile=True)
+        going = self.machines.leaving()
+        if going is None:
+            return None
+        left = self.session.remaining_work(missing, self._needs_s(missing), self.host)
+        if decide(going, left).how == "go on":
+            return None
+        reason = f"node {min(going.nodes)}: it goes in {going.leaving_s or 0.0:.0f} s, says its interruption notice"
+        return AttemptEnd(how="lost", reason=reason, interrupted=True, nodes=tuple(sorted(going.nodes)))
+
+    def _needs_s(self, missing: Sequence[Item]) -> float:
+        """Seconds that the run under way still needs; one that is late may be measured again while patience lasts."""
+        if not missing:
+            return 0.0
+        if missing[0].run_id != self._at:
+            self._at, self._since = missing[0].run_id, self.clock.monotonic()
+        whole_s = expected_s(missing[0])
+        late_s = self.clock.monotonic() - self._since - whole_s
+        return -late_s if late_s < 0 else max(0.0, min(whole_s, self.session.job.patience_s - late_s))
 
 
 def _sooner_if_dearer(stop_at: float, now: float, job: Job, running: RunningCluster) -> float:

@@ -1,6 +1,6 @@
 """What jobs meet on this provider's machines: start-up, interruptions, waiting, by our own launches and stated priors.
 
-The one place that says so: the table, a campaign's contenders, the ledger and advice all ask here.
+The one place that says so: the table, a campaign's decisions, the ledger and advice all ask here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from models.campaign.candidates import EC2_COSTS, Costs
 from models.job import duration as spot
 from models.job import launch_history as exposure
 from models.job.capacity import PRIOR_S, StartupModel, fit_availability, fit_startup
-from models.job.duration import prior_checkpoints
 from models.job.interruptions import fit_hazard
 from models.job.job_conditions import Circumstances, Learned, Stated
 from warehouse import reads
@@ -22,8 +21,7 @@ from warehouse import reads
 from ..workspace.workspace import Workspace
 
 # Before there are launches of our own: GCP's machines with a GPU took 69 s on demand and 87 s preemptible from request
-# to running (`PRIOR_S`); loading the agent and torchrun there is a guess, twice what local hosts
-# take.
+# to running (`PRIOR_S`); loading the agent and torchrun there is a guess, twice what local hosts take.
 _TO_WORK_S = 21.0
 EC2_STARTUP_S = {market: seconds + _TO_WORK_S for market, seconds in PRIOR_S.items()}
 LOCAL_STARTUP_S = dict.fromkeys(PRIOR_S, spot.STARTUP_S)
@@ -37,19 +35,16 @@ def circumstances(workspace: Workspace) -> Circumstances:
     """
     machines, refusals = reads.launched(workspace.warehouse, workspace.provider.name)
     launches = exposure.launches(machines)
+    if workspace.simulated and not len(launches):
+        return Stated()
+    learned = Learned(startup=_startup(workspace, launches))
     if workspace.simulated:
-        if not len(launches):
-            return Stated()
-        return Learned(startup=_startup(workspace, launches), checkpoint=prior_checkpoints())
+        return learned
     windows = exposure.windows(machines)
-    return Learned(
-        startup=_startup(workspace, launches),
-        checkpoint=prior_checkpoints(),
-        hazard=fit_hazard(
-            windows,
-            advised=_advised(workspace) if len(windows) else {},
-            together=exposure.together(machines),
-        ),
+    advised = _advised(workspace) if len(windows) else {}
+    return replace(
+        learned,
+        hazard=fit_hazard(windows, advised=advised, together=exposure.together(machines)),
         availability=fit_availability(exposure.requests(machines, refusals)),
     )
 
@@ -68,9 +63,7 @@ def _advised(workspace: Workspace) -> dict[str, float]:
     """Interruptions an hour by type, as the newest snapshot of offers tells them."""
     offers = reads.offers(workspace.warehouse, workspace.provider.name)
     told = offers[(offers["market"] == "spot") & offers["interruptions_per_hour"].notna()]
-    return {
-        str(name): float(one) for name, one in told.groupby("instance_type")["interruptions_per_hour"].mean().items()
-    }
+    return dict(told.groupby("instance_type")["interruptions_per_hour"].mean())
 
 
 def spot_experience(workspace: Workspace) -> dict[str, str]:
@@ -94,8 +87,7 @@ def spot_experience(workspace: Workspace) -> dict[str, str]:
 def seconds_to_work(workspace: Workspace, market: str) -> float | None:
     """Median seconds from asking for a machine to its being at work, by own launches that tell of `market`, or None."""
     launches = exposure.launches(reads.launched(workspace.warehouse, workspace.provider.name)[0])
-    alike = workspace.simulated
-    if not len(launches if alike else launches[launches["market"] == market]):
+    if (not workspace.simulated and market not in set(launches["market"])) or not len(launches):
         return None
     return float(np.exp(_startup(workspace, launches).markets[market][0]))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +14,6 @@ from models.domain.setup_table import rows_of
 from models.domain.workload import Workload
 from warehouse import append, reads
 from warehouse.database import WarehouseMissing
-from warehouse.reads import mart
 
 from ..providers.base import OwnBill, PackagedPrices, ProviderError
 from ..workspace.prefect_runtime import Step
@@ -32,7 +31,8 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
         types = workspace.provider.instance_types()
     except ProviderError:
         noted = set(reads.mart(workspace.warehouse, "instance_types", provider=workspace.provider.name)["name"])
-        types = [one for one in _packaged_types(workspace) if one.name not in noted]
+        packaged = workspace.provider.packaged_types() if isinstance(workspace.provider, PackagedPrices) else []
+        types = [one for one in packaged if one.name not in noted]
     with workspace.warehouse.transact() as connection:
         append.note_workloads(
             connection,
@@ -119,20 +119,25 @@ def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
 def current_offers(workspace: Workspace) -> list[Offer]:
     """The newest snapshot as offers of known instance types; none before the first."""
     kinds = reads.mart(workspace.warehouse, "instance_types", provider=workspace.provider.name)
-    types = {str(row["name"]): _instance_type(row) for row in rows_of(kinds)}
+    columns = InstanceType.__dataclass_fields__
+    types = {row["name"]: InstanceType(**{name: _known(row[name]) for name in columns}) for row in rows_of(kinds)}
     frame = reads.offers(workspace.warehouse, workspace.provider.name)
     moments = {moment: _moment(moment) for moment in frame["price_as_of"].unique()}
-    rows = rows_of(frame)
     found = [
-        _offer(row, types[row["instance_type"]], moments[row["price_as_of"]])
-        for row in rows
+        Offer(
+            instance_type=types[row["instance_type"]],
+            market=row["market"],
+            zone=row["zone"],
+            region=row["region"],
+            usd_per_hour=_known(row["usd_per_hour"]),
+            interruptions_per_hour=row["interruptions_per_hour"] or 0.0,
+            price_as_of=moments[row["price_as_of"]],
+            interruption_source=_known(row["interruption_source"]) or "",
+        )
+        for row in rows_of(frame)
         if row["instance_type"] in types
     ]
     return workspace.provider.billed(found) if isinstance(workspace.provider, OwnBill) else found
-
-
-def _packaged_types(workspace: Workspace) -> list[InstanceType]:
-    return workspace.provider.packaged_types() if isinstance(workspace.provider, PackagedPrices) else []
 
 
 def _worth_storing(workspace: Workspace) -> list[Offer]:
@@ -155,10 +160,6 @@ def _as_of(offers: Sequence[Offer]) -> str:
     return f" (prices of {max(offer.price_as_of for offer in offers):%Y-%m-%d})" if offers else ""
 
 
-def _instance_type(row: Mapping[str, Any]) -> InstanceType:
-    return InstanceType(**{name: _known(row[name]) for name in InstanceType.__dataclass_fields__})
-
-
 def _known(value: Any) -> Any:
     """None for what a frame holds where nothing is known."""
     return None if value is None or value != value else value
@@ -169,38 +170,23 @@ def _moment(value: object) -> datetime:
     return as_of if as_of.tzinfo else as_of.replace(tzinfo=UTC)
 
 
-def _offer(row: Mapping[str, Any], kind: InstanceType, price_as_of: datetime) -> Offer:
-    price = row["usd_per_hour"]
-    return Offer(
-        instance_type=kind,
-        market=str(row["market"]),
-        zone=str(row["zone"]),
-        region=str(row["region"]),
-        usd_per_hour=None if price is None or price != price else float(price),
-        interruptions_per_hour=float(row["interruptions_per_hour"] or 0.0),
-        price_as_of=price_as_of,
-        interruption_source=str(_known(row.get("interruption_source")) or ""),
-    )
-
-
-_FACTS: dict[str, type[int] | type[float]] = {"parameters": int, "gradient_bytes": int, "flops_per_sample": float}
-
-
 def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workload]:
     """The workloads with what the mart `workloads` knows of them; facts of another digest are another workload's."""
     facts = {(row["workload"], row["digest"]): row for row in rows_of(known) if "digest" in row}
-    return [_told(one, facts.get((one.name, one.digest), {})) for one in workloads]
+    kinds = {"parameters": int, "gradient_bytes": int, "flops_per_sample": float}
 
+    def told(workload: Workload) -> Workload:
+        row = facts.get((workload.name, workload.digest), {})
+        values: dict[str, Any] = {name: kind(row[name]) for name, kind in kinds.items() if pd.notna(row.get(name))}
+        return replace(workload, **values)
 
-def _told(workload: Workload, row: dict[str, Any]) -> Workload:
-    values: dict[str, Any] = {name: of(row[name]) for name, of in _FACTS.items() if pd.notna(row.get(name))}
-    return replace(workload, **values)
+    return [told(one) for one in workloads]
 
 
 def with_known_facts(workspace: Workspace, workload: Workload) -> Workload:
     """`workload` with what the warehouse knows of it; as it is before the first refresh."""
     try:
-        known = mart(workspace.warehouse, "workloads", provider=workspace.provider.name, workload=workload.name)
+        known = reads.mart(workspace.warehouse, "workloads", provider=workspace.provider.name, workload=workload.name)
     except WarehouseMissing:
         return workload
     return with_facts([workload], known)[0]

@@ -43,7 +43,7 @@ def note_drift(
         found = drift.judge(drift.recent(champion.model, TrainingData(**frames)), before)
         rows = [asdict(one) | {"model_version": str(champion.version)} for one in found]
         with workspace.warehouse.transact() as connection:
-            append.append_drift(connection, rows, provider=provider, refresh_id=refresh_id, judged_at=now)
+            append.append(connection, "raw_drift", rows, provider=provider, refresh_id=refresh_id, judged_at=now)
     return drift_sentences(workspace, reads.drifting(workspace.warehouse, provider))
 
 
@@ -95,7 +95,9 @@ def note_alarms(
     found = alarm.alarms(runs, predicted, _input_share(frames["profiles"]))
     rows = [asdict(one) | {"model_version": str(champion.version)} for one in found]
     with workspace.warehouse.transact() as connection:
-        append.append_alarms(connection, rows, provider=workspace.provider.name, refresh_id=refresh_id, judged_at=now)
+        append.append(
+            connection, "raw_alarms", rows, provider=workspace.provider.name, refresh_id=refresh_id, judged_at=now
+        )
     return alarm_sentences(pd.DataFrame(rows))
 
 
@@ -160,7 +162,7 @@ def judge_promises(workspace: Workspace, frames: Mapping[str, pd.DataFrame], ref
     devices = dict(zip(types["name"], types["devices"].fillna(1).astype(int), strict=True)) if len(types) else {}
     judged = regret_ledger.judge(promises, frames["runs"], frames["workloads"], devices, circumstances(workspace))
     with workspace.warehouse.transact() as connection:
-        return append.append_ledger(connection, judged, refresh_id=refresh_id, judged_at=now)
+        return append.append(connection, "raw_ledger", judged, refresh_id=refresh_id, judged_at=now)
 
 
 def ledger_sentence(published: pd.DataFrame) -> str:

@@ -15,11 +15,10 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .machine import cores, cpu, fingerprint, gpus, interface_of
+from .machine import cores, cpu, fingerprint, gpus, interface_of, torch_version
 from .processes import EXIT_NO_DEVICE, adopt_orphans, die_with_parent, end_descendants, exit_reason, worker_exit_code
 from .record import Plan, RankLayout, plan_from_json, write_json
 
@@ -68,17 +67,13 @@ class Agent:
 
     def description(self) -> dict[str, Any]:
         """What `ready.json` says."""
-        try:
-            torch_version = version("torch")
-        except PackageNotFoundError:
-            torch_version = ""
         return {
             "address": self.address,
             "cpu": cpu(),
             "cores": os.cpu_count(),
             "gpus": gpus(),
             "fingerprint": fingerprint(),
-            "torch_version": torch_version,
+            "torch_version": torch_version(),
             "python": sys.version.split()[0],
             "pid": os.getpid(),
             "ready_unix": time.time(),
@@ -110,26 +105,37 @@ class Agent:
     def start(self, plan: Plan) -> None:
         """Start torchrun for this node's part of `plan`, if it has one; one without items only ends what runs."""
         self.attempt = plan.attempt
-        layout = RankLayout.of(plan)
-        if not plan.items or self.node not in layout.devices:
+        if not plan.items or self.node not in RankLayout.of(plan).devices:
             return
         self.progress_path.unlink(missing_ok=True)
-        plan_file, expected = self.scratch / f"plan-{plan.attempt}.json", plan.expected[self.node]
-        torchrun = command(plan, layout, self.node, mailbox=self.mailbox, plan_file=plan_file)
-        if expected.checked:
-            wait_s = self.waits_s(plan.join_s)
-            torchrun = with_device_check(torchrun, self.node, wait_s, mailbox=self.mailbox, plan_file=plan_file)
         with self.log_path.open("wb") as log:
             self.launch = subprocess.Popen(
-                torchrun,
+                self.command(plan),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.scratch,
-                env=environment(self.address, self.scratch, threads=expected.threads or cores()),
+                env=environment(self.address, self.scratch, threads=plan.expected[self.node].threads or cores()),
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
+
+    def command(self, plan: Plan) -> list[str]:
+        """The torchrun command of this node; it waits for the machine's devices first, where they may come late."""
+        layout = RankLayout.of(plan)
+        served = ("--mailbox", str(self.mailbox), "--plan", str(self.scratch / f"plan-{plan.attempt}.json"))
+        torchrun = [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--nnodes", str(len(layout.devices)), "--node-rank", str(layout.order(self.node))),
+            *("--nproc-per-node", str(layout.devices[self.node])),
+            *("--master-addr", plan.addresses[layout.host], "--master-port", str(plan.port + plan.attempt)),
+            *("--max-restarts", "0", "--monitor-interval", "0.3", "--rdzv-conf", f"timeout={plan.meet_s:.0f}"),
+            *("-m", "node.worker", *served),
+        ]
+        if not plan.expected[self.node].checked:
+            return torchrun
+        check = (sys.executable, "-m", "node.device_check", *served, "--node", str(self.node))
+        return [*check, "--wait-s", f"{self.waits_s(plan.join_s):.1f}", "--", *torchrun]
 
     def waits_s(self, join_s: float) -> float:
         """Seconds to wait for devices: a machine waits within `join_s` of its first plan, whatever is tried after."""
@@ -142,9 +148,9 @@ class Agent:
         """Tell how the launch under way ended, ending it first if it has not, and clear away what it left running."""
         if self.launch is None:
             return
-        code = self.launch.poll()
-        reason = "" if code is not None else "replaced by a newer attempt"
+        code, replaced = self.launch.poll(), ""
         if code is None:
+            replaced = "replaced by a newer attempt"
             self.launch.kill()
             code = self.launch.wait()
         end_descendants()
@@ -157,8 +163,8 @@ class Agent:
             "attempt": self.attempt,
             "exit_code": code,
             "worker_exit_code": worker_code,
-            "reason": reason or (exit_reason(log, worker_code) if code else ""),
-            "run_id": self.progress().get("run_id", ""),
+            "reason": replaced or (exit_reason(log, worker_code) if code else ""),
+            "run_id": self.run_id(),
             "log_tail": log[-_LOG_TAIL:],
             "finished_unix": time.time(),
         }
@@ -170,15 +176,13 @@ class Agent:
             return
         self.beaten = time.monotonic()
         running = self.launch is not None
-        self.tell(
-            "heartbeat.json",
-            {
-                "phase": "running" if running else "waiting",
-                "attempt": self.attempt,
-                "run_id": self.progress().get("run_id", "") if running else "",
-                "beat_unix": time.time(),
-            },
-        )
+        body = {
+            "phase": "running" if running else "waiting",
+            "attempt": self.attempt,
+            "run_id": self.run_id() if running else "",
+            "beat_unix": time.time(),
+        }
+        self.tell("heartbeat.json", body)
 
     @property
     def progress_path(self) -> Path:
@@ -190,13 +194,13 @@ class Agent:
         """Where torchrun's output of this attempt goes."""
         return self.own / f"log-{self.attempt}.txt"
 
-    def progress(self) -> dict[str, Any]:
-        """What the worker last said; nothing if it has said nothing."""
+    def run_id(self) -> str:
+        """The run that the worker last said it is at; empty if it has said nothing."""
         try:
             said = json.loads(self.progress_path.read_text())
         except (OSError, ValueError):
-            return {}
-        return said if isinstance(said, dict) else {}
+            return ""
+        return str(said.get("run_id", "")) if isinstance(said, dict) else ""
 
     def tell(self, name: str, body: dict[str, Any]) -> None:
         """Write into the mailbox; a full disk must not end the agent, for it may be freed again."""
@@ -216,26 +220,6 @@ class Agent:
         end_descendants()
         shutil.rmtree(self.scratch, ignore_errors=True)
         os._exit(code)
-
-
-def command(plan: Plan, layout: RankLayout, node: int, *, mailbox: Path, plan_file: Path) -> list[str]:
-    """The torchrun command of node `node`."""
-    return [
-        *(sys.executable, "-m", "torch.distributed.run"),
-        *("--nnodes", str(len(layout.devices)), "--node-rank", str(layout.order(node))),
-        *("--nproc-per-node", str(layout.devices[node])),
-        *("--master-addr", plan.addresses[layout.host], "--master-port", str(plan.port + plan.attempt)),
-        *("--max-restarts", "0", "--monitor-interval", "0.3", "--rdzv-conf", f"timeout={plan.meet_s:.0f}"),
-        *("-m", "node.worker", "--mailbox", str(mailbox), "--plan", str(plan_file)),
-    ]
-
-
-def with_device_check(torchrun: list[str], node: int, wait_s: float, *, mailbox: Path, plan_file: Path) -> list[str]:
-    """`torchrun`, once the machine's devices are there."""
-    return [
-        *(sys.executable, "-m", "node.device_check", "--mailbox", str(mailbox), "--plan", str(plan_file)),
-        *("--node", str(node), "--wait-s", f"{wait_s:.1f}", "--", *torchrun),
-    ]
 
 
 def environment(address: str, scratch: Path, *, threads: int) -> dict[str, str]:
@@ -264,10 +248,5 @@ def main() -> None:
     parser.add_argument("--node", type=int, required=True, help="index of this machine in the cluster")
     parser.add_argument("--address", required=True, help="address at which the other machines reach this one")
     parser.add_argument("--deadline", type=float, required=True, help="end at this moment, seconds since 1970")
-    arguments = parser.parse_args()
-    Agent(
-        mailbox=arguments.mailbox.resolve(),
-        node=arguments.node,
-        address=arguments.address,
-        deadline_unix=arguments.deadline,
-    ).run()
+    given = parser.parse_args()
+    Agent(mailbox=given.mailbox.resolve(), node=given.node, address=given.address, deadline_unix=given.deadline).run()

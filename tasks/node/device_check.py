@@ -17,14 +17,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
-from .machine import fingerprint
 from .processes import EXIT_MAILBOX, EXIT_NO_DEVICE, exit_line
-from .record import ANY, MACHINE, Devices, Plan, Record, plan_from_json, write_json
+from .record import ANY, Devices, Plan, plan_from_json, record_of, write_json
 
 _PAUSE_S = 2.0
 _LOOK_S = 30.0  # what a look after the first may take: 8 GPUs are opened one after the other
@@ -40,7 +37,6 @@ print(json.dumps(found))
 """
 _PART = re.compile(r" 1/\d+$")  # of a provider's name: a part of a device, as "L4 1/8"
 _PROFILE = re.compile(r"\d+[abcq]$|mig$")  # of torch's: the part that a virtual device is, as "NVIDIA L4-3Q"
-Look = Callable[[float], tuple[list[str], str]]
 
 
 def is_named(expected: str, told: str) -> bool:
@@ -78,30 +74,24 @@ def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
 
 
 def wait_for_devices(
-    expected: Devices,
-    look: Look,
-    *,
-    wait_s: float,
-    most_s: float,
-    clock: Callable[[], float],
-    sleep: Callable[[float], None],
+    expected: Devices, look: Callable[[float], tuple[list[str], str]], *, wait_s: float, most_s: float
 ) -> str:
     """Empty once they are there; why not, after looking again and again for `wait_s` from the first look's end on.
 
     Looks once at least, and for `most_s` at most: `look` is told how many seconds it may take.
     """
-    ends = clock() + most_s
+    ends = time.monotonic() + most_s
     until = None
     while True:
-        there, said = look(ends - clock())
+        there, said = look(ends - time.monotonic())
         problem = missing_devices(expected, there)
         if not problem:
             return ""
-        now = clock()
+        now = time.monotonic()
         until = min(now + wait_s, ends - _LOOK_S) if until is None else until
         if now >= until:
             return f"{problem} ({said})" if said else problem
-        sleep(_PAUSE_S)
+        time.sleep(_PAUSE_S)
 
 
 def torch_sees(within_s: float, python: str = sys.executable) -> tuple[list[str], str]:
@@ -131,25 +121,9 @@ def give_up(mailbox: Path, plan: Plan, node: int, reason: str) -> tuple[int, str
 
 def write_failed_records(mailbox: Path, plan: Plan, node: int, reason: str) -> None:
     """Write a failed record for each of the plan's runs that needs `node`. Raises OSError."""
-    now = time.time()
-    digests = {one.name: one.digest for one in plan.workloads}
     for item in plan.items:
         if node in item.nodes:
-            record = Record(
-                run_id=item.run_id,
-                lease_id=plan.lease_id,
-                attempt=plan.attempt,
-                kind=item.kind,
-                status="failed",
-                reason=f"node {node}: {reason}",
-                cause=MACHINE,
-                item=asdict(item),
-                workload_digest=digests.get(item.workload, ""),
-                started_unix=now,
-                ended_unix=now,
-                fingerprint=fingerprint(),
-                torch_version=_torch_version(),
-            )
+            record = record_of(plan, item, started_unix=time.time(), problem=f"node {node}: {reason}")
             write_json(mailbox / f"node-{node}" / "records" / f"{item.run_id}.json", record)
 
 
@@ -163,14 +137,8 @@ def main() -> NoReturn:
     parser.add_argument("command", nargs="+")
     arguments = parser.parse_args()
     plan = plan_from_json(arguments.plan.read_text())
-    reason = wait_for_devices(
-        plan.expected[arguments.node],
-        torch_sees,
-        wait_s=arguments.wait_s,
-        most_s=plan.join_s,
-        clock=time.monotonic,
-        sleep=time.sleep,
-    )
+    expected = plan.expected[arguments.node]
+    reason = wait_for_devices(expected, torch_sees, wait_s=arguments.wait_s, most_s=plan.join_s)
     if not reason:
         os.execv(arguments.command[0], arguments.command)
     code, reason = give_up(arguments.mailbox, plan, arguments.node, reason)
@@ -180,13 +148,6 @@ def main() -> NoReturn:
 
 def _words(name: str) -> set[str]:
     return set(re.findall(r"[a-z0-9]+", name.lower()))
-
-
-def _torch_version() -> str:
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return ""
 
 
 if __name__ == "__main__":

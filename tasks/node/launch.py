@@ -50,12 +50,12 @@ class Launch:
     @property
     def node(self) -> int:
         """The machine that this rank is of, by its index in the cluster."""
-        return self.layout.place(self.rank)[0]
+        return self.layout.places[self.rank][0]
 
     @property
     def reports(self) -> bool:
         """Whether this rank tells what its node is at: the first of the node, which serves every item of it."""
-        return self.layout.place(self.rank)[1] == 0
+        return self.layout.places[self.rank][1] == 0
 
     @property
     def own(self) -> Path:
@@ -78,10 +78,10 @@ class Launch:
     def used(self, item: Item) -> list[Devices]:
         """The devices that `item` runs on, one entry a node of it."""
         found = []
-        for node, count in zip(item.nodes, item.used, strict=True):
-            first = self.layout.first_rank(node)
-            names, threads = zip(*self.devices[first : first + count], strict=True)
-            found.append(Devices(name="+".join(dict.fromkeys(names)), count=count, threads=max(threads)))
+        for node in item.nodes:
+            served = (rank for rank in self.layout.ranks(item) if self.layout.places[rank][0] == node)
+            names, threads = zip(*(self.devices[rank] for rank in served), strict=True)
+            found.append(Devices(name="+".join(dict.fromkeys(names)), count=len(names), threads=max(threads)))
         return found
 
     @property
@@ -96,16 +96,17 @@ def join(mailbox: Path, plan: Plan) -> Launch:
     Raises NoSuchDevice where the machine lacks the devices that the plan expects.
     """
     layout = RankLayout.of(plan)
-    device = own_device(plan.expected[layout.place(int(os.environ["RANK"]))[0]])
+    node, _ = layout.places[int(os.environ["RANK"])]
+    device = own_device(plan.expected[node])
     dist.init_process_group(backend(device), timeout=timedelta(seconds=plan.join_s))
     rank = dist.get_rank()
     # torchrun's own store outlives the workers of the other nodes; a second connection, so that waiting blocks nobody
     store = TCPStore(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(hours=1)
     )
-    wanted = {ranks for item in plan.items if len(ranks := layout.ranks(item)) > 1}
+    everybody = range(len(layout.places))
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-    for ranks in sorted(wanted | {(one,) for one in range(layout.world)}):
+    for ranks in sorted({layout.ranks(item) for item in plan.items} | {(one,) for one in everybody}):
         group = dist.new_group(list(ranks), timeout=timedelta(seconds=plan.timeout_s), backend=backend(device))
         if rank in ranks:
             groups[ranks] = group
@@ -113,7 +114,7 @@ def join(mailbox: Path, plan: Plan) -> Launch:
     shared = PrefixStore(f"srift-{plan.attempt}", store)
     shared.set(f"device-{rank}", json.dumps([name_of(device), torch.get_num_threads()]))
     dist.barrier()
-    told = shared.multi_get([f"device-{one}" for one in range(layout.world)])
+    told = shared.multi_get([f"device-{one}" for one in everybody])
     return Launch(
         mailbox=mailbox,
         plan=plan,
@@ -133,7 +134,7 @@ def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
     parallel = strategy("ddp")(model, alone)
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(2):
-        parallel.module(torch.zeros(1, 2, device=device)).sum().backward()
+        parallel(torch.zeros(1, 2, device=device)).sum().backward()
         optimizer.step()
 
 
@@ -158,8 +159,9 @@ def wait_for(launch: Launch, index: int) -> None:
         leave(EXIT_LOST_PEER, f"{launch.plan.items[index].run_id} failed on another node")
 
 
-def report(launch: Launch, path: Path, body: Any) -> None:
-    """Write into the mailbox, or end the launch saying why: measuring what cannot be told is waste."""
+def report(launch: Launch, name: str, body: Any) -> None:
+    """Write into the node's folder, or end the launch saying why: measuring what cannot be told is waste."""
+    path = launch.own / name
     try:
         write_json(path, body)
     except OSError as error:

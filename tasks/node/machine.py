@@ -9,6 +9,7 @@ import platform
 import socket
 import struct
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -53,6 +54,14 @@ def fingerprint() -> str:
     """Twelve hex digits of processor, core count and architecture, and of the GPUs where there are any."""
     described = "|".join([cpu(), str(os.cpu_count()), platform.machine(), *gpus()])
     return hashlib.sha256(described.encode()).hexdigest()[:12]
+
+
+def torch_version() -> str:
+    """Of the installed torch, without importing it; empty where there is none."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
 
 
 def interface_of(address: str) -> str:

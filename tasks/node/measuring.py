@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import TypeVar
 
 import torch
@@ -20,6 +20,10 @@ import torch.distributed as dist
 
 DISTURBED = 0.1  # of the processor time that was wanted: runs of one setup differ by about as much anyway
 _LEAST_TICKS = 20.0  # wanted: of fewer, one that was taken says nothing
+MEDIAN_ERROR = 0.015  # relative standard error of the median at which a measurement is called steady
+DRIFT = 0.04  # relative difference between the medians of the two halves above which it is still warming up
+_IQR_TO_SIGMA = 1.349  # interquartile range of a normal distribution, in standard deviations
+_MEDIAN_TO_MEAN = 1.2533  # standard error of the median over that of the mean, normal distribution: sqrt(pi / 2)
 _STAT = Path("/proc/stat")
 _T = TypeVar("_T")
 
@@ -75,26 +79,12 @@ def _share(taken: float, wanted: float) -> float:
     return min(max(taken / wanted, 0.0), 1.0) if wanted >= _LEAST_TICKS else 0.0
 
 
-MEDIAN_ERROR = 0.015  # relative standard error of the median at which a measurement is called steady
-DRIFT = 0.04  # relative difference between the medians of the two halves above which it is still warming up
-_IQR_TO_SIGMA = 1.349  # interquartile range of a normal distribution, in standard deviations
-_MEDIAN_TO_MEAN = 1.2533  # standard error of the median over that of the mean, normal distribution: sqrt(pi / 2)
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The `share` quantile, interpolated linearly between the order statistics. Raises ValueError on no values."""
-    if not values:
-        raise ValueError("no values")
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
-
-
 def spread(values: Sequence[float]) -> float:
     """Interquartile range over the median: what a record calls `step_spread`."""
-    return (quantile(values, 0.75) - quantile(values, 0.25)) / median(values)
+    if len(values) < 2:
+        return 0.0
+    low, middle, high = quantiles(values, n=4, method="inclusive")
+    return (high - low) / middle
 
 
 def median_error(values: Sequence[float]) -> float:

@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: DDP checks the annotations of a communication hook as objects.
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -54,10 +55,7 @@ def _parts(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     clock_s = partial(now, built.device)
     reset_peak(built.device)
     seconds: list[tuple[float, float, float, float]] = []
-    started = clock_s()
-    for repeat in range(_BURN_IN + _REPEATS_MOST):
-        if repeat >= _BURN_IN + _REPEATS_LEAST and clock_s() - started > _BATCH_S:
-            break
+    for _ in _repeats(clock_s, _BURN_IN, _BATCH_S):
         at = [clock_s()]
         built.optimizer.zero_grad(set_to_none=True)
         inputs, target = built.make_batch(batch)
@@ -81,6 +79,15 @@ def _parts(built: LoadedWorkload, batch: int) -> dict[str, Any]:
         "peak_bytes": peak_bytes(built.device),
         "repeats": len(steady),
     }
+
+
+def _repeats(clock_s: Callable[[], float], left_out: int, most_s: float) -> Iterator[int]:
+    """Counts repeats until `most_s` are spent; the first ones, which are left out, and a few more there always are."""
+    started = clock_s()
+    for repeat in range(left_out + _REPEATS_MOST):
+        if repeat >= left_out + _REPEATS_LEAST and clock_s() - started > most_s:
+            return
+        yield repeat
 
 
 def _flops(built: LoadedWorkload, batch: int) -> float:
@@ -113,10 +120,7 @@ def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> lis
 
     module.register_comm_hook(None, note)
     passes: list[list[tuple[float, int]]] = []
-    started = clock_s()
-    for repeat in range(_REBUILD + _REPEATS_MOST):
-        if repeat >= _REBUILD + _REPEATS_LEAST and clock_s() - started > _BUCKETS_S:
-            break
+    for _ in _repeats(clock_s, _REBUILD, _BUCKETS_S):
         inputs, target = built.make_batch(batch)
         built.optimizer.zero_grad(set_to_none=True)
         loss = built.loss(module(inputs), target)

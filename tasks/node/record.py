@@ -24,10 +24,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from .machine import fingerprint, torch_version
 
 SCHEMA = 1
 CPU = "cpu"  # a machine's processor, as torch names that kind of device
@@ -149,9 +152,9 @@ class RankLayout:
         return cls(devices=devices)
 
     @property
-    def world(self) -> int:
-        """Ranks of the whole launch."""
-        return sum(self.devices.values())
+    def places(self) -> list[tuple[int, int]]:
+        """(node, device) of each rank."""
+        return [(node, device) for node, count in self.devices.items() for device in range(count)]
 
     @property
     def host(self) -> int:
@@ -162,28 +165,15 @@ class RankLayout:
         """The node's place among those that take part, which torchrun calls its rank."""
         return list(self.devices).index(node)
 
-    def first_rank(self, node: int) -> int:
-        """The rank of the node's first device."""
-        nodes = list(self.devices)
-        return sum(self.devices[one] for one in nodes[: nodes.index(node)])
-
-    def place(self, rank: int) -> tuple[int, int]:
-        """(node, device) of a rank."""
-        for node, count in self.devices.items():
-            if rank < count:
-                return node, rank
-            rank -= count
-        raise ValueError(f"no rank {rank} beyond the last of {self.world}")
-
     def ranks(self, item: Item) -> tuple[int, ...]:
         """Who serves `item`, in ascending order: the first devices of each of its nodes."""
-        firsts = ((self.first_rank(node), used) for node, used in zip(item.nodes, item.used, strict=True))
-        return tuple(sorted(first + local for first, used in firsts for local in range(used)))
+        used = dict(zip(item.nodes, item.used, strict=True))
+        return tuple(rank for rank, (node, device) in enumerate(self.places) if device < used.get(node, 0))
 
     def label(self, rank: int) -> str:
         """What to call a rank to a person: its node, and its device where the node has several at work."""
-        node, local = self.place(rank)
-        return f"node {node}" if self.devices[node] == 1 else f"node {node} device {local}"
+        node, device = self.places[rank]
+        return f"node {node}" if self.devices[node] == 1 else f"node {node} device {device}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,16 +221,55 @@ def plan_from_json(text: str) -> Plan:
     return Plan(workloads=workloads, items=items, expected=expected, **body)
 
 
+def record_of(
+    plan: Plan,
+    item: Item,
+    *,
+    started_unix: float,
+    problem: str,
+    values: dict[str, Any] | None = None,
+    devices: Sequence[Devices] = (),
+) -> Record:
+    """The record of `item`, which is over: failed where there is a `problem`, by its machine where no device served."""
+    return Record(
+        run_id=item.run_id,
+        lease_id=plan.lease_id,
+        attempt=plan.attempt,
+        kind=item.kind,
+        status="failed" if problem else "measured",
+        reason=problem,
+        item=asdict(item),
+        workload_digest=next((one.digest for one in plan.workloads if one.name == item.workload), ""),
+        started_unix=started_unix,
+        ended_unix=time.time(),
+        fingerprint=fingerprint(),
+        torch_version=torch_version(),
+        values=(not problem and values) or {},
+        devices=list(devices),
+        cause="" if devices else MACHINE,
+    )
+
+
 def write_json(path: Path, body: Any) -> None:
-    """Write beside, flush to disk, rename: a reader sees all of it or nothing. Raises OSError (a full disk, say)."""
-    value = body if isinstance(body, dict) else asdict(body)
+    """Write a dictionary or a dataclass, as `write_file` does. Raises OSError."""
+    write_file(path, json.dumps(body if isinstance(body, dict) else asdict(body)).encode())
+
+
+def write_file(path: Path, content: bytes, *, owner: int | None = None) -> None:
+    """Write beside, flush to disk, rename: a reader sees all of it or nothing. Raises OSError (a full disk, say).
+
+    Safe for root in a folder of `owner`, who becomes the file's: no link that lies in wait is followed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.unlink(missing_ok=True)
     try:
-        with beside.open("w") as file:
-            json.dump(value, file)
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
+            if owner is not None:
+                os.fchown(file.fileno(), owner, -1)
         beside.rename(path)
     finally:
         beside.unlink(missing_ok=True)

@@ -9,41 +9,84 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from . import measuring
 from .device import now, peak_bytes
 from .entrypoint import LoadedWorkload
 from .measuring import Patience, gather, meet
 from .record import Item
-from .strategies import Parallel, alone, strategy
+from .strategies import bucket_bytes, no_sync, strategy
 
 _COMPUTE_REPEATS = 2  # steps without communication, from which `sync_s` is told
 _COMPUTE_SHARE = 0.25  # of `most_s`: more is not spent on them
 
 
 def one_step(
-    built: LoadedWorkload, parallel: Parallel, *, batch: int, accumulation_steps: int, scale: float, sync: bool
+    built: LoadedWorkload, module: nn.Module, *, batch: int, accumulation_steps: int, scale: float, sync: bool
 ) -> float:
     """One optimizer step; returns the last micro-step's mean loss. Only the last micro-step communicates, if `sync`."""
     built.optimizer.zero_grad(set_to_none=True)
     loss = torch.tensor(math.nan)
     for micro in range(accumulation_steps):
         inputs, target = built.make_batch(batch)
-        last = micro == accumulation_steps - 1
-        quiet: AbstractContextManager[None] = nullcontext() if sync and last else parallel.no_sync()
-        with quiet:
-            loss = built.loss(parallel.module(inputs), target)
+        with nullcontext() if sync and micro == accumulation_steps - 1 else no_sync(module):
+            loss = built.loss(module(inputs), target)
             (loss * scale).backward()  # type: ignore[no-untyped-call]
     built.optimizer.step()
     return float(loss.detach())
+
+
+@dataclass(slots=True, kw_only=True)
+class TimedSteps:
+    """Steps in blocks that all of `group` begin together; a block that was disturbed trains, and is not measured."""
+
+    step: Callable[..., float]
+    group: dist.ProcessGroup | None
+    clock_s: Callable[[], float]
+    patience: Patience
+    losses: list[float] = field(default_factory=list)  # of every step that communicated
+
+    def block(self, count: int, *, sync: bool = True) -> list[list[float]]:
+        """Seconds of every rank: of all `count` steps with what lies between them, then of each."""
+
+        def measure() -> list[list[float]]:
+            seconds = []
+            started = self.clock_s()
+            meet(self.group)
+            for _ in range(count):
+                before = self.clock_s()
+                loss = self.step(sync=sync)
+                seconds.append(self.clock_s() - before)
+                if sync:
+                    self.losses.append(loss)
+            return gather([self.clock_s() - started, *seconds], self.group)
+
+        return self.patience.undisturbed(measure, self.group)
+
+    def until_steady(self, item: Item) -> tuple[list[list[float]], float]:
+        """Seconds of each step at every rank, as many as the ranks agree are enough; and of all with what lies between.
+
+        What the ranks tell each other is outside of them.
+        """
+        by_rank: list[list[float]] = [[] for _ in range(sum(item.used))]
+        seconds: list[float] = []
+        elapsed_s = 0.0
+        limits = {"least": item.least_steps, "most": item.most_steps}
+        while not measuring.enough(seconds, **limits, elapsed_s=elapsed_s, most_s=item.most_s):
+            told = self.block(measuring.next_block(seconds, **limits))
+            elapsed_s += max(one[0] for one in told)
+            by_rank = [before + one[1:] for before, one in zip(by_rank, told, strict=True)]
+            seconds = measuring.slowest(by_rank)
+        return by_rank, elapsed_s
 
 
 def train(
@@ -54,11 +97,11 @@ def train(
     started = clock_s()
     world = sum(item.used)
     micro_batch = sum(used * batch for used, batch in zip(item.used, item.batches, strict=True))
-    parallel = alone(built.model) if group is None else strategy(item.strategy)(built.model, group)
+    module = built.model if group is None else strategy(item.strategy)(built.model, group)
     step = partial(
         one_step,
         built,
-        parallel,
+        module,
         batch=item.batches[place],
         accumulation_steps=item.accumulation_steps,
         scale=world * item.batches[place] / micro_batch / item.accumulation_steps,
@@ -71,100 +114,36 @@ def train(
     losses = [step(sync=True) for _ in range(item.warmup_steps)]
     warmup_s = clock_s() - started
 
-    steady = _steady(item, step, group, clock_s, patience)
-    seconds, elapsed_s = measuring.slowest(steady.by_rank), steady.elapsed_s
-    losses += steady.losses
+    timed = TimedSteps(step=step, group=group, clock_s=clock_s, patience=patience, losses=losses)
+    by_rank, elapsed_s = timed.until_steady(item)
+    seconds = measuring.slowest(by_rank)
+    step_s = median(seconds)
     peak = peak_bytes(built.device)
-    alone_s = _compute_s(item, step, group, clock_s, patience, step_s=median(seconds))
+    alone_s: list[float] = []  # seconds of the same step without communication at each rank, all at work as before
+    if group is not None:
+        repeats = max(1, min(_COMPUTE_REPEATS, int(_COMPUTE_SHARE * item.most_s / step_s)))
+        alone_s = [median(one[1:]) for one in timed.block(repeats, sync=False)]
     losses = losses[: item.warmup_steps + item.most_steps]  # however long hosts disturbed it
     told = gather([losses[0] * weight, losses[-1] * weight, peak, build_s, warmup_s], group)
-    first_loss, last_loss = (sum(one[i] for one in told) for i in (0, 1))
+    first_losses, last_losses, peaks, builds_s, warmups_s = zip(*told, strict=True)
+    first_loss, last_loss = sum(first_losses), sum(last_losses)
+    if not (math.isfinite(first_loss) and math.isfinite(last_loss)):
+        return {}, f"the loss went from {first_loss} to {last_loss} in {len(losses)} steps: not a number to train with"
     values: dict[str, Any] = {
-        "step_s": median(seconds),
+        "step_s": step_s,
         "step_spread": measuring.spread(seconds),
         "steps": len(seconds),
-        "rank_step_s": [median(one) for one in steady.by_rank],
+        "rank_step_s": [median(one) for one in by_rank],
         "rank_compute_s": alone_s,
-        "sync_s": 0.0 if group is None else max(0.0, median(seconds) - max(alone_s)),
-        "build_s": max(one[3] for one in told),
-        "warmup_s": max(one[4] for one in told),
+        "sync_s": max(0.0, step_s - max(alone_s, default=step_s)),
+        "build_s": max(builds_s),
+        "warmup_s": max(warmups_s),
         "steps_s": elapsed_s,
-        "peak_bytes": int(max(one[2] for one in told)),
+        "peak_bytes": int(max(peaks)),
         "parameters": built.parameters,
         "gradient_bytes": built.gradient_bytes,
-        "bucket_bytes": parallel.bucket_bytes(),
+        "bucket_bytes": bucket_bytes(module),
         "first_loss": first_loss,
         "last_loss": last_loss,
     }
-    if not (math.isfinite(first_loss) and math.isfinite(last_loss)):
-        return {}, f"the loss went from {first_loss} to {last_loss} in {len(losses)} steps: not a number to train with"
     return values, ""
-
-
-@dataclass(slots=True)
-class _Steady:
-    """Steps after warm-up: seconds of each at every rank, seconds of them with what lies between, and losses."""
-
-    by_rank: list[list[float]]
-    elapsed_s: float
-    losses: list[float]
-
-
-def _steady(
-    item: Item,
-    step: Callable[..., float],
-    group: dist.ProcessGroup | None,
-    clock_s: Callable[[], float],
-    patience: Patience,
-) -> _Steady:
-    """Blocks of steps until the ranks agree that enough was measured; what they tell each other is outside of them.
-
-    A block that was disturbed trains, and is not measured.
-    """
-    found = _Steady(by_rank=[[] for _ in range(sum(item.used))], elapsed_s=0.0, losses=[])
-    seconds: list[float] = []
-    limits = {"least": item.least_steps, "most": item.most_steps}
-
-    def block() -> list[list[float]]:
-        mine = []
-        started = clock_s()
-        meet(group)
-        for _ in range(measuring.next_block(seconds, **limits)):
-            before = clock_s()
-            found.losses.append(step(sync=True))
-            mine.append(clock_s() - before)
-        return gather([clock_s() - started, *mine], group)
-
-    while not measuring.enough(seconds, **limits, elapsed_s=found.elapsed_s, most_s=item.most_s):
-        told = patience.undisturbed(block, group)
-        found.elapsed_s += max(one[0] for one in told)
-        for rank, one in enumerate(told):
-            found.by_rank[rank] += one[1:]
-        seconds = measuring.slowest(found.by_rank)
-    return found
-
-
-def _compute_s(
-    item: Item,
-    step: Callable[..., float],
-    group: dist.ProcessGroup | None,
-    clock_s: Callable[[], float],
-    patience: Patience,
-    *,
-    step_s: float,
-) -> list[float]:
-    """Seconds of the same step without communication at each rank, all at work as before; none for one rank alone."""
-    if group is None:
-        return []
-    repeats = max(1, min(_COMPUTE_REPEATS, int(_COMPUTE_SHARE * item.most_s / step_s)))
-
-    def block() -> list[list[float]]:
-        mine = []
-        meet(group)
-        for _ in range(repeats):
-            before = clock_s()
-            step(sync=False)
-            mine.append(clock_s() - before)
-        return gather([median(mine)], group)
-
-    return [one[0] for one in patience.undisturbed(block, group)]

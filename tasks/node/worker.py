@@ -11,8 +11,6 @@ import os
 import re
 import time
 import traceback
-from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,11 +20,10 @@ from .device import NoSuchDevice, reset_peak, usable
 from .device_check import give_up
 from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
 from .launch import Launch, explain, join, leave, report, wait_for, wait_for_all
-from .machine import fingerprint
 from .probe import probe
 from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent
 from .profiler import profile
-from .record import Item, RankLayout, Record, plan_from_json
+from .record import Item, RankLayout, plan_from_json, record_of
 from .steps import train
 from .strategies import strategy
 
@@ -45,10 +42,10 @@ def main() -> None:
     try:
         launch = join(arguments.mailbox, plan)
     except NoSuchDevice as error:  # lost since `device_check` looked: every run that needs this node tells of it
-        node, _ = RankLayout.of(plan).place(int(os.environ["RANK"]))
+        node, _ = RankLayout.of(plan).places[int(os.environ["RANK"])]
         leave(*give_up(arguments.mailbox, plan, node, str(error)))
     if launch.reports:
-        report(launch, launch.own / f"armed-{plan.attempt}.json", {"armed_unix": time.time()})
+        report(launch, f"armed-{plan.attempt}.json", {"armed_unix": time.time()})
     while not (launch.mailbox / f"go-{plan.attempt}.json").exists():
         time.sleep(0.05)
     beside: list[int] = []  # items of one node that nobody has waited for yet
@@ -58,8 +55,7 @@ def main() -> None:
             wait_for_all(launch, beside)
         if launch.serves(item):
             if launch.reports:
-                told = {"attempt": plan.attempt, "run_id": item.run_id, "index": index}
-                report(launch, launch.own / "progress.json", told)
+                report(launch, "progress.json", {"attempt": plan.attempt, "run_id": item.run_id, "index": index})
             serve(launch, index, item)
         if together or (launch.node in item.nodes and not launch.leads(item)):
             wait_for(launch, index)
@@ -91,7 +87,7 @@ def serve(launch: Launch, index: int, item: Item) -> None:
                 abort(launch, index, item, error, started_unix)
             problem = explain(error)
     if launch.leads(item):
-        write_record(launch, item, started_unix, values, problem)
+        write_record(launch, item, started_unix, problem, values)
         launch.store.set(f"item-{index}-done", "done")
     if problem and not usable(launch.device):
         leave(EXIT_ITEM_FAILED, f"{item.run_id} left {launch.layout.label(launch.rank)} unusable: {problem}")
@@ -160,14 +156,14 @@ def abort(launch: Launch, index: int, item: Item, error: Exception, started_unix
         if not lost_peer(error):
             code = EXIT_ITEM_FAILED
             launch.store.set(f"item-{index}-rank-{launch.rank}-error", explain(error))
-            if not launch.leads(item) and not record_path(launch, item).exists():
+            if not launch.leads(item) and not (launch.own / _record(item)).exists():
                 # torchrun may end the item's first rank, where it is a neighbour, before that has heard of it
-                write_record(launch, item, started_unix, {}, told)
+                write_record(launch, item, started_unix, told)
         if launch.leads(item):
             reasons = collect_errors(launch, index, item)
             if reasons:
                 code, told = EXIT_ITEM_FAILED, reasons
-                write_record(launch, item, started_unix, {}, reasons)
+                write_record(launch, item, started_unix, reasons)
             launch.store.set(f"item-{index}-done", "abort")
     except dist.DistError:
         code = EXIT_LOST_PEER  # the store went with node 0
@@ -185,31 +181,17 @@ def collect_errors(launch: Launch, index: int, item: Item) -> str:
         time.sleep(0.1)
 
 
-def write_record(launch: Launch, item: Item, started_unix: float, values: dict[str, Any], problem: str) -> None:
-    """Put the item's record into the mailbox."""
-    digests = {one.name: one.digest for one in launch.plan.workloads}
-    record = Record(
-        run_id=item.run_id,
-        lease_id=launch.plan.lease_id,
-        attempt=launch.plan.attempt,
-        kind=item.kind,
-        status="failed" if problem else "measured",
-        reason=problem,
-        item=asdict(item),
-        workload_digest=digests.get(item.workload, ""),
-        started_unix=started_unix,
-        ended_unix=time.time(),
-        fingerprint=fingerprint(),
-        torch_version=version("torch"),
-        values={} if problem else values,
-        devices=launch.used(item),
-    )
-    report(launch, record_path(launch, item), asdict(record))
+def write_record(
+    launch: Launch, item: Item, started_unix: float, problem: str, values: dict[str, Any] | None = None
+) -> None:
+    """Put the item's record into the mailbox, or end the launch."""
+    devices = launch.used(item)
+    record = record_of(launch.plan, item, started_unix=started_unix, problem=problem, values=values, devices=devices)
+    report(launch, _record(item), record)
 
 
-def record_path(launch: Launch, item: Item) -> Path:
-    """Where this node puts the item's record."""
-    return launch.own / "records" / f"{item.run_id}.json"
+def _record(item: Item) -> str:
+    return f"records/{item.run_id}.json"
 
 
 def lost_peer(error: BaseException) -> bool:

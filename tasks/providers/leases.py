@@ -223,6 +223,13 @@ class LeaseFolder(Generic[L]):
         """Every readable lease, ended or not."""
         return self.read_all()[0]
 
+    def known(self) -> list[L]:
+        """Every lease, ended or not. Raises LeaseUnreadable where one cannot be read: what it holds nobody knows."""
+        found, unreadable = self.read_all()
+        for error in unreadable.values():
+            raise error
+        return found
+
     def unknown(self, lease_id: str, error: LeaseUnreadable, provider: str) -> Lease:
         """As every provider states a lease that cannot be read: nothing is known of its controller or its dollars."""
         try:

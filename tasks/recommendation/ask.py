@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,16 +14,15 @@ from models.domain.workload import Goal, Workload
 from warehouse.database import WarehouseMissing
 from warehouse.reads import mart, measured_setups, snapshot
 
-from ..market.job_conditions import circumstances
 from ..market.offers import current_offers
 from ..providers.base import ProviderError
-from ..training.registry import Champion, load_champion, older_champion, older_sentence
+from ..training.registry import load_champion, older_champion, older_sentence
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import IMPORTED, SettingsError
 from ..workspace.workspace import Workspace, offers_of_market, open_workspace, refresh_command
 from .known_workloads import known_elsewhere
 from .pilots import pilots_for
-from .recommend import on_met_devices, plan_one
+from .recommend import Case, plan_one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,24 +61,19 @@ def answer(provider: str, question: Question, *, market: str, top: int, pilots: 
     if everything and not offers:
         raise ProviderError(f"no price on the {market} market of {provider} is known: ask with --market any")
     runs = measured_setups(workspace.warehouse, provider, question.workload)
-    conditions = circumstances(workspace)
     with one_thread():
-        found = plan_one(workspace, champion, asked, offers, runs, top=top, conditions=conditions)
+        case = Case.of(workspace, champion, asked, offers)
+        found = plan_one(case, runs, top=top)
     first, *others = (row for row in found.rows if row["goal"] == asked.goals[0].goal)
-    told = None
-    if pilots:
-        told = pilots_for(
-            workspace, champion, asked, offers, buyable=everything, count=pilots, found=found, conditions=conditions
-        )
+    told = pilots_for(case, found, buyable=everything, count=pilots) if pilots else None
     more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": told}
-    return [first | more | {"not_compared": _not_compared(workspace, champion, offers)}, *others]
+    return [first | more | {"not_compared": _not_compared(case)}, *others]
 
 
-def _not_compared(workspace: Workspace, champion: Champion, offers: Sequence[Offer]) -> list[dict[str, Any]]:
+def _not_compared(case: Case) -> list[dict[str, Any]]:
     """Of each device that nothing was ever measured on, the cheapest machine: a run on it would include the device."""
-    strangers = on_met_devices(workspace, champion.model, offers)[1]
     cheapest: dict[str, Offer] = {}
-    for offer in sorted(offers, key=lambda one: (one.usd_per_hour is None, one.total_usd_per_hour or 0.0)):
+    for offer in sorted(case.offers, key=lambda one: (one.usd_per_hour is None, one.total_usd_per_hour or 0.0)):
         cheapest.setdefault(offer.instance_type.device, offer)
     return [
         {
@@ -89,7 +82,7 @@ def _not_compared(workspace: Workspace, champion: Champion, offers: Sequence[Off
             "market": cheapest[device].market,
             "usd_per_hour": cheapest[device].usd_per_hour,
         }
-        for device in strangers
+        for device in case.unmeasured_devices
     ]
 
 

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from models.campaign.campaign import shopping_list
-from models.campaign.candidates import Costs, Measurement
-from models.campaign.pilots import choose_pilots
-from models.campaign.value_of_information import Contenders
+from models.campaign.acquisition import Past
+from models.campaign.campaign import Campaign, shopping_list
+from models.campaign.candidates import Costs
+from models.campaign.pilots import Pilots, choose_pilots
+from models.campaign.value_of_information import ChoiceSet
 from models.domain import setup_table
-from models.domain.cluster import Offer, cluster_name
+from models.domain.cluster import Cluster, Offer
 from models.domain.workload import Setup, Workload, joined
-from models.job.job_conditions import Circumstances
 from models.planner import planner
-from models.planner.candidates import worth_asking
+from models.planner.candidates import Supply, worth_asking
 from models.planner.planner import Plan
 from models.step_time.model import StepTimeModel
 from warehouse import reads
 
-from ..market.job_conditions import circumstances, costs_of
-from ..market.offers import with_facts, with_known_facts
-from ..training.registry import Champion
+from ..market.job_conditions import costs_of
+from ..market.offers import with_facts
 from ..workspace.blas_threads import one_thread
 from ..workspace.workspace import Workspace
-from .recommend import SEED, contending, model_of, on_met_devices, planned
+from .recommend import SEED, Case, contending, guessable, on_met_devices
 
 # A pilot runs on few machines: four of them show all that more would of how a workload communicates.
 _MOST_HOSTS, _MOST_CANDIDATES = 4, 300
@@ -53,17 +52,7 @@ NOTHING_NEW = "all that up to {hosts} machines could tell of it was measured, or
 Found = dict[str, Any]
 
 
-def pilots_for(
-    workspace: Workspace,
-    champion: Champion,
-    workload: Workload,
-    offers: Sequence[Offer],
-    *,
-    buyable: Sequence[Offer],
-    count: int,
-    found: Plan | None = None,
-    conditions: Circumstances | None = None,
-) -> Found:
+def pilots_for(case: Case, plan: Plan, *, buyable: Sequence[Offer], count: int) -> Found:
     """`settled`, the `regret` expected of choosing now (in logs, a miss of the constraint counting 1), and `runs`: what
     to measure, in order, each with its cluster, layout, batch, seconds, dollars, `regret_after` it, and, where no
     cluster meets the constraint surely enough, `assured_after`: the chance that one is then known to.
@@ -71,44 +60,44 @@ def pilots_for(
     `settled` is None where the choice is open and no few runs would settle it, and where no runs can be named at all:
     then `reason`, elsewhere empty, says why and what would help.
 
-    The choice is among `offers`; runs are bought from `buyable` in the campaign's market, or where it has no price in
-    the other. `found` is the planner's answer over `offers` and `conditions` what `circumstances` says, where somebody
-    has them. A workload that the champion has not met goes by the first guess at it; where none can be made regrets are
-    None: its profiles come first, as a campaign buys them.
+    The choice is that of `plan`, the planner's answer to `case`; runs are bought from `buyable` in the campaign's
+    market, or where it has no price in the other. A workload that the champion has not met goes by the first guess at
+    it; where none can be made regrets are None: its profiles come first, as a campaign buys them.
     """
-    workload = with_known_facts(workspace, workload)
-    model, guessed = model_of(champion, workload)
+    workspace, workload, model = case.workspace, case.workload, case.model
     sold = _for_sale(workspace, buyable)
     if not sold:
         return _no_runs(NO_PRICE)
-    known = [] if model is None else on_met_devices(workspace, model, offers, guessed=guessed)[0]
     with one_thread():
-        if model is None or not known:
-            runs_here = workload.name in {one.name for one in workspace.measurable}
-            return (
-                _profiles(workspace, workload, sold, count)
-                if runs_here
-                else _no_runs(_unknown(workload, model, guessed))
-            )
-        buying = worth_asking(on_met_devices(workspace, model, sold, guessed=guessed)[0])
+        if model is None or not case.known:
+            if workload.name in {one.name for one in workspace.measurable}:
+                return _profiles(workspace, workload, sold, count)
+            return _no_runs(_unknown(case))
+        known, _ = on_met_devices(workspace, model, sold)
+        buying = worth_asking(guessable(model, known) if case.guessed else known)
         if not buying:
             return _no_runs(NOT_SOLD)
-        conditions = conditions or circumstances(workspace)
-        plan = found or planned(workspace, model, workload, known, conditions=conditions)
-        contenders = contending(workspace, model, workload, plan, conditions)
-        candidates = _candidates(workspace, model, workload, buying, contenders, alone=guessed)
-        return _runs(workspace, workload, model, plan, contenders, candidates, count)
+        choice_set = contending(model, workload, plan, conditions=case.conditions)
+        candidates = _candidates(case, model, buying, choice_set)
+        if not candidates and plan.rows[0]["status"] != "infeasible":
+            return _no_runs(NOTHING_NEW.format(hosts=_most_hosts(workspace)))
+        frame = pd.DataFrame([setup.row() for setup in candidates])
+        found = choose_pilots(choice_set, frame, model.joint, goal=workload.goals[0].goal, count=count, seed=SEED)
+        step_s = model.predict(frame.iloc[list(found.chosen)])["step_s"].to_numpy(float) if found.chosen else ()
+        costs = costs_of(workspace)
+        runs = [_run(costs, candidates[at], float(one)) for at, one in zip(found.chosen, step_s, strict=True)]
+        return _judged(plan.rows[0], found, runs)
 
 
 def _no_runs(why: str) -> Found:
     return {"settled": None, "regret": None, "runs": [], "reason": f"no pilots can be named: {why}"}
 
 
-def _unknown(workload: Workload, model: StepTimeModel | None, guessed: bool) -> str:
+def _unknown(case: Case) -> str:
     """Why nothing can be said of a workload that does not run here."""
-    if guessed and workload.flops_per_sample is None:
-        return UNKNOWN.format(name=workload.name)
-    return NOT_LEARNED if model is None or not guessed else NO_PEAK.format(name=workload.name)
+    if case.guessed and case.workload.flops_per_sample is None:
+        return UNKNOWN.format(name=case.workload.name)
+    return NO_PEAK.format(name=case.workload.name) if case.guessed and case.model is not None else NOT_LEARNED
 
 
 def _for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
@@ -117,71 +106,41 @@ def _for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
     return [one for one in priced if one.market == workspace.settings.campaign.market] or priced
 
 
-def _runs(
-    workspace: Workspace,
-    workload: Workload,
-    model: StepTimeModel,
-    plan: Plan,
-    contenders: Contenders,
-    candidates: Sequence[Setup],
-    count: int,
-) -> Found:
-    infeasible = plan.rows[0]["status"] == "infeasible"
-    if not candidates and not infeasible:
-        return _no_runs(NOTHING_NEW.format(hosts=_most_hosts(workspace)))
-    frame = pd.DataFrame([setup.row() for setup in candidates])
-    found = choose_pilots(contenders, frame, model.joint, goal=workload.goals[0].goal, count=count, seed=SEED)
+def _judged(first: Mapping[str, Any], found: Pilots, runs: Sequence[Found]) -> Found:
+    """Is the choice whose `first` row is published settled, and which of the `runs` are worth naming?"""
+    infeasible = first["status"] == "infeasible"
     # a run may show that what is doubted meets the constraint after all
     in_doubt = infeasible and max(found.assured, default=0.0) >= _HELPS
     if infeasible and not in_doubt and found.regret < SETTLED:
-        return _no_runs(str(plan.rows[0]["reason"]))
+        return _no_runs(str(first["reason"]))
     if not found.chosen:
         return {"settled": True, "regret": found.regret, "runs": [], "reason": ""}
     if not in_doubt and found.regret >= SETTLED and min(found.after) >= (1 - _HELPS) * found.regret:
         return {"settled": None, "regret": found.regret, "runs": [], "reason": ""}
-    picked = [candidates[at] for at in found.chosen]
-    step_s = model.predict(frame.iloc[list(found.chosen)])["step_s"].to_numpy(float)
-    costs = costs_of(workspace)
-    runs = [
-        _run(costs, setup, float(seconds)) | {"regret_after": after, "assured_after": assured}
-        for setup, seconds, after, assured in zip(
-            picked, step_s, found.after, found.assured or [None] * len(picked), strict=True
-        )
+    told = [
+        run | {"regret_after": after, "assured_after": assured}
+        for run, after, assured in zip(runs, found.after, found.assured or [None] * len(runs), strict=True)
     ]
-    settled = found.regret < SETTLED and not in_doubt
-    return {"settled": settled, "regret": found.regret, "runs": runs, "reason": ""}
+    return {"settled": found.regret < SETTLED and not in_doubt, "regret": found.regret, "runs": told, "reason": ""}
 
 
 def _most_hosts(workspace: Workspace) -> int:
     return min(_MOST_HOSTS, workspace.settings.campaign.max_hosts)
 
 
-def _candidates(
-    workspace: Workspace,
-    model: StepTimeModel,
-    workload: Workload,
-    sold: Sequence[Offer],
-    contenders: Contenders,
-    *,
-    alone: bool,
-) -> list[Setup]:
-    """Setups on few machines that were never measured: the contenders, then the cheapest an hour; `alone`: one device's
-    before all.
+def _candidates(case: Case, model: StepTimeModel, sold: Sequence[Offer], choice_set: ChoiceSet) -> list[Setup]:
+    """Setups on few machines that were never measured: the choice set, then the cheapest an hour; where the workload is
+    guessed at, one device's before all.
     """
-    setups = planner.candidates(
-        workload,
-        sold,
-        max_hosts=_most_hosts(workspace),
-        fits=workspace.launches,
-        line=lambda name: model.compute_line(workload.name, name),
-        peak_bytes=lambda name, batch: model.peak_bytes(workload.name, name, batch),
-    )
+    workspace, workload = case.workspace, case.workload
+    supply = Supply(offers=sold, max_hosts=_most_hosts(workspace), fits=workspace.launches)
+    setups = planner.candidates(workload, supply, model)
     # a fast cluster is dear by the hour, and the run that tells most of it may be one on itself
-    chosen = {setup_table.setup_key(one) for one in contenders.setups}
+    chosen = {setup_table.setup_key(one) for one in choice_set.setups}
     dollars = [setup.cluster.total_usd_per_hour or 0.0 for setup in setups]
     order = np.lexsort((dollars, [setup_table.setup_key(setup) not in chosen for setup in setups]))
     setups = [setups[at] for at in order]
-    if alone:
+    if case.guessed:
         setups = _on_one_device(setups) + setups
     runs = reads.measured_setups(workspace.warehouse, workspace.provider.name, workload.name)
     new = [setup for setup, times in zip(setups, setup_table.runs_of(setups, runs), strict=True) if not times]
@@ -201,7 +160,6 @@ def _on_one_device(setups: Sequence[Setup]) -> list[Setup]:
 
 
 def _run(costs: Costs, setup: Setup, step_s: float) -> Found:
-    billed_s = costs.billed_s(costs.run_s(step_s))
     return {
         "kind": "train",
         "cluster": setup.cluster.name,
@@ -209,53 +167,45 @@ def _run(costs: Costs, setup: Setup, step_s: float) -> Found:
         "market": setup.cluster.members[0].market,
         "batch_per_device": joined(setup.batch_per_device),
         "accumulation_steps": setup.accumulation_steps,
-        "seconds": billed_s,
-        "usd": billed_s * (setup.cluster.total_usd_per_hour or 0.0) / 3600,
-    }
+    } | _billed(costs, setup.cluster, costs.run_s(step_s))
+
+
+def _billed(costs: Costs, cluster: Cluster, run_s: float) -> Found:
+    seconds = costs.billed_s(run_s)
+    return {"seconds": seconds, "usd": seconds * (cluster.total_usd_per_hour or 0.0) / 3600}
 
 
 def _profiles(workspace: Workspace, workload: Workload, sold: Sequence[Offer], count: int) -> Found:
     """What a campaign for this workload alone would buy: its profiles, and then its first runs."""
     frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
     costs = costs_of(workspace)
-    launches = shopping_list(
-        with_facts([workload], frames["workloads"]),
-        sold,
-        frames["runs"],
-        frames["profiles"],
-        frames["probes"],
+    settings = workspace.settings.campaign
+    campaign = Campaign(
         max_usd=float("inf"),
         max_seconds=workspace.max_minutes * 60,
-        max_hosts=workspace.settings.campaign.max_hosts,
+        max_hosts=settings.max_hosts,
         fits=workspace.launches,
-        seed=workspace.settings.campaign.seed,
+        seed=settings.seed,
         market=sold[0].market,
         costs=costs,
     )
+    past = Past(runs=frames["runs"], profiles=frames["profiles"], probes=frames["probes"])
+    launches = shopping_list(campaign, with_facts([workload], frames["workloads"]), sold, past)
     items = [(launch.cluster, item) for launch in launches for item in launch.items if item.kind != "probe"]
     items = sorted(items, key=lambda pair: pair[1].kind != "profile")[:count]
     if not items:
-        return _no_runs(NOTHING_NEW.format(hosts=workspace.settings.campaign.max_hosts))
+        return _no_runs(NOTHING_NEW.format(hosts=settings.max_hosts))
     runs = []
-    for cluster, item in items:
-        members = [cluster.members[node] for node in item.nodes]
-        billed_s = costs.billed_s(item.est_s)
-        runs.append(
-            {
-                "kind": item.kind,
-                "cluster": cluster_name(one.instance_type.name for one in members),
-                "layout": joined(item.layout),
-                "market": members[0].market,
-                "batch_per_device": _batches(item),
-                "accumulation_steps": item.accumulation_steps,
-                "seconds": billed_s,
-                "usd": billed_s * sum(one.total_usd_per_hour or 0.0 for one in members) / 3600,
-                "regret_after": None,
-                "assured_after": None,
-            }
-        )
+    for launched, item in items:
+        cluster = Cluster(members=tuple(launched.members[node] for node in item.nodes))
+        batches = joined(item.batches) if item.kind == "train" else ", ".join(map(str, item.batches))
+        run = {
+            "kind": item.kind,
+            "cluster": cluster.name,
+            "layout": joined(item.layout),
+            "market": cluster.members[0].market,
+            "batch_per_device": batches,
+            "accumulation_steps": item.accumulation_steps,
+        }
+        runs.append(run | _billed(costs, cluster, item.est_s) | {"regret_after": None, "assured_after": None})
     return {"settled": False, "regret": None, "runs": runs, "reason": ""}
-
-
-def _batches(item: Measurement) -> str:
-    return joined(item.batches) if item.kind == "train" else ", ".join(map(str, item.batches))

@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 
 from models.domain.setup_table import rows_of
-from warehouse import publication
 from warehouse.export import export, read_published
+from warehouse.publication import Publication, publish
 from warehouse.reads import mart, measured_workloads
 
 from ..training.registry import Champion
@@ -28,15 +28,14 @@ def store_publication(
     workspace: Workspace, rows: Sequence[Row], champion: Champion | None, refresh_id: str, now: datetime
 ) -> int:
     """Rows stored. Raises PublicationRefused where a check finds a row that must not be; nothing is stored then."""
-    return publication.publish(
-        workspace.warehouse,
-        rows,
+    told = Publication(
         publication_id=refresh_id,
         published_at=now,
         provider=workspace.provider.name,
         refresh_id=refresh_id,
         model_version="" if champion is None else str(champion.version),
     )
+    return publish(workspace.warehouse, rows, told)
 
 
 @Step

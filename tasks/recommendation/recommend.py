@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
 
-from models.campaign.value_of_information import Contenders, contenders_of
+from models.campaign.value_of_information import ChoiceSet, choice_set_of
 from models.domain.cluster import Offer
 from models.domain.workload import Workload
 from models.job.job_conditions import Circumstances
 from models.monitoring.promotion import as_caution, caution
 from models.planner import planner
-from models.planner.candidates import worth_asking
+from models.planner.candidates import Supply, worth_asking
 from models.step_time.model import StepTimeModel, introduced
 from warehouse.database import WarehouseMissing
 from warehouse.reads import mart
@@ -94,6 +94,53 @@ def with_placement_scores(workspace: Workspace, rows: Sequence[Row]) -> list[Row
     return scored
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A workload that is asked about, with all that its answer rests on.
+
+    `model` is None where not even a guess can be made of it, and `guessed` says that it can only be guessed at. `known`
+    are the `offers` that can be predicted: of types that the model has met as they are defined now, on devices that
+    something was measured on. `unmeasured_devices` are the names of the others.
+    """
+
+    workspace: Workspace
+    champion: Champion | None
+    workload: Workload
+    offers: Sequence[Offer]
+    conditions: Circumstances
+    model: StepTimeModel | None
+    guessed: bool
+    known: Sequence[Offer]
+    unmeasured_devices: Sequence[str]
+
+    @classmethod
+    def of(
+        cls,
+        workspace: Workspace,
+        champion: Champion | None,
+        workload: Workload,
+        offers: Sequence[Offer],
+        conditions: Circumstances | None = None,
+    ) -> Case:
+        """With what the warehouse knows of the workload; `conditions` where somebody has what `circumstances` says."""
+        workload = with_known_facts(workspace, workload)
+        model, guessed = None if champion is None else champion.model, False
+        if model is not None and not model.met_workload(workload):
+            model, guessed = introduced(model, workload), True
+        known, devices = ([], []) if champion is None else on_met_devices(workspace, champion.model, offers)
+        return cls(
+            workspace=workspace,
+            champion=champion,
+            workload=workload,
+            offers=offers,
+            conditions=conditions or circumstances(workspace),
+            model=model,
+            guessed=guessed,
+            known=[] if model is None else guessable(model, known) if guessed else known,
+            unmeasured_devices=devices,
+        )
+
+
 def recommend_one(
     workspace: Workspace,
     champion: Champion | None,
@@ -104,51 +151,38 @@ def recommend_one(
     top: int = 5,
     conditions: Circumstances | None = None,
 ) -> list[Row]:
-    """Published rows of one workload over `offers`, publication id and time still open; `plan_one` without its rest."""
-    return plan_one(workspace, champion, workload, offers, runs, top=top, conditions=conditions).rows
+    """Published rows of one workload over `offers`, publication id and time still open."""
+    return plan_one(Case.of(workspace, champion, workload, offers, conditions), runs, top=top).rows
 
 
-def plan_one(
-    workspace: Workspace,
-    champion: Champion | None,
-    workload: Workload,
-    offers: Sequence[Offer],
-    runs: pd.DataFrame,
-    *,
-    top: int = 5,
-    conditions: Circumstances | None = None,
-) -> planner.Plan:
-    """The planner's answer for one workload over `offers`, its rows stamped as they are published.
+def plan_one(case: Case, runs: pd.DataFrame, *, top: int = 5) -> planner.Plan:
+    """The planner's answer, its rows stamped as they are published.
 
-    `conditions` is what `circumstances` says, where somebody has it.
-
-    An instance type that the champion has not met as it is defined now is not guessed at, nor is a kind of device that
-    no run was ever measured on: it has no setups, and the rows say so. Of a workload that the champion has not met
-    there is a first guess where its FLOPs and the devices' peak rates are known, and the rows say that too.
+    What the champion has not met as it is defined now, and a kind of device that no run was ever measured on, is not
+    guessed at: it has no setups, and the rows say so. Of a workload that the champion has not met there is a first
+    guess where its FLOPs and the devices' peak rates are known, and the rows say that too.
     """
-    workload = with_known_facts(workspace, workload)
+    workspace, workload, offers, known = case.workspace, case.workload, case.offers, case.known
     mine = runs[runs["workload"] == workload.name] if len(runs) else runs
-    model, guessed = model_of(champion, workload)
-    known, strangers = ([], []) if model is None else on_met_devices(workspace, model, offers, guessed=guessed)
-    if model is None or not known:
+    if case.model is None or not known:
         found = planner.nothing(workload)
     else:
-        found = planned(workspace, model, workload, known, runs=mine, top=top, conditions=conditions)
+        found = planned(workspace, case.model, workload, known, runs=mine, top=top, conditions=case.conditions)
     stamp = {
         "provider": workspace.provider.name,
         "newest_measurement_at": _newest(mine),
-        "model_version": None if champion is None else str(champion.version),
+        "model_version": None if case.champion is None else str(case.champion.version),
         "placement_score": None,
     }
     experience = spot_experience(workspace)
-    answered = model is not None and not (guessed and not known)
+    answered = case.model is not None and not (case.guessed and not known)
     unmet = _unmet(workspace, workload, met=answered, offered=bool(known) or not offers)
-    cautions = "".join(map(as_caution, cautions_of(champion, offers)))
+    cautions = "".join(map(as_caution, cautions_of(case.champion, offers)))
     rows = [
         row
         | stamp
         | _of_members(row, offers, experience)
-        | {"reason": unmet or _reason(row, strangers, guessed, offers) + (cautions if row["rank"] == 1 else "")}
+        | {"reason": unmet or _reason(row, case) + (cautions if row["rank"] == 1 else "")}
         for row in found.rows
     ]
     return replace(found, rows=rows)
@@ -166,48 +200,33 @@ def cautions_of(champion: Champion | None, offers: Sequence[Offer]) -> list[str]
     return found
 
 
-def model_of(champion: Champion | None, workload: Workload) -> tuple[StepTimeModel | None, bool]:
-    """The model that answers for the workload, and whether that is a guess; none where it cannot even be guessed at."""
-    if champion is None or champion.model.met_workload(workload):
-        return (None if champion is None else champion.model), False
-    return introduced(champion.model, workload), True
-
-
 def planned(
     workspace: Workspace,
     model: StepTimeModel,
     workload: Workload,
     offers: Sequence[Offer],
     *,
+    conditions: Circumstances,
     runs: pd.DataFrame | None = None,
     top: int = 5,
-    conditions: Circumstances | None = None,
 ) -> planner.Plan:
     """What the planner makes of `offers`, all of types that `model` has met, with what this installation knows."""
-    return planner.plan(
-        workload,
-        worth_asking(offers),
-        model,
+    supply = Supply(
+        offers=worth_asking(offers),
         max_hosts=workspace.max_hosts,
         fits=workspace.fits,
-        runs=runs,
-        top=top,
-        seed=SEED,
-        conditions=conditions or circumstances(workspace),
+        circumstances=conditions,
     )
+    return planner.plan(workload, supply, model, runs=runs, top=top, seed=SEED)
 
 
 def contending(
-    workspace: Workspace,
-    model: StepTimeModel,
-    workload: Workload,
-    found: planner.Plan,
-    conditions: Circumstances | None = None,
-) -> Contenders:
+    model: StepTimeModel, workload: Workload, found: planner.Plan, *, conditions: Circumstances
+) -> ChoiceSet:
     """Of what the planner `found`, who may yet be chosen once more is measured: nobody where nothing can be ranked."""
     rows = pd.DataFrame([setup.row() for setup in found.ranked])
     predicted = model.predict(rows) if found.ranked else rows
-    return contenders_of(workload, found.ranked, predicted, conditions=conditions or circumstances(workspace))
+    return choice_set_of(workload, found.ranked, predicted, conditions=conditions)
 
 
 def _unmet(workspace: Workspace, workload: Workload, *, met: bool, offered: bool) -> str:
@@ -231,28 +250,27 @@ def _newest(runs: pd.DataFrame) -> datetime | None:
     return newest
 
 
-def _reason(row: Row, strangers: Sequence[str], guessed: bool, offers: Sequence[Offer]) -> str:
+def _reason(row: Row, case: Case) -> str:
     """The row's own, with the prices in it that are not everybody's.
 
     The first of a goal also says that it is a guess, and which devices were not compared.
     """
-    own = dict.fromkeys(one.own_price for one in _members(row, offers) if one.own_price)
+    own = dict.fromkeys(one.own_price for one in _members(row, case.offers) if one.own_price)
     reason = "; ".join([str(row["reason"]), *own])
     if row["rank"] > 1:
         return reason
-    said = f"{GUESSED}: {reason}" if guessed else reason
-    if not strangers:
+    said = f"{GUESSED}: {reason}" if case.guessed else reason
+    if not case.unmeasured_devices:
         return said
-    return f"{said}; not compared, since nothing was ever measured on them: {', '.join(strangers)}"
+    return f"{said}; not compared, since nothing was ever measured on them: {', '.join(case.unmeasured_devices)}"
 
 
 def on_met_devices(
-    workspace: Workspace, model: StepTimeModel, offers: Sequence[Offer], *, guessed: bool = False
+    workspace: Workspace, model: StepTimeModel, offers: Sequence[Offer]
 ) -> tuple[list[Offer], list[str]]:
     """Offers of types that the model has met, on devices that something was measured on; and the other devices' names.
 
-    A GPU's data sheet says too little about how fast a network runs on it. Where the workload is `guessed` at, offers
-    of types on which no guess can be made are left out too.
+    A GPU's data sheet says too little about how fast a network runs on it.
     """
     measured = {name for _, name in model.physics.compute.curves}
     devices = {offer.instance_type.name: offer.instance_type.device for offer in offers}
@@ -263,9 +281,12 @@ def on_met_devices(
         pass  # nothing was ever noted
     met = {device for name, device in devices.items() if name in measured}
     known = [one for one in offers if one.instance_type.device in met and model.met_type(one.instance_type)]
-    if guessed:
-        known = [one for one in known if model.physics.compute.can_guess(one.instance_type.name)]
     return known, sorted({one.instance_type.device for one in offers} - met)
+
+
+def guessable(model: StepTimeModel, offers: Sequence[Offer]) -> list[Offer]:
+    """Those of types on which a guess can be made."""
+    return [one for one in offers if model.physics.compute.can_guess(one.instance_type.name)]
 
 
 def _of_members(row: Row, offers: Sequence[Offer], experience: Mapping[str, str]) -> Row:

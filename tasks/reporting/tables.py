@@ -85,17 +85,16 @@ def _print_frontier(console: Console, row: Row) -> None:
     """What no other setup beats in both hours and dollars, the fastest first."""
     chances = [one.get("p_meets_constraint") for one in row["frontier"]]
     told = any(chance is not None for chance in chances)
-    table = Table(box=None, pad_edge=False)
-    for name in ("cluster", "market", "hours", "usd", *(["p ok"] if told else [])):
-        table.add_column(name, justify="left" if name in ("cluster", "market") else "right")
-    for one, chance in zip(row["frontier"], chances, strict=True):
-        cells = [one["cluster"], _market(one), f"{one['hours']:.3g}", _number(one["usd"], "{:.4g}")]
-        table.add_row(*cells, *([_number(chance, "{:.0%}")] if told else []))
+    lines = [
+        [one["cluster"], _market(one), f"{one['hours']:.3g}", _number(one["usd"], "{:.4g}"), _number(chance, "{:.0%}")]
+        for one, chance in zip(row["frontier"], chances, strict=True)
+    ]
     title = f"expected hours and dollars that are beaten by none in both, of {row['candidates']} candidates"
     if row["status"] == "infeasible" and told:
         title += f"; p ok is less than the {row['p_required']:.0%} required"
     console.print(f"\n{title}", style="bold")
-    console.print(table)
+    numbers = ("hours", "usd", "p ok") if told else ("hours", "usd")
+    _print_lines(console, ("cluster", "market", *numbers), lines, right=numbers)
 
 
 def _print_pilots(console: Console, row: Row) -> None:
@@ -106,52 +105,39 @@ def _print_pilots(console: Console, row: Row) -> None:
         console.print(f"\n{pilots['reason']}")
         return
     assured = bool(runs) and runs[0].get("assured_after") is not None
+    now = "" if regret is None else f"choosing now is expected to cost {_lost(regret)} more than the best there is"
     if pilots["settled"] is None:
-        console.print(
-            f"\nopen: choosing now is expected to cost {_lost(regret)} more than the best there is; no few runs would"
-            f" settle it{_missing(row)}"
-        )
+        console.print(f"\nopen: {now}; no few runs would settle it{_missing(row)}")
         return
     if pilots["settled"]:
-        console.print(
-            f"\nsettled: choosing now is expected to cost {_lost(regret)} more than the best there is{_missing(row)}"
-        )
+        console.print(f"\nsettled: {now}{_missing(row)}")
         return
-    usd = sum(one["usd"] for one in runs)
-    cost = f"these {len(runs)} runs tell most and cost ${_plain(usd, 2)}"
+    cost = f"these {len(runs)} runs tell most and cost ${_plain(sum(one['usd'] for one in runs), 2)}"
     if regret is None:
         said = f"never measured as it is now; {cost}"
     elif assured:
         said = f"open: no cluster is sure enough to meet it yet; {cost}"
     else:
-        said = f"open: choosing now is expected to cost {_lost(regret)} more than the best there is; {cost}"
-        said += _missing(row)
-    last = "chance one is sure then" if assured else "expected regret after"
+        said = f"open: {now}; {cost}{_missing(row)}"
     console.print(f"\n{said}", style="bold")
-    table = Table(box=None, pad_edge=False)
-    for name in ("measure", "cluster", "devices each", "market", "batch", "seconds", "usd", last):
-        table.add_column(name, justify="right" if name in ("seconds", "usd", last) else "left")
+    lines = []
     for one in runs:
-        steps = f" x{one['accumulation_steps']}" if one["accumulation_steps"] > 1 else ""
         left = "" if one["regret_after"] is None else _lost(one["regret_after"])
         left = f"{one['assured_after']:.0%}" if assured else left
         kind = "step time" if one["kind"] == "train" else one["kind"]
-        named = (kind, one["cluster"], one["layout"], one["market"], one["batch_per_device"] + steps)
-        table.add_row(*named, f"{one['seconds']:.0f}", _plain(one["usd"], 2), left)
-    console.print(table)
+        named = [kind, one["cluster"], one["layout"], one["market"], _batch(one)]
+        lines.append([*named, f"{one['seconds']:.0f}", _plain(one["usd"], 2), left])
+    numbers = ("seconds", "usd", "chance one is sure then" if assured else "expected regret after")
+    names = ("measure", "cluster", "devices each", "market", "batch", *numbers)
+    _print_lines(console, names, lines, right=numbers)
 
 
 def _print_not_compared(console: Console, devices: Sequence[Row]) -> None:
     """Devices that nothing was ever measured on, and on which machine one run would include each of them."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("device", "cluster", "market", "usd an hour"):
-        table.add_column(name, justify="right" if name == "usd an hour" else "left")
-    for one in devices:
-        table.add_row(one["device"], one["cluster"], one["market"], _number(one["usd_per_hour"], "{:.4g}"))
-    console.print(
-        "\nnot compared, since nothing was ever measured on them; a run on one would include it", style="bold"
-    )
-    console.print(table)
+    title = "not compared, since nothing was ever measured on them; a run on one would include it"
+    console.print(f"\n{title}", style="bold")
+    lines = [[one["device"], one["cluster"], one["market"], _number(one["usd_per_hour"], "{:.4g}")] for one in devices]
+    _print_lines(console, ("device", "cluster", "market", "usd an hour"), lines, right=("usd an hour",))
 
 
 def _missing(row: Row) -> str:
@@ -192,12 +178,11 @@ _COLUMNS: dict[str, Literal["left", "right"]] = {
 def print_launches(launches: Sequence[Launch]) -> None:
     """What a dry run would buy, and the most it would cost."""
     console = _console()
-    table = Table(box=None, pad_edge=False)
-    for name in ("cluster", "runs", "about s", "about usd", "why"):
-        table.add_column(name, overflow="fold")
-    for row in launches_as_rows(launches):
-        table.add_row(row["cluster"], str(row["runs"]), f"{row['est_s']:.0f}", f"{row['est_usd']:.4f}", row["reason"])
-    console.print(table)
+    lines = [
+        [row["cluster"], str(row["runs"]), f"{row['est_s']:.0f}", f"{row['est_usd']:.4f}", row["reason"]]
+        for row in launches_as_rows(launches)
+    ]
+    _print_lines(console, ("cluster", "runs", "about s", "about usd", "why"), lines)
     total_s, total_usd = sum(one.est_s for one in launches), sum(one.est_usd for one in launches)
     console.print(f"{len(launches)} launches, about {total_s:.0f} s and ${total_usd:.4f}; nothing was started")
 
@@ -253,22 +238,20 @@ def print_status(found: Mapping[str, Any]) -> None:
 def print_workloads(known: Sequence[Row]) -> None:
     """A line a workload and provider, of `KnownWorkload.as_json`; below, those of which nothing is known."""
     console = _console()
-    table = Table(box=None, pad_edge=False)
     rows, facts = ("measured", "imported"), ("parameters", "gradient", "FLOPs a sample")
-    for name in ("workload", "provider", "devices", *rows, *facts, "newest row"):
-        table.add_column(name, justify="right" if name in rows else "left", overflow="fold")
+    lines = []
     for one in known:
         if not one["provider"]:
             continue
         gradient = None if one["gradient_bytes"] is None else one["gradient_bytes"] / 1e6
-        table.add_row(
-            *(one["workload"], one["provider"], ", ".join(one["devices"]) or "none"),
-            *(str(one["measured_rows"]), str(one["imported_rows"])),
-            *(_number(one["parameters"]), _number(gradient, "{:.4g} MB"), _number(one["flops_per_sample"])),
-            "" if one["newest_measured_at"] is None else f"{one['newest_measured_at']:%Y-%m-%d}",
-        )
-    if any(one["provider"] for one in known):
-        console.print(table)
+        newest = "" if one["newest_measured_at"] is None else f"{one['newest_measured_at']:%Y-%m-%d}"
+        named = [one["workload"], one["provider"], ", ".join(one["devices"]) or "none"]
+        counts = [str(one["measured_rows"]), str(one["imported_rows"])]
+        told = [_number(one["parameters"]), _number(gradient, "{:.4g} MB"), _number(one["flops_per_sample"])]
+        lines.append([*named, *counts, *told, newest])
+    if lines:
+        names = ("workload", "provider", "devices", *rows, *facts, "newest row")
+        _print_lines(console, names, lines, right=rows)
     kept = [
         f"{one['workload']} ({one['provider']})"
         for one in known
@@ -292,19 +275,14 @@ def print_imports(imports: Sequence[Row]) -> None:
     if not imports:
         console.print("nothing was ever imported")
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("import", "files", "imported (UTC)", "rows", "facts", "provider", "workloads", ""):
-        table.add_column(name, justify="right" if name in ("rows", "facts") else "left", overflow="fold")
+    lines = []
     for one in imports:
-        table.add_row(
-            str(one["import_id"]),
-            ", ".join(filter(None, (one["file"], one["facts_file"]))) or "unknown",
-            f"{one['imported_at']:%Y-%m-%d %H:%M}",
-            *(str(one["rows"]), str(one["facts"])),
-            *(", ".join(one["providers"]), ", ".join(one["workloads"])),
-            "forgotten" if one["forgotten"] else "",
-        )
-    console.print(table)
+        files = ", ".join(filter(None, (one["file"], one["facts_file"]))) or "unknown"
+        named = [str(one["import_id"]), files, f"{one['imported_at']:%Y-%m-%d %H:%M}"]
+        told = [", ".join(one["providers"]), ", ".join(one["workloads"]), "forgotten" if one["forgotten"] else ""]
+        lines.append([*named, str(one["rows"]), str(one["facts"]), *told])
+    names = ("import", "files", "imported (UTC)", "rows", "facts", "provider", "workloads", "")
+    _print_lines(console, names, lines, right=("rows", "facts"))
 
 
 def _cells(row: Row) -> list[str]:
@@ -316,13 +294,12 @@ def _cells(row: Row) -> list[str]:
     named = goal if row["rank"] == 1 else ""
     if row["cluster"] is None:
         return [named, str(row["rank"]), str(row["status"])]
-    batch = str(row["batch_per_device"]) + (f" x{row['accumulation_steps']}" if row["accumulation_steps"] > 1 else "")
     return [
         named,
         str(row["rank"]),
         str(row["cluster"]),
         _market(row),
-        batch,
+        _batch(row),
         _seconds(row["step_s"], row["step_low_s"], row["step_high_s"]),
         _number(row["hours"]),
         _number(row["usd"]),
@@ -331,6 +308,23 @@ def _cells(row: Row) -> list[str]:
         _number(row["p_best"], "{:.0%}"),
         str(row["bottleneck"]),
     ]
+
+
+def _batch(row: Row) -> str:
+    steps = row["accumulation_steps"]
+    return f"{row['batch_per_device']} x{steps}" if steps > 1 else str(row["batch_per_device"])
+
+
+def _print_lines(
+    console: Console, names: Sequence[str], lines: Sequence[Sequence[str]], right: Collection[str] = ()
+) -> None:
+    """A table with columns called `names`, of which those in `right` hold numbers; cells beyond them are left out."""
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for cells in lines:
+        table.add_row(*cells[: len(names)])
+    console.print(table)
 
 
 def _market(row: Row) -> str:
@@ -365,9 +359,7 @@ def print_frame(frame: pd.DataFrame, title: str) -> None:
 
 def print_scores(frame: pd.DataFrame, title: str, sentences: Sequence[str]) -> None:
     """A scoreboard, if it has a row, and what is to be said of it."""
-    if len(frame):
-        print_frame(frame, title)
-    else:
-        _console().print(title)
+    console = _console()
+    print_frame(frame, title) if len(frame) else console.print(title)
     for sentence in sentences:
-        _console().print(f"note: {sentence}")
+        console.print(f"note: {sentence}")

@@ -14,7 +14,7 @@ import shutil
 import sqlite3
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -47,13 +47,8 @@ _OPTIONAL = (
 # SQLite's words, and the system's where a copy of several files (shutil.Error, an upload) names no number.
 _FULL_DISK = ("database or disk is full", "No space left on device")
 _OUTPUTS = (
-    "step_s",
-    "step_low_s",
-    "step_high_s",
-    "samples_per_s",
-    "compute_s",
-    "communication_s",
-    "exposed_communication_s",
+    *("step_s", "step_low_s", "step_high_s", "samples_per_s"),
+    *("compute_s", "communication_s", "exposed_communication_s"),
 )
 
 
@@ -200,9 +195,10 @@ def log_challenger(
             info = mlflow.pyfunc.log_model(
                 name="model",
                 python_model=str(Path(__file__).with_name("pyfunc_model.py")),
-                artifacts=_write(
-                    Path(folder), {"model": dump(model), "scoreboard": scoreboard.to_json(orient="records")}
-                ),
+                artifacts={
+                    "model": _written(Path(folder) / "model.json", dump(model)),
+                    "scoreboard": _written(Path(folder) / "scoreboard.json", scoreboard.to_json(orient="records")),
+                },
                 code_paths=[str(_copy_of_models(Path(folder)))],
                 pip_requirements=[f"{package}=={version(package)}" for package in REQUIREMENTS],
                 signature=signature(),
@@ -332,13 +328,9 @@ def _plain(text: str) -> str:
     return "".join(c if c.isalnum() or c in "-_. " else "_" for c in text)
 
 
-def _write(folder: Path, texts: Mapping[str, str]) -> dict[str, str]:
-    files = {}
-    for name, text in texts.items():
-        file = folder / f"{name}.json"
-        file.write_text(text)
-        files[name] = str(file)
-    return files
+def _written(file: Path, text: str) -> str:
+    file.write_text(text)
+    return str(file)
 
 
 def _copy_of_models(folder: Path) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from models.domain.setup_table import rows_of
 from models.monitoring.cross_validation import fitted, summarise
 from models.monitoring.promotion import Decision, verdict
 from models.step_time.dataset import TrainingData
@@ -74,21 +75,10 @@ def register(
     decision = challenger.decision
     (registry.promote if decision.promote else registry.refuse)(workspace.home, provider, version, decision.reason)
     with workspace.warehouse.transact() as connection:
-        append.append_model(
-            connection,
-            {
-                "provider": provider,
-                "version": str(version),
-                "trained_at": now,
-                "training_digest": digest,
-                "promoted": decision.promote,
-                "reason": decision.reason,
-                "code_commit": provenance.code_commit,
-                "refresh_id": refresh_id,
-            },
-        )
-        scores = [{str(key): value for key, value in row.items()} for row in challenger.scoreboard.to_dict("records")]
-        append.append_scores(connection, scores, provider=provider, version=str(version), refresh_id=refresh_id)
+        of = {"provider": provider, "version": str(version), "refresh_id": refresh_id}
+        made = {"training_digest": digest, "code_commit": provenance.code_commit, "trained_at": now}
+        append.append(connection, "raw_models", [of | made | {"promoted": decision.promote, "reason": decision.reason}])
+        append.append_scores(connection, rows_of(challenger.scoreboard), **of)
     return version
 
 

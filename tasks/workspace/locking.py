@@ -107,8 +107,9 @@ def alone(home: Path, what: str) -> Iterator[None]:
 @Step
 def store_timings(workspace: Workspace, refresh_id: str, seconds: Mapping[str, float]) -> None:
     """Keep the seconds by phase, so that `BENCHMARKS.md` and a slow night can be read from the warehouse."""
+    rows = [{"phase": phase, "seconds": spent} for phase, spent in seconds.items()]
     with workspace.warehouse.transact() as connection:
-        append.append_timings(connection, seconds, refresh_id=refresh_id)
+        append.append(connection, "raw_timings", rows, refresh_id=refresh_id)
 
 
 def _busy(other: Mapping[str, Any]) -> Busy:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,10 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as MalformedVariable
 
-from models.domain.suggestions import nearest_names
+from models.domain.suggestions import nearest_names, refuse_odd_names
 from models.domain.workload import GOALS, Goal, Workload
 
 from ..providers.ec2.settings import Ec2
+from ..providers.local.settings import Local
 
 PREFIX = "SRIFT_"
 _UNKNOWN = "extra_forbidden"
@@ -40,8 +40,6 @@ _PLAINLY = {
 }
 FILE = "srift.toml"
 IMPORTED = "imported"  # digest of a workload that no file defines; the mart `workloads` calls it the same
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # what fits into `2xNAME+1xNAME`, a run's label and a path
-NAME_RULE = "the name {name!r} must be of letters, digits, '.', '_' and '-', a letter or digit first"
 
 
 class SettingsError(Exception):
@@ -61,28 +59,6 @@ class Campaign(_Section):
     stale_after_days: float = Field(default=30.0, gt=0)
     seed: int = 0
     market: Literal["spot", "on-demand"] = "spot"
-
-
-class LocalInstanceType(_Section):
-    """A local host: CPU share, memory, sustained bandwidth in gigabit/s, illustrative prices in dollars an hour."""
-
-    cores: float = Field(gt=0)
-    memory_gib: float = Field(gt=0)
-    bandwidth_gbps: float = Field(gt=0)
-    usd_per_hour: float | None = Field(default=None, gt=0)
-    spot_usd_per_hour: float | None = Field(default=None, gt=0)
-    spot_interruptions_per_hour: float = Field(default=0.0, ge=0)
-
-
-class Local(_Section):
-    """The local provider's instance types, by name."""
-
-    instance_types: dict[str, LocalInstanceType] = {}
-
-    @field_validator("instance_types")
-    @classmethod
-    def _plain(cls, types: dict[str, LocalInstanceType]) -> dict[str, LocalInstanceType]:
-        return _plainly_named(types)
 
 
 class GoalSettings(_Section):
@@ -168,7 +144,8 @@ class Settings(BaseSettings):
     @field_validator("workloads")
     @classmethod
     def _plain(cls, workloads: dict[str, WorkloadSettings]) -> dict[str, WorkloadSettings]:
-        return _plainly_named(workloads)
+        refuse_odd_names(workloads)
+        return workloads
 
     @field_validator("root", "home")
     @classmethod
@@ -268,18 +245,6 @@ def _refuse_unknown_variables(body: Mapping[str, Any]) -> None:
             named, rest, what = named.get("instance_types"), rest[1:], "instance type"
         if what and rest and rest[0] not in (named or ()):
             raise SettingsError(f"{variable}: unknown {what} {rest[0]!r}; {nearest_names(rest[0], named or ())}")
-
-
-def plain_name(name: str) -> bool:
-    """Can a workload or an instance type be called so? NAME_RULE says what it takes."""
-    return _NAME.fullmatch(name) is not None
-
-
-def _plainly_named(named: dict[str, Any]) -> dict[str, Any]:
-    for name in named:
-        if not plain_name(name):
-            raise ValueError(NAME_RULE.format(name=name))
-    return named
 
 
 def _variables() -> Iterator[tuple[str, tuple[str, ...], str]]:

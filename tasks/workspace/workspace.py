@@ -134,7 +134,7 @@ def refresh_command(provider: str, max_usd: str) -> str:
     return f"srift refresh --provider {provider} --max-usd {max_usd}"
 
 
-def refuse_to_spend(provider: str, max_usd: float | None, settings: Settings | None = None) -> None:
+def refuse_to_spend(provider: str, max_usd: float | None) -> None:
     """Where machines cost money nothing starts without a cap, nor with one above 0 where launching is not set up.
 
     Raises SettingsError naming what is missing. A cap of 0 measures nothing, and is always allowed.
@@ -147,7 +147,7 @@ def refuse_to_spend(provider: str, max_usd: float | None, settings: Settings | N
         raise SettingsError(
             f"machines of {provider} cost money: say with --max-usd what a refresh may spend; 0 measures nothing"
         )
-    if max_usd > 0 and (settings or load_settings()).ec2.bucket is None:
+    if max_usd > 0 and load_settings().ec2.bucket is None:
         raise SettingsError(
             "machines of ec2 report through a bucket of S3, and none is named: set bucket under [ec2] in srift.toml and"
             " run `srift doctor --provider ec2`; with --max-usd 0 a refresh takes prices, learns from imported"

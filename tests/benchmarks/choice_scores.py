@@ -17,7 +17,7 @@ import pandas as pd
 from models.domain.numeric import BoolArray, FloatArray
 from models.domain.setup_table import read_setups
 from models.domain.workload import Goal, Setup, joined
-from models.job.cost import cost_at
+from models.job.cost import cost_at, job_costs
 from models.job.job_conditions import Stated, pools_of
 from models.monitoring.backtest import described
 from models.planner.ranking import recommend
@@ -77,7 +77,8 @@ def recommended(contest: Contest, goals: list[Goal]) -> list[int | None]:
     """For each goal the setup in the table's first row; None where the table says that nothing meets it."""
     setups = contest.setups
     workload = job(setups[0].workload, setups[0].global_batch, *goals)
-    rows = [row for row in recommend(workload, setups, contest.predictions, contest.draws, top=1) if row["rank"] == 1]
+    costs = job_costs(workload, setups, contest.predictions, contest.draws)
+    rows = [row for row in recommend(workload, costs, top=1) if row["rank"] == 1]
     places = {
         (one.cluster.name, joined(one.layout), joined(one.batch_per_device), one.accumulation_steps): at
         for at, one in enumerate(setups)

@@ -18,6 +18,7 @@ import typer
 from flows.cli import explained
 from models.domain.cluster import Offer
 from models.domain.workload import Goal, Workload
+from models.planner.candidates import Supply
 from models.planner.planner import Plan, plan
 from models.step_time.model import StepTimeModel
 from tasks.reporting.tables import print_frame
@@ -97,7 +98,7 @@ def plot(grown: pd.DataFrame, file: Path) -> None:
 
 
 def _plan(workload: Workload, offers: Sequence[Offer], model: StepTimeModel, max_hosts: int) -> Plan:
-    return plan(workload, offers, model, max_hosts=max_hosts, fits=lambda _: "", seed=7)
+    return plan(workload, Supply(offers=offers, max_hosts=max_hosts, fits=lambda _: ""), model, seed=7)
 
 
 def bench_planner(

@@ -12,9 +12,11 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-from models.campaign.campaign import Launch, Model, shopping_list
+from models.campaign.acquisition import Model, Past
+from models.campaign.campaign import Campaign as Buying
+from models.campaign.campaign import Launch, shopping_list
 from models.campaign.candidates import Costs, Measurement
-from models.campaign.value_of_information import Belief, Contenders, Floats, Question, choice
+from models.campaign.value_of_information import Belief, ChoiceSet, Floats, Question, choice
 from models.domain.cluster import Cluster
 from models.domain.numeric import FloatArray
 from models.domain.setup_table import read_setups, row_key, rows_of, setup_key
@@ -102,28 +104,30 @@ class Campaign(Believing):
             for key, at in self._places.items()
             if at not in self.known
         }
-        contenders = Contenders(workload=ground.workload, setups=ground.setups, questions=ground.questions)
+        choice_set = ChoiceSet(workload=ground.workload, setups=ground.setups, questions=ground.questions)
+        fresh = pd.DataFrame(self._fresh)
+        profiled = pd.DataFrame({"workload": ground.workload, "instance_type": sorted(offers)})
         launches = shopping_list(
+            Buying(
+                max_usd=MAX_USD,
+                max_seconds=MAX_SECONDS,
+                max_hosts=max(len(setup.layout) for setup in ground.setups),
+                fits=lambda cluster: "",
+                seed=0,
+                market="on-demand",
+                costs=self._costs,
+                most_launches=1,
+            ),
             [job(ground.workload, ground.setups[0].global_batch)],
             list(offers.values()),
-            pd.DataFrame(self._fresh),
-            pd.DataFrame({"workload": ground.workload, "instance_type": sorted(offers)}),
-            pd.DataFrame(),
-            max_usd=MAX_USD,
-            max_seconds=MAX_SECONDS,
-            max_hosts=max(len(setup.layout) for setup in ground.setups),
-            fits=lambda cluster: "",
-            seed=0,
-            market="on-demand",
-            costs=self._costs,
+            Past(runs=fresh, profiles=profiled, probes=pd.DataFrame()),
             model=Model(
-                contenders={ground.workload: contenders},
+                choice_set={ground.workload: choice_set},
                 joint=self._moments_of,
                 types=frozenset(offers),
-                fresh=pd.DataFrame(self._fresh),
+                fresh=fresh,
             ),
-            wants=wants,
-            most_launches=1,
+            buyable=wants,
         )
         if not launches:
             return NOTHING

@@ -65,7 +65,7 @@ NOTHING = Purchase(cluster=None, places=())
 
 
 class Policy(Protocol):
-    """A way of buying. Positions are those of the ground's setups; `choices` positions among each one's contenders."""
+    """A way of buying. Positions are those of the ground's setups; `choices` positions among each one's decisions."""
 
     def next(self) -> Purchase:
         """What to buy now."""
@@ -139,7 +139,7 @@ def questions_at(
             fixed_hours=nothing,
             hours_per_step_s=nothing + 1,
             usd_per_hour=price[places],
-            luck=nothing,
+            irreducible_sd=nothing,
             aim=aim,
             limited=limited,
             limit=limit * _EXACT,

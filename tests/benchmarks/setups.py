@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from models.campaign.pilots import choose_pilots
-from models.campaign.value_of_information import contenders_of
+from models.campaign.value_of_information import choice_set_of
 from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster
 from models.domain.numeric import FloatArray
 from models.domain.setup_table import row_key, rows_of
@@ -148,12 +148,12 @@ def recommended_pilots(model: StepTimeModel, setups: Sequence[Setup], *, count: 
     predicted = model.predict(frame_of(rivals))
     deadline = _PILOT_DEADLINE * STEPS * float(predicted["step_s"].min()) / 3600
     goal = Goal(goal="cheapest_within_deadline", hours=deadline)
-    contenders = contenders_of(job(setups[0].workload, batch, goal), rivals, predicted)
+    choice_set = choice_set_of(job(setups[0].workload, batch, goal), rivals, predicted)
     buyable = [
         at
         for at, one in enumerate(setups)
         if one.global_batch == batch and sum(one.layout) > 1 and len(one.layout) <= PILOT_HOSTS
     ]
     candidates = frame_of([setups[at] for at in buyable])
-    chosen = choose_pilots(contenders, candidates, model.joint, goal=goal.goal, count=count, seed=seed).chosen
+    chosen = choose_pilots(choice_set, candidates, model.joint, goal=goal.goal, count=count, seed=seed).chosen
     return [buyable[at] for at in chosen]

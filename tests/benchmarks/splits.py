@@ -14,7 +14,8 @@ import pandas as pd
 
 from models.domain.numeric import BoolArray, FloatArray
 from models.domain.setup_table import SetupArrays, read_setups
-from models.monitoring.backtest import backtest, described, inside
+from models.monitoring.backtest import backtest, described
+from models.monitoring.cross_validation import inside
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
 

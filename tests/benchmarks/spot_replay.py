@@ -18,8 +18,14 @@ from scipy.special import stdtrit
 
 from models.domain.numeric import Z_90
 from models.job.capacity import fit_startup
-from models.job.cost import drawn_hours_at, hours_at
-from models.job.duration import best_interval, pieces, prior_checkpoints
+from models.job.duration import (
+    best_interval,
+    checkpoint_log_sd,
+    checkpoint_seconds,
+    drawn_hours,
+    expected_hours,
+    pieces,
+)
 from models.job.interruptions import HazardModel, fit_hazard
 from models.job.job_conditions import Learned
 from models.job.job_conditions import Pool as Offered
@@ -190,7 +196,7 @@ def replay(
         certain = replace(conditions, doubt=nothing, lasting=nothing, passing=nothing)
         work = np.full((1, _DRAWS), job.work_hours)
         p90, memoryless = (
-            float(np.quantile(drawn_hours_at(work, [job.work_hours], one, seed=seed), 0.9))
+            float(np.quantile(drawn_hours(work, [job.work_hours], one, seed=seed), 0.9))
             for one in (conditions, certain)
         )
         moments = [
@@ -211,7 +217,7 @@ def replay(
                 "work_hours": job.work_hours,
                 "zones": len(zones),
                 "interruptions": sum(moment < actual for moment in moments),
-                "expected": float(hours_at([job.work_hours], conditions)[0]),
+                "expected": float(expected_hours([job.work_hours], conditions)[0]),
                 "p90": p90,
                 "p90_memoryless": memoryless,
                 "actual": actual,
@@ -277,9 +283,9 @@ MARGINS = (0.0, 0.005, 0.01, 0.02)  # bids above the price at launch: from the t
 
 def checkpoint_scores(rows: pd.DataFrame) -> pd.DataFrame:
     """Each of `rows` (mb, seconds, group) by the checkpoint model in force: group, error, inside (90 % interval)."""
-    model = prior_checkpoints()
-    seconds, expected = rows["seconds"].to_numpy(dtype=float), model.seconds(rows["mb"])
-    inside = np.abs(np.log(seconds / expected)) <= Z_90 * model.log_sd(rows["mb"])
+    seconds, state_bytes = rows["seconds"].to_numpy(dtype=float), 1e6 * rows["mb"].to_numpy(dtype=float)
+    expected = checkpoint_seconds(state_bytes)
+    inside = np.abs(np.log(seconds / expected)) <= Z_90 * checkpoint_log_sd(state_bytes)
     return pd.DataFrame({"group": rows["group"].astype(str), "error": np.abs(expected / seconds - 1), "inside": inside})
 
 
@@ -352,7 +358,7 @@ def replay_scores(
             checkpoints=checkpoints,
         )
         hazard = learn({pool: prices[pool] for pool in taught}, 0.0, until, margin)
-        known = Learned(startup=startup, checkpoint=prior_checkpoints(), hazard=hazard)
+        known = Learned(startup=startup, hazard=hazard)
         return replay(list(lucky), prices, known, margin=margin)
 
     pools = sorted(prices)

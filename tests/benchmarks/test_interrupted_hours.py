@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.job.duration import best_interval, drawn_hours, expected_hours, pieces
+from models.job.duration import Conditions, best_interval, drawn_hours, expected_hours, pieces
 from tests.benchmarks.spot_replay import hours_given
 
 MOMENTS = st.lists(st.floats(0.0, 60.0), max_size=8)
@@ -69,7 +69,8 @@ def test_stated_hours_are_those_of_jobs_interrupted_at_random() -> None:
     rng = np.random.default_rng(8)
     work, hazard, start, write, replace = 12.0, 0.3, 90.0, 30.0, 120.0
     seconds = {"startup_s": start, "checkpoint_s": write, "replacement_s": replace}
-    drawn = drawn_hours(np.full((1, 4000), work), np.array([[hazard]]), seed=0, **seconds)
+    conditions = Conditions.certain(np.array([hazard]), **seconds)
+    drawn = drawn_hours(np.full((1, 4000), work), [work], conditions, seed=0)
     actual = np.array(
         [
             hours_given(
@@ -83,5 +84,5 @@ def test_stated_hours_are_those_of_jobs_interrupted_at_random() -> None:
             for _ in range(3000)
         ]
     )
-    assert float(actual.mean()) == pytest.approx(float(expected_hours(work, hazard, **seconds)), rel=0.01)
+    assert float(actual.mean()) == pytest.approx(float(expected_hours([work], conditions)[0]), rel=0.01)
     assert 0.08 <= float((actual > np.quantile(drawn, 0.9)).mean()) <= 0.12

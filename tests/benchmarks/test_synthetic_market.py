@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.domain.cluster import Cluster
 from models.domain.workload import Goal, Setup, Workload
+from models.job.cost import job_costs
 from models.planner import planner, ranking, search
+from models.planner.candidates import Supply
 from models.step_time.model import StepTimeModel
 from tests.benchmarks import synthetic_market as imagined
 from tests.benchmarks.planner import plot, timed
@@ -25,20 +26,12 @@ def champion() -> StepTimeModel:
     return imagined.champion(SOLD, runs=80)
 
 
-def anything_fits(cluster: Cluster) -> str:
-    return ""
+def supply(max_hosts: int) -> Supply:
+    return Supply(offers=imagined.offers(SOLD), max_hosts=max_hosts, fits=lambda _: "")
 
 
 def every_setup(job: Workload, max_hosts: int) -> list[Setup]:
-    model = champion()
-    return planner.candidates(
-        job,
-        imagined.offers(SOLD),
-        max_hosts=max_hosts,
-        fits=anything_fits,
-        line=lambda name: model.compute_line(job.name, name),
-        peak_bytes=lambda name, batch: model.peak_bytes(job.name, name, batch),
-    )
+    return planner.candidates(job, supply(max_hosts), champion())
 
 
 @pytest.mark.parametrize("name", [BY_ROWS, PROFILED])
@@ -54,7 +47,7 @@ def test_no_prediction_undercuts_its_bound_and_some_come_near(name: str) -> None
 
 @pytest.mark.parametrize("name", [BY_ROWS, PROFILED])
 def test_it_answers_as_predicting_and_drawing_for_every_setup_would(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking, "CONTENDERS", 8)
+    monkeypatch.setattr(ranking, "CLUSTERS_COMPARED", 8)
     monkeypatch.setattr(search, "_TURN", 16)
     model = champion()
     plain = {row["goal"]: row for row in found(imagined.workload(name)).rows[::-1]}
@@ -66,7 +59,7 @@ def test_it_answers_as_predicting_and_drawing_for_every_setup_would(name: str, m
     setups = every_setup(job, 5)
     rows = pd.DataFrame([one.row() for one in setups])
     drawn = model.draws(rows, count=planner.DRAWS, seed=0)
-    whole = ranking.recommend(job, setups, model.predict(rows), drawn)
+    whole = ranking.recommend(job, job_costs(job, setups, model.predict(rows), drawn))
     answer = found(job)
     assert answer.candidates == len(setups) and answer.looked_at < 0.8 * len(setups)
     for ours, theirs in zip(answer.rows, whole, strict=True):
@@ -75,7 +68,7 @@ def test_it_answers_as_predicting_and_drawing_for_every_setup_would(name: str, m
 
 
 def found(job: Workload) -> planner.Plan:
-    return planner.plan(job, imagined.offers(SOLD), champion(), max_hosts=5, fits=anything_fits)
+    return planner.plan(job, supply(5), champion())
 
 
 def test_the_times_count_what_was_left_at_each_stage_and_can_be_drawn(tmp_path: Any) -> None:

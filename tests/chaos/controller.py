@@ -5,14 +5,16 @@ Only what is to be bought is scripted (the shop has tests of its own); caps, lau
 
 from __future__ import annotations
 
+import atexit
 import errno
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -81,12 +83,10 @@ class Campaigns:
 
     @classmethod
     def of(cls, scenario: Scenario, world: ChaosAws, folder: Path) -> Campaigns:
-        template, project = _template()
         state = folder / "state"
         state.mkdir()
-        (folder / "work.py").write_text((project / "work.py").read_text())
-        (folder / "srift.toml").write_text((project / "srift.toml").read_text())
-        (state / "warehouse.duckdb").write_bytes(template)
+        for name in ("work.py", "srift.toml", "state/warehouse.duckdb"):
+            shutil.copy(_template()[0] / name, folder / name)
         home = MortalHome(state, world, CHOICES.model_copy(update={"max_usd_per_month": scenario.month_usd}))
         made = cls(
             scenario=scenario, home=home, warehouse=Warehouse(state / "warehouse.duckdb"), todo=[*scenario.orders]
@@ -271,16 +271,14 @@ def _wanted(kind: str, nodes: tuple[int, ...]) -> Measurement:
 
 def known_offers() -> list[Offer]:
     """Prices as the warehouse has them."""
-    _template()
-    return _KNOWN
+    return _template()[1]
 
 
 @cache
-def _template() -> tuple[bytes, Path]:
-    """A warehouse that knows types and prices, and a project; made once a process."""
-    folder = TemporaryDirectory(prefix="srift-chaos-")
-    _KEPT.append(folder)
-    root = Path(folder.name)
+def _template() -> tuple[Path, list[Offer]]:
+    """A project whose warehouse knows types and prices, and these; made once a process."""
+    root = Path(tempfile.mkdtemp(prefix="srift-chaos-"))
+    atexit.register(shutil.rmtree, root)
     settings = load_settings(write_project(root, "conv"))
     state = root / "state"
     state.mkdir()
@@ -289,9 +287,4 @@ def _template() -> tuple[bytes, Path]:
     here = Workspace(settings=settings, warehouse=fresh(state), provider=home.provider)
     note_definitions.fn(here, home.world.now)
     snapshot_offers.fn(here, "prices", home.world.now)
-    _KNOWN.extend(current_offers(here))
-    return (state / "warehouse.duckdb").read_bytes(), root
-
-
-_KEPT: list[TemporaryDirectory[str]] = []
-_KNOWN: list[Offer] = []
+    return root, current_offers(here)

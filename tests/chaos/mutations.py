@@ -31,10 +31,11 @@ from models.campaign.budget import Allowance
 from models.domain.cluster import Cluster
 from tasks.node.record import ANY, Devices
 from tasks.providers.base import LeaseUnreadable, NotSwept
-from tasks.providers.ec2.api import MachinesApi
+from tasks.providers.ec2.api import Ec2Api
 from tasks.providers.ec2.leases import Asked
 from tasks.providers.ec2.machines import Ec2Machines
 from tasks.providers.ec2.provider import Ec2Provider
+from tasks.providers.ec2.userdata import NodeBoot
 from tasks.providers.leases import LeaseFolder
 from tests.chaos.controller import Campaigns
 from tests.chaos.scenario import (
@@ -53,18 +54,17 @@ from tests.fake_ec2 import Fault
 from warehouse import append
 
 ONE = Order(types=((1, "g4dn.xlarge"),), market="spot", runs=(("profile", (0,)), ("train", (0,))))
-Prepare = Callable[[Campaigns], object] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Mutation:
     """`without()` takes the guard out; then `says` is among the complaints about `scenario()`, and without it none."""
 
     name: str
+    says: str
     scenario: Callable[[], Scenario]
     without: Callable[[], AbstractContextManager[Any]]
-    says: str
-    prepare: Prepare = None
+    prepare: Callable[[Campaigns], object] | None = None
 
 
 def _hangs() -> Scenario:
@@ -73,6 +73,12 @@ def _hangs() -> Scenario:
 
 def _killed(name: str, nth: int, away_s: float, after: bool = True, **words: Any) -> Scenario:
     return Scenario(seed=2, orders=(ONE,), deaths=[Death(name=name, nth=nth, after=after, away_s=away_s)], **words)
+
+
+def _uploaded_late() -> Scenario:
+    late = [Trouble(machine=0, kind="uploads fail")]
+    death = Death(name="disk:appear", nth=30, after=True, away_s=2.0)
+    return Scenario(seed=22, orders=(ONE,), troubles=late, deaths=[death])
 
 
 def _many_tries() -> Scenario:
@@ -89,14 +95,15 @@ def _anything(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]:
     return tuple(Devices(name=ANY, count=one.instance_type.devices) for one in cluster.members)
 
 
-def _longer(**words: Any) -> str:
-    text = tasks.providers.ec2.userdata.user_data(**words)
+def _longer(boot: NodeBoot, deadline_s: float) -> str:
+    text = tasks.providers.ec2.userdata.user_data(boot, deadline_s)
     return re.sub(r"shutdown -h \+\d+", "shutdown -h +600", text)
 
 
 @contextmanager
 def _without_keys() -> Iterator[None]:
-    with patch.object(append, "append", partial(append.append, keyed=False)):
+    keyless = partial(append.append, keyed=False)
+    with patch.object(append, "append", keyless), patch.object(tasks.execution.record_loader, "append", keyless):
         yield
 
 
@@ -150,8 +157,8 @@ def _absent(self: LeaseFolder[Any], lease_id: str) -> Any:
         return None
 
 
-def _without_retries(clock: Any, ask: Callable[[], Any], *, new: bool = False) -> Any:
-    return tasks.providers.ec2.termination.with_retries(clock, ask)
+def _without_retries(api: Any, ask: Callable[[], Any], *, new: bool = False) -> Any:
+    return tasks.providers.ec2.termination.with_retries(api, ask)
 
 
 def _in_order(found: Any, key: Any = None) -> list[Any]:
@@ -166,142 +173,60 @@ def _first_by_id(subnets: Any, *_: Any) -> dict[str, str]:
 
 
 MUTATIONS = (
-    Mutation(
-        name="nothing is terminated",
-        scenario=_hangs,
-        without=_out(MachinesApi, "terminate", lambda *_: set()),
-        says="alive after the last reaping",
-    ),
-    Mutation(
-        name="machines do not end themselves at their deadline",
-        scenario=lambda: _killed("disk:mailbox", 1, 9000.0),
-        without=_out(tasks.providers.ec2.machines, "user_data", _longer),
-        says="alive past the deadline",
-    ),
-    Mutation(
-        name="a dead controller's mailbox is not fetched",
-        scenario=lambda: _killed("disk:appear", 18, 60.0),
-        without=_out(Ec2Machines, "fetched", _fetched),
-        says="was uploaded and is 0 times",
-    ),
-    Mutation(
-        name="what is loaded again is loaded twice",
-        scenario=lambda: _killed("warehouse:commit", 0, 60.0),
-        without=_without_keys,
-        says="is 2 times in the",
-        prepare=_loosen,
-    ),
-    Mutation(
-        name="caps are not asked",
-        scenario=lambda: _killed("disk:mailbox", 1, 20_000.0, cap_usd=2.5),
-        without=_out(tasks.campaign.campaign, "allowance", lambda *_: Allowance(deadline_s=14_400.0, worst_usd=0.0)),
-        says="spent $",
-    ),
-    Mutation(
-        name="machines that end are not heard out",
-        scenario=lambda: Scenario(
-            seed=22,
-            orders=(ONE,),
-            troubles=[Trouble(machine=0, kind="uploads fail")],
-            deaths=[Death(name="disk:appear", nth=30, after=True, away_s=2.0)],
-        ),
-        without=_out(tasks.providers.ec2.reaper, "await_shutdown", lambda *_: None),
-        says="was uploaded, and the warehouse has interrupted",
-    ),
-    Mutation(
-        name="machines that were never heard of are not paid for",
-        scenario=lambda: _killed("ec2:create_fleet", 0, 9000.0),
-        without=_out(tasks.providers.ec2.termination, "_unheard", lambda *_: []),
-        says="and the ledger says 0.0",
-    ),
-    Mutation(
-        name="a request counts from the first of its launch",
-        scenario=_many_tries,
-        without=_out(Asked, "newest_at", property(lambda self: self.asked_at)),
-        says="and the ledger says 0.0",
-    ),
-    Mutation(
-        name="refusals are no rows",
-        scenario=lambda: Scenario(seed=3, orders=(ONE,), capacity={(zone, "spot"): 0 for zone in ZONES}),
-        without=_out(tasks.execution.collect, "_refusal_rows", lambda *_: []),
-        says="was refused a rung, and no row says so",
-    ),
-    Mutation(
-        name="a reaper that could not look says that all is well",
-        scenario=_blind,
-        without=_out(Ec2Provider, "reap", _seeing),
-        says="though the reaper could not look through a region",
-    ),
-    Mutation(
-        name="a lease with a key that nobody knows is none",
-        scenario=lambda: _visited(UNKNOWN_KEY),
-        without=_out(LeaseFolder, "read", _absent),
-        says="ended as orphans, and their controller lived",
-    ),
-    Mutation(
-        name="a lease that cannot be opened is none",
-        scenario=lambda: _visited(TOO_MANY_FILES),
-        without=_out(LeaseFolder, "read", _absent),
-        says="ended as orphans, and their controller lived",
-    ),
-    Mutation(
-        name="machines are bought beside a lease that cannot be read",
-        scenario=lambda: _killed("ec2:create_fleet", 0, 9000.0, unreadable=True),
-        without=_out(LeaseFolder, "read_all", lambda self: (_READ_ALL(self)[0], {})),
-        says="machines were bought beside a lease that cannot be read",
-    ),
-    Mutation(
-        name="what was just made and is not found yet is given up",
-        scenario=lambda: _not_found("ec2:CreateFleet", "InvalidLaunchTemplateName.NotFoundException"),
-        without=_out(tasks.providers.ec2.launch, "with_retries", _without_retries),
-        says="was given up for what it had only just made",
-    ),
-    Mutation(
-        name="records are not counted first",
-        scenario=lambda: _troubled("floods"),
-        without=lambda: patch.object(tasks.providers.ec2.mailbox_s3, "sorted", _in_order, create=True),
-        says="was uploaded, and the warehouse has failed",
-    ),
-    Mutation(
-        name="names with a colon are taken, and so the detour below another machine's folder",
-        scenario=lambda: _troubled("floods", "ready"),
-        without=_out(tasks.providers.ec2.mailbox_s3, "_NAME", re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+:/-]*")),
-        says="and every machine had spoken",
-    ),
-    Mutation(
-        name="a notice may be nested as deeply as it likes",
-        scenario=lambda: _troubled("nests"),
-        without=_out(tasks.providers.ec2.cluster, "json_of_node", json.loads),
-        says="RecursionError",
-    ),
-    Mutation(
-        name="a heartbeat may be nested as deeply as it likes",
-        scenario=lambda: _troubled("nests"),
-        without=_out(tasks.execution.mailbox, "json_of_node", json.loads),
-        says="RecursionError",
-    ),
-    Mutation(
-        name="a record may be nested as deeply as it likes",
-        scenario=lambda: _troubled("nests"),
-        without=_out(tasks.execution.record_loader, "json_of_node", json.loads),
-        says="was taken for a measurement",
-    ),
-    Mutation(
-        name="machines are not told which devices they were bought for",
-        scenario=lambda: _without_devices("no devices"),
-        without=_out(tasks.execution.job, "expected_devices", _anything),
-        says="on a processor where a GPU was bought, and counts",
-    ),
-    Mutation(
-        name="nobody looks at the device that a record names",
-        scenario=lambda: _without_devices("wrong device"),
-        without=_out(tasks.execution.record_loader, "wrong_device", lambda *_: ""),
-        says="on a processor where a GPU was bought, and counts",
-    ),
-    Mutation(
-        name="the first subnet of a zone is taken, wherever it leads",
-        scenario=lambda: Scenario(seed=4, orders=(ONE,), pairs=True),
-        without=_out(tasks.providers.ec2.survey, "_one_a_zone", _first_by_id),
-        says="launched into a subnet without a way out",
-    ),
-)
+    Mutation("nothing is terminated", "alive after the last reaping",
+             _hangs, _out(Ec2Api, "terminate", lambda *_: set())),
+    Mutation("machines do not end themselves at their deadline", "alive past the deadline",
+             lambda: _killed("disk:mailbox", 1, 9000.0), _out(tasks.providers.ec2.machines, "user_data", _longer)),
+    Mutation("a dead controller's mailbox is not fetched", "was uploaded and is 0 times",
+             lambda: _killed("disk:appear", 18, 60.0), _out(Ec2Machines, "fetched", _fetched)),
+    Mutation("what is loaded again is loaded twice", "is 2 times in the",
+             lambda: _killed("warehouse:commit", 0, 60.0), _without_keys, prepare=_loosen),
+    Mutation("caps are not asked", "spent $",
+             lambda: _killed("disk:mailbox", 1, 20_000.0, cap_usd=2.5),
+             _out(tasks.campaign.campaign, "allowance", lambda *_: Allowance(deadline_s=14_400.0, worst_usd=0.0))),
+    Mutation("machines that end are not heard out", "was uploaded, and the warehouse has interrupted",
+             _uploaded_late, _out(tasks.providers.ec2.reaper, "await_shutdown", lambda *_: None)),
+    Mutation("machines that were never heard of are not paid for", "and the ledger says 0.0",
+             lambda: _killed("ec2:create_fleet", 0, 9000.0),
+             _out(tasks.providers.ec2.termination, "_unheard", lambda *_: [])),
+    Mutation("a request counts from the first of its launch", "and the ledger says 0.0",
+             _many_tries, _out(Asked, "newest_at", property(lambda self: self.asked_at))),
+    Mutation("refusals are no rows", "was refused a rung, and no row says so",
+             lambda: Scenario(seed=3, orders=(ONE,), capacity={(zone, "spot"): 0 for zone in ZONES}),
+             _out(tasks.execution.collect, "_refusal_rows", lambda *_: [])),
+    Mutation("a reaper that could not look says that all is well", "though the reaper could not look through a region",
+             _blind, _out(Ec2Provider, "reap", _seeing)),
+    Mutation("a lease with a key that nobody knows is none", "ended as orphans, and their controller lived",
+             lambda: _visited(UNKNOWN_KEY), _out(LeaseFolder, "read", _absent)),
+    Mutation("a lease that cannot be opened is none", "ended as orphans, and their controller lived",
+             lambda: _visited(TOO_MANY_FILES), _out(LeaseFolder, "read", _absent)),
+    Mutation("machines are bought beside a lease that cannot be read",
+             "machines were bought beside a lease that cannot be read",
+             lambda: _killed("ec2:create_fleet", 0, 9000.0, unreadable=True),
+             _out(LeaseFolder, "read_all", lambda self: (_READ_ALL(self)[0], {}))),
+    Mutation("what was just made and is not found yet is given up", "was given up for what it had only just made",
+             lambda: _not_found("ec2:CreateFleet", "InvalidLaunchTemplateName.NotFoundException"),
+             _out(tasks.providers.ec2.launch, "with_retries", _without_retries)),
+    Mutation("records are not counted first", "was uploaded, and the warehouse has failed",
+             lambda: _troubled("floods"),
+             lambda: patch.object(tasks.providers.ec2.mailbox_s3, "sorted", _in_order, create=True)),
+    Mutation("names with a colon are taken, and so the detour below another machine's folder",
+             "and every machine had spoken",
+             lambda: _troubled("floods", "ready"),
+             _out(tasks.providers.ec2.mailbox_s3, "_NAME", re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+:/-]*"))),
+    Mutation("a notice may be nested as deeply as it likes", "RecursionError",
+             lambda: _troubled("nests"), _out(tasks.providers.ec2.cluster, "json_of_node", json.loads)),
+    Mutation("a heartbeat may be nested as deeply as it likes", "RecursionError",
+             lambda: _troubled("nests"), _out(tasks.execution.mailbox, "json_of_node", json.loads)),
+    Mutation("a record may be nested as deeply as it likes", "was taken for a measurement",
+             lambda: _troubled("nests"), _out(tasks.execution.record_loader, "json_of_node", json.loads)),
+    Mutation("machines are not told which devices they were bought for",
+             "on a processor where a GPU was bought, and counts",
+             lambda: _without_devices("no devices"), _out(tasks.execution.job, "expected_devices", _anything)),
+    Mutation("nobody looks at the device that a record names", "on a processor where a GPU was bought, and counts",
+             lambda: _without_devices("wrong device"),
+             _out(tasks.execution.record_loader, "wrong_device", lambda *_: "")),
+    Mutation("the first subnet of a zone is taken, wherever it leads", "launched into a subnet without a way out",
+             lambda: Scenario(seed=4, orders=(ONE,), pairs=True),
+             _out(tasks.providers.ec2.survey, "_one_a_zone", _first_by_id)),
+)  # fmt: skip

@@ -15,7 +15,7 @@ from tasks.node.device_check import missing_devices
 from tasks.node.processes import EXIT_NO_DEVICE
 from tasks.node.record import MACHINE, Plan, plan_from_json
 from tests.chaos.gang import Gang, record_of
-from tests.chaos.scenario import Trouble
+from tests.chaos.scenario import STAGES, Trouble
 from tests.fake_ec2 import Instance
 from tests.fake_s3 import ROLE
 
@@ -26,7 +26,6 @@ MOST_FILES, FLOOD = 60, 80  # of one machine that the mirror takes here, and of 
 NESTED = b"[" * 300 + b"]" * 300
 FLUSH_S = 20.0  # that a courier told to go down carries on, as sync.py has it
 _FROM_OUTSIDE = ("Client.UserInitiatedShutdown", "Client.InstanceInitiatedShutdown")
-STAGES = ("booted", "ready", "armed", "running", "finished", "done")
 
 
 class Node:

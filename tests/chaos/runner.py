@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
@@ -15,7 +14,7 @@ from tempfile import TemporaryDirectory
 from tests.chaos.checks import complaints
 from tests.chaos.controller import Campaigns, known_offers
 from tests.chaos.mortal import mortal
-from tests.chaos.scenario import Scenario, scenario
+from tests.chaos.scenario import Scenario
 from tests.chaos.world import ChaosAws
 
 _MEMORY = Path("/dev/shm")
@@ -27,7 +26,6 @@ class Result:
 
     scenario: Scenario
     wrong: tuple[str, ...]
-    seconds: float
     log: Sequence[str] = field(default_factory=list)
     struck: Counter[str] = field(default_factory=Counter)
 
@@ -37,7 +35,6 @@ def run(one: Scenario, folder: Path | None = None, prepare: Callable[[Campaigns]
     if folder is None:
         with TemporaryDirectory(prefix="srift-chaos-", dir=_MEMORY if _MEMORY.is_dir() else None) as made:
             return run(one, Path(made), prepare)
-    began = time.monotonic()
     world = ChaosAws(
         rng=random.Random(f"world/{one.seed}"), troubles=tuple(one.troubles), deaths=one.deaths, faults=one.faults,
         capacity=one.capacity, lag_s=one.lag_s, fleet_errors=[*one.fleet_errors],
@@ -56,10 +53,4 @@ def run(one: Scenario, folder: Path | None = None, prepare: Callable[[Campaigns]
         except Exception as error:
             world.note(f"{type(error).__name__}: {error}")
             wrong = [f"{type(error).__name__}: {error}"]
-    return Result(
-        scenario=one, wrong=tuple(wrong), seconds=time.monotonic() - began, log=world.log, struck=world.struck
-    )
-
-
-def run_many(seed: int, numbers: Sequence[int]) -> list[Result]:
-    return [run(scenario(seed, number)) for number in numbers]
+    return Result(scenario=one, wrong=tuple(wrong), log=world.log, struck=world.struck)

@@ -158,7 +158,6 @@ class ChaosAws(FakeAws):
             instance.boot_s = self.rng.uniform(10.0, 90.0)
             if any(trouble.kind == "never boots" for trouble in mine):
                 instance.boot_s = float("inf")
-            instance.deaf = any(trouble.kind == "deaf" for trouble in mine)
             self.nodes[one] = Node(self, instance, mine)
             self.usd_per_hour[one] = (self.account.spot[zone] if market == "spot" else ON_DEMAND_USD) + BESIDE_USD
         self.note(f"launched {count} {name} {market} in {zone} for {self.instances[ids[0]].tags['srift:lease']}")
@@ -220,7 +219,7 @@ class ChaosAws(FakeAws):
         """A machine may live to its deadline, rounded up to a minute, and as much longer as the caps reckon with."""
         for one in self.instances.values():
             ends = float(one.tags["srift:deadline"]) + 60.0 + LATE_S
-            if one.ended_at is None and not one.deaf and one.boot_s < 1e6 and self.now.timestamp() > ends:
+            if one.ended_at is None and one.boot_s < 1e6 and self.now.timestamp() > ends:
                 self.overdue.add(one.instance_id)
 
     def uploaded(self) -> dict[tuple[str, str], list[bytes]]:

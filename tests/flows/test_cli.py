@@ -6,6 +6,7 @@ import fcntl
 import importlib
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -95,6 +96,8 @@ def assert_fails(result: Result, code: int, *words: str) -> None:
 def test_every_verb_of_the_contract_is_there_has_help_and_stands_in_the_readme() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     assert set(VERBS) <= set(commands)
+    assert srift("--version").stdout == f"srift {metadata.version('srift')}\n"
+    assert {f"make {target}" for target in ("refresh", "test", "up")} <= {*re.findall(r"make \w+", README.read_text())}
     for verb, command in commands.items():
         assert f"srift {verb}" in README.read_text()
         assert command.help
@@ -113,7 +116,10 @@ def test_every_verb_of_the_contract_is_there_has_help_and_stands_in_the_readme()
         (["recommend", "conv", "--deadline", "soon"], "12h, 90m or 2d"),
         (["recommend", "conv", "--deadline", "0h"], "12h, 90m or 2d"),
         (["recommend", "conv", "--budget", "-1"], "--budget"),
-        (["recommend", "conv", "--deadline", "2h", "--market", "sport"], "known: any, on-demand, spot"),
+        (
+            ["recommend", "conv", "--deadline", "2h", "--market", "sport"],
+            "did you mean 'spot'? known: any, on-demand, spot",
+        ),
         (["recommend", "conv", "--deadline", "2h", "--market", "onDemand"], "did you mean 'on-demand'?"),
         (["recommend", "conv", "--deadline", "2h", "--provider", "loca"], "did you mean 'local'"),
         (["recommend", "conv", "--deadline", "2h", "--top", "0"], "--top"),
@@ -140,20 +146,6 @@ def test_misuse_exits_2_and_says_what_is_right(
 ) -> None:
     without_a_server(monkeypatch)
     assert_fails(srift(*words), 2, says)
-
-
-def test_a_wrong_srift_toml_is_refused_by_every_verb(new: Path) -> None:
-    (new / "srift.toml").write_text("[campaign]\nmax_uds = 3\n")
-    for words in (
-        ["refresh"],
-        ["recommend", "conv", "--budget", "1"],
-        ["table"],
-        ["status"],
-        ["reap"],
-        ["import", "x"],
-        ["backtest", "x", "y"],
-    ):
-        assert_fails(srift(*words), 2, "campaign.max_uds", "did you mean 'max_usd'")
 
 
 def test_outside_a_project_it_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,6 +328,19 @@ def test_a_reaping_whose_warehouse_fails_says_what_it_ended_and_then_why_it_fail
     assert said[0] == "machine i-1: it was ended" and said[-1] == "another was killed"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["refresh"], ["recommend", "conv", "--budget", "1"], ["table"], ["status"], ["reap"]),
+        *(["import", "x"], ["backtest", "x", "y"]),
+    ],
+    ids=lambda words: str(words[0]),
+)
+def test_a_wrong_srift_toml_is_refused_by_every_verb(new: Path, words: list[str]) -> None:
+    (new / "srift.toml").write_text("[campaign]\nmax_uds = 3\n")
+    assert_fails(srift(*words), 2, "campaign.max_uds", "did you mean 'max_usd'")
+
+
 def test_reap_tells_of_flow_runs_that_were_killed_by_hand_and_by_schedule(
     new: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,11 +443,6 @@ def test_implausible_rows_are_refused_unless_forced(new: Path) -> None:
     (new / "rows.csv").write_text(ROWS + "conv,2xs.small,16,500\n")
     assert_fails(srift("import", "rows.csv"), 1, "line 4, column step_s", "1,000 times", "--force")
     assert told("import", "rows.csv", "--force")["new"] == 3
-
-
-def test_the_version_is_printed() -> None:
-    shown = srift("--version")
-    assert shown.exit_code == 0 and shown.stdout == f"srift {metadata.version('srift')}\n"
 
 
 def test_a_file_that_cannot_be_imported_exits_1_and_says_where_and_why(new: Path) -> None:

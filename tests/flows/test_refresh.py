@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from tasks.execution.collect import refuse_unless_swept
 from tasks.providers.base import NotSwept, ProviderError
 from tasks.providers.ec2 import api as ec2_api
 from tasks.reporting.progress import Reporter
-from tasks.workspace.locking import refresh_lock
+from tasks.workspace.locking import at_work, refresh_lock
 from tasks.workspace.settings import SettingsError
 from tasks.workspace.workspace import Workspace
 from tests.account import project
@@ -25,6 +24,13 @@ from tests.ec2_home import Home
 from tests.installed import DescribedMachines, install, write_project
 
 refresh = importlib.import_module("flows.refresh")
+STEPS = ("reap", "market", "measure", "retrain", "publish", "store_timings")
+
+
+def replace_steps(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], Any]) -> None:
+    """Each step of a refresh does what `act` does with its name."""
+    for step in STEPS:
+        monkeypatch.setattr(refresh, step, lambda *_, step=step, **__: act(step) or {"seconds": {}})
 
 
 @pytest.fixture
@@ -32,8 +38,7 @@ def nothing_runs(own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ec2_api, "has_credentials", lambda: False)
-    for step in ("refresh_lock", "reap", "market", "measure", "retrain", "publish"):
-        monkeypatch.setattr(refresh, step, lambda *_, step=step, **__: pytest.fail(f"{step} was reached"))
+    replace_steps(monkeypatch, pytest.fail)
     return tmp_path
 
 
@@ -66,15 +71,9 @@ def steps(no_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         reached.append("reap")
         raise NotSwept(provider, {"us-east-1": "the AWS session has expired"})
 
-    def measured(*_: Any) -> dict[str, Any]:
-        reached.append("measure")
-        return {"seconds": {}}
-
     monkeypatch.setattr(refresh, "refuse_unless_well", lambda *_: None)
+    replace_steps(monkeypatch, reached.append)
     monkeypatch.setattr(refresh, "reap", blind)
-    monkeypatch.setattr(refresh, "measure", measured)
-    for step in ("market", "retrain", "publish", "store_timings"):
-        monkeypatch.setattr(refresh, step, lambda *_, step=step, **__: reached.append(step))
     return reached
 
 
@@ -117,18 +116,6 @@ def test_a_campaign_by_itself_is_refused_too_where_the_reaper_has_not_looked(
         importlib.import_module("flows.measure").measure.fn("r-1", "ec2", 5.0)
 
 
-def test_the_flow_fails_once_it_has_said_what_it_ended(
-    own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flow = importlib.import_module("flows.reap")
-    here = install(tmp_path, provider=DescribedMachines(unswept={"us-east-1": "the AWS session has expired"}))
-    monkeypatch.setattr(flow, "open_workspace", lambda provider: here)
-    monkeypatch.setattr(flow, "end_and_collect", flow.end_and_collect.fn)
-    with pytest.raises(NotSwept, match="the AWS session has expired"):
-        flow.reap.fn("local")
-    assert "machine i-1: it was ended" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("max_usd", "buying"), [(None, True), (0.5, True), (0.0, False)])
 def test_what_keeps_machines_from_being_had_is_told_where_some_are_asked_for(
     own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, max_usd: float | None, buying: bool
@@ -140,10 +127,8 @@ def test_what_keeps_machines_from_being_had_is_told_where_some_are_asked_for(
     here, said, asked = install(tmp_path, provider=Limited()), [], {}
     monkeypatch.setattr(refresh, "open_workspace", lambda provider: here)
     monkeypatch.setattr(Reporter, "say", lambda self, text: said.append(text))
+    replace_steps(monkeypatch, lambda _: None)
     monkeypatch.setattr(refresh, "market", lambda *_, **given: asked.update(given))
-    for step in ("reap", "retrain", "publish", "store_timings"):
-        monkeypatch.setattr(refresh, step, lambda *_: 0)
-    monkeypatch.setattr(refresh, "measure", lambda *_: {"seconds": {}})
     refresh.refresh.fn("local", max_usd)
     assert ("note: no bucket is named" in said) == asked["buying"] == buying
 
@@ -158,30 +143,10 @@ def home(own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     return tmp_path / "state"
 
 
-def test_from_its_first_step_to_its_last_a_refresh_has_the_home_for_itself(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-
-    @contextmanager
-    def turn(where: Path, *_: Any, **__: Any) -> Iterator[None]:
-        assert where == home
-        done.append("lock")
-        yield
-        done.append("unlock")
-
-    monkeypatch.setattr(refresh, "refresh_lock", turn)
-    for step in ("reap", "market", "measure", "retrain", "publish", "store_timings"):
-        monkeypatch.setattr(refresh, step, lambda *_, step=step, **__: done.append(step) or {"seconds": {}})
-    refresh.refresh.fn()
-    assert (done[:2], done[-1], done.count("lock")) == (["lock", "reap"], "unlock", 1)
-
-
 def test_one_that_is_refused_the_home_ends_cancelled_with_the_reason_and_does_nothing(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for step in ("reap", "market", "measure", "retrain", "publish", "store_timings"):
-        monkeypatch.setattr(refresh, step, lambda *_, step=step, **__: pytest.fail(f"{step} was reached"))
+    replace_steps(monkeypatch, pytest.fail)
     with refresh_lock(home, "first"):
         ended = refresh.refresh.fn()
     assert isinstance(ended, State) and ended.is_cancelled()
@@ -189,47 +154,20 @@ def test_one_that_is_refused_the_home_ends_cancelled_with_the_reason_and_does_no
 
 
 @pytest.mark.parametrize("name", ["refresh", "market", "reap"])
-def test_a_flow_that_is_started_alone_is_known_to_the_reaper_while_it_runs(
+def test_a_flow_that_is_started_alone_is_known_to_the_reaper_while_it_runs_and_a_refresh_has_the_home_for_itself(
     home: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     flow = importlib.import_module(f"flows.{name}")
-    seen: list[bool] = []
+    seen: list[tuple[bool, bool]] = []
     record = home / "flow-runs" / "6b0c2ab0-0000-4000-8000-000000000000"
 
     def step(*_: Any, **__: Any) -> dict[str, Any]:
-        seen.append(record.exists())
+        seen.append((record.exists(), at_work(home) is not None))
         return {"seconds": {}}
 
-    steps = (
-        "end_and_collect",
-        "reap",
-        "note_definitions",
-        "snapshot_offers",
-        "market",
-        "measure",
-        "retrain",
-        "publish",
-    )
-    for one in (*steps, "store_timings"):
+    for one in ("end_and_collect", "note_definitions", "snapshot_offers", *STEPS):
         if one != name and hasattr(flow, one):
             monkeypatch.setattr(flow, one, step)
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", record.name)
     getattr(flow, name).fn()
-    assert seen and all(seen) and not record.exists()
-
-
-@pytest.mark.parametrize(("cap", "said"), [(0.0, False), (1.0, True)])
-def test_what_keeps_machines_from_being_launched_is_said_only_where_something_may_be_spent(
-    nothing_runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cap: float, said: bool
-) -> None:
-    project(nothing_runs)
-    monkeypatch.setattr(refresh, "refuse_unless_well", lambda *_: None)
-    monkeypatch.setattr(refresh, "refresh_lock", lambda *_, **__: nullcontext())
-
-    def stop(provider: str) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(refresh, "reap", stop)
-    with pytest.raises(KeyboardInterrupt):
-        refresh.refresh.fn("ec2", cap)
-    assert ("credentials" in capsys.readouterr().err) is said
+    assert set(seen) == {(True, name == "refresh")} and not record.exists() and at_work(home) is None

@@ -34,7 +34,8 @@ FOLDER = Path(__file__).parent
 DATA = FOLDER.parents[2] / "shared" / "data"
 ROWS = 240  # of the T4's 4,853: fitted in seconds
 PACKED_AT = "/srift-frozen"  # where the stored registry's paths say that its home lies
-RELATIVE, ABSOLUTE = 1e-6, 1e-9
+# The same fit on another processor, whose BLAS sums in another order, ends up to 1.3e-4 away.
+RELATIVE, ABSOLUTE = 1e-3, 1e-9
 DIGITS = 9
 VOLATILE = {"requests"}  # of a dry run: they hold a moment and the digest of the node's code
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from tests.local.hosts import wait_for as until
 from tests.world import World
 
 PARAMETER = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.13-ubuntu-26.04/latest/ami-id"
@@ -31,7 +31,7 @@ def run(world: World, script: str = "", count: int = 1, **words: Any) -> list[di
     return list(world.client("ec2").run_instances(**asked | words)["Instances"])
 
 
-def fleet(world: World, script: str, overrides: list[dict[str, Any]], count: int, **spot: Any) -> dict[str, Any]:
+def fleet(world: World, script: str, overrides: list[dict[str, Any]], count: int) -> dict[str, Any]:
     ec2, name = world.client("ec2"), f"t{time.monotonic_ns()}"
     data = {
         "ImageId": image(world),
@@ -42,7 +42,7 @@ def fleet(world: World, script: str, overrides: list[dict[str, Any]], count: int
     return dict(
         ec2.create_fleet(
             Type="instant",
-            SpotOptions={"AllocationStrategy": "price-capacity-optimized", **spot},
+            SpotOptions={"SingleInstanceType": True, "SingleAvailabilityZone": True, "MinTargetCapacity": count},
             TargetCapacitySpecification={"TotalTargetCapacity": count, "DefaultTargetCapacityType": "spot"},
             LaunchTemplateConfigs=[
                 {
@@ -57,14 +57,6 @@ def fleet(world: World, script: str, overrides: list[dict[str, Any]], count: int
 def said(world: World, instance: dict[str, Any], what: str) -> str:
     until(lambda: what in world.console(instance["InstanceId"]))
     return world.console(instance["InstanceId"])
-
-
-def until(answer: Callable[[], Any], within_s: float = 15.0) -> Any:
-    end = time.monotonic() + within_s
-    while not (value := answer()):
-        assert time.monotonic() < end, "it did not come to be"
-        threading.Event().wait(0.02)
-    return value
 
 
 def state(world: World, instance: dict[str, Any]) -> str:

@@ -8,19 +8,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from models.domain.cluster import Cluster
 from tasks.providers.local import cpu_shares as local_cpu
 from tasks.providers.local.cluster import LocalCluster
+from tasks.providers.local.leases import LeaseStore
 from tasks.providers.local.network import Isolation, detect
-from tasks.providers.local.processes import hosts, of_environment
+from tasks.providers.local.processes import hosts
 from tasks.providers.local.provider import LocalProvider
+from tasks.providers.local.settings import LocalInstanceType
 
 HERE = Path(__file__).parent
 ISOLATION = detect()
@@ -30,28 +33,23 @@ needs_network = pytest.mark.skipif(not ISOLATION.namespaces, reason=f"no namespa
 needs_quota = pytest.mark.skipif(bool(SHARES.why_not), reason=f"no CPU quotas: {SHARES.why_not}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spec:
-    cores: float = SHARE
-    memory_gib: float = 1.0
-    bandwidth_gbps: float = 0.2
-    usd_per_hour: float = 0.036
-    spot_usd_per_hour: float = 0.018
-    spot_interruptions_per_hour: float = 0.0
+def instance_type(**changes: float) -> LocalInstanceType:
+    stated = {"cores": SHARE, "memory_gib": 1.0, "bandwidth_gbps": 0.2, "usd_per_hour": 0.036}
+    return LocalInstanceType(**stated | {"spot_usd_per_hour": 0.018} | changes)
 
 
 TYPES = {
-    "narrow": Spec(),
-    "tenth": Spec(cores=0.1),
-    "wide": Spec(bandwidth_gbps=1.0),
-    "hunted": Spec(spot_interruptions_per_hour=36_000.0),  # lives a tenth of a second
+    "narrow": instance_type(),
+    "tenth": instance_type(cores=0.1),
+    "wide": instance_type(bandwidth_gbps=1.0),
+    "hunted": instance_type(spot_interruptions_per_hour=36_000.0),  # lives a tenth of a second
 }
 
 
 def provider(home: Path, kind: str = "") -> LocalProvider:
     made = LocalProvider(home, TYPES, HERE / "standin" / "node", sys.executable)
     if kind:
-        made._catalogue.isolation = Isolation(kind=kind)
+        made.isolation = Isolation(kind=kind)
     return made
 
 
@@ -60,10 +58,10 @@ def cluster(local: LocalProvider, *names: str, market: str = "on-demand") -> Clu
     return Cluster(members=tuple(offers[name, market] for name in names))
 
 
-def wait_for(answer: Callable[[], Any], within_s: float = 20.0) -> Any:
+def wait_for(answer: Callable[[], Any], within_s: float = 20.0, why: Callable[[], Any] = lambda: "") -> Any:
     until = time.monotonic() + within_s
     while not (value := answer()):
-        assert time.monotonic() < until, f"not within {within_s} s: {answer}"
+        assert time.monotonic() < until, f"not within {within_s} s: {why() or answer}"
         threading.Event().wait(0.01)
     return value
 
@@ -105,12 +103,18 @@ def share(running: LocalCluster, seconds: float = 0.6) -> float:
     return float(ask(running, 0, kind="burn", seconds=seconds)["share"])
 
 
-def left_over(local: LocalProvider) -> list[str]:
-    """What should not be there after an end: processes, marked hosts, CPU groups, links."""
-    store = local._store
-    found = [f"process {process.pid}" for process, _ in of_environment("PYTHONPATH", store.root)]
-    found += [str(mark) for mark in hosts() if mark.home == store.token]
-    return found + [str(group) for group in SHARES.groups(store.prefix)]
+def left_over(of: LocalProvider | Path) -> list[str]:
+    """What should not be there after an end: processes that name this home, marked hosts, CPU groups."""
+    home = of if isinstance(of, Path) else of.store.root.parent
+    store = LeaseStore(home)
+    found = [str(mark) for mark in hosts() if mark.home == store.token]
+    found += [str(group) for group in SHARES.groups(store.prefix)]
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            told = [*process.environ().values(), *process.cmdline()]
+            if process.pid != os.getpid() and any(str(home) in one for one in told):
+                found.append(f"process {process.pid}: {' '.join(process.cmdline()[:5])}")
+    return found
 
 
 def links() -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tasks.providers.ec2.userdata import user_data
+from tasks.providers.ec2.userdata import NodeBoot, user_data
 from tests.local.hosts import HERE, ISOLATION, wait_for
 
 NODE = HERE.parents[1] / "tasks" / "node"
@@ -123,10 +123,10 @@ class Machine:
             "code_sha256": digest,
             "lease_id": LEASE,
             "role_id": ROLE,
-            "deadline_s": 90.0,
             "python": PYTHON,
         }
-        return user_data(**values | changed)
+        deadline_s = changed.pop("deadline_s", 90.0)
+        return user_data(NodeBoot(**values | changed), deadline_s)
 
 
 @contextmanager

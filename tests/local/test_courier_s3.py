@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from tasks.node.on_ec2.courier import MachineStore
+from tasks.node.on_ec2 import courier
+from tasks.node.on_ec2.courier import Delivery, MachineStore
 from tasks.node.on_ec2.metadata import Metadata
 from tasks.node.on_ec2.s3 import Absent, Bucket
-from tasks.node.on_ec2.sync import Delivery
 from tests.local.machine import metadata_files
 from tests.local.standin.cloud import serve
 
@@ -69,7 +68,9 @@ def metadata(tmp_path: Path) -> Iterator[Metadata]:
     server.server_close()
 
 
-def test_a_lease_is_served_through_s3(s3: Any, endpoint: str, metadata: Metadata, tmp_path: Path) -> None:
+def test_a_lease_is_served_through_s3(
+    s3: Any, endpoint: str, metadata: Metadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bucket = Bucket("mailbox", region="us-east-1", endpoint=endpoint, keys=metadata.keys)
     with pytest.raises(Absent):
         bucket.get("srift/none")
@@ -88,8 +89,8 @@ def test_a_lease_is_served_through_s3(s3: Any, endpoint: str, metadata: Metadata
         notice=metadata.notice,
         owner=os.getuid(),
         deadline_s=30.0,
-        sleep=lambda _: threading.Event().wait(0.01) and None,
     )
+    monkeypatch.setattr(courier, "POLL_S", 0.01)
     assert delivery.serve() == ""
     listed = s3.list_objects_v2(Bucket="mailbox", Prefix=f"{root}/out/")["Contents"]
     assert [one["Key"].partition("/out/")[2] for one in listed] == ["booted.json", "records/a+b:c.json"]

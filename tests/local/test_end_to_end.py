@@ -6,31 +6,19 @@ Hosts, torchrun, measurements, model, registry and table are real. What is asser
 from __future__ import annotations
 
 import csv
-import json
-import os
-import shutil
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import duckdb
 import pandas as pd
 import pytest
 
-from tasks.providers.local import cpu_shares as local_cpu
-from tasks.providers.local.leases import LeaseStore
-from tasks.providers.local.network import detect
 from tasks.providers.local.processes import hosts
+from tests.local.command import Project, known
+from tests.local.hosts import ISOLATION, SHARES, left_over, wait_for
 
 pytestmark = pytest.mark.local
 
-SCRIPT = Path(sys.executable).with_name("srift")
-SRIFT = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-c", "from flows.cli import main; main()"]
 GOALS = {"cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest"}
 
 PROJECT = """
@@ -98,97 +86,50 @@ def build(width: int = 128):
 '''
 
 
-@dataclass(frozen=True)
-class Project:
-    """A stranger's folder, and the command run in it as from a shell without a terminal."""
-
-    folder: Path
-
-    @property
-    def home(self) -> Path:
-        return self.folder / "state"
-
-    @property
-    def published(self) -> Path:
-        return self.home / "published"
-
-    def srift(self, *words: str) -> subprocess.CompletedProcess[str]:
-        ours = ("SRIFT_", "PREFECT_", "MLFLOW_", "COVERAGE", "PYTEST")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        environment |= {"SRIFT_HOME": str(self.home)}
-        return subprocess.run(
-            [*SRIFT, *words], cwd=self.folder / "jobs", env=environment, capture_output=True, text=True, timeout=400
-        )
-
-    def json(self, *words: str) -> Any:
-        ended = self.srift(*words, "--json")
-        assert ended.returncode == 0, ended.stderr
-        return json.loads(ended.stdout)
-
-    def files(self) -> set[str]:
-        return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()}
-
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
-        with duckdb.connect(str(self.published / "recommendations.duckdb"), read_only=True) as connection:
-            return connection.execute(query).fetchall()
-
-    def left_running(self) -> list[str]:
-        """Processes that carry this project's home in their environment or command, its hosts, its CPU groups."""
-        store = LeaseStore(self.home)
-        found = [str(mark) for mark in hosts() if store.token in mark.home]
-        found += [str(group) for group in local_cpu.detect().groups(store.prefix)]
-        needle = os.fsencode(self.home)
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                told = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if needle in told:
-                found.append((process / "cmdline").read_text().replace("\0", " "))
-        return found
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    until = time.monotonic() + 60.0
-    while hosts():
-        assert time.monotonic() < until, f"hosts of another controller hold this machine's cores: {list(hosts())}"
-        threading.Event().wait(0.5)
-    folder = tmp_path_factory.mktemp("stranger")
-    (folder / "jobs").mkdir()
-    (folder / "jobs" / "mine.py").write_text(OWN_WORKLOAD)
-    (folder / "srift.toml").write_text(PROJECT)
-    made = Project(folder)
+    wait_for(lambda: not hosts(), 60.0, lambda: f"another controller holds this machine's cores: {list(hosts())}")
+    made = Project(tmp_path_factory.mktemp("stranger"))
+    (made.folder / "jobs").mkdir()
+    (made.folder / "jobs" / "mine.py").write_text(OWN_WORKLOAD)
+    (made.folder / "srift.toml").write_text(PROJECT)
     yield made
-    made.srift("reap")
-    shutil.rmtree(folder, ignore_errors=True)
+    made.end()
+
+
+def files(project: Project) -> set[str]:
+    return {str(path.relative_to(project.folder)) for path in project.folder.rglob("*") if path.is_file()}
+
+
+def rows(project: Project, query: str) -> list[tuple[Any, ...]]:
+    table = project.home / "published" / "recommendations.duckdb"
+    with duckdb.connect(str(table), read_only=True) as connection:
+        return connection.execute(query).fetchall()
 
 
 def test_a_dry_run_says_what_would_be_bought_and_writes_nothing(project: Project) -> None:
-    before = project.files()
+    before = files(project)
     launches = project.json("refresh", "--dry-run")
     assert {item["workload"] for launch in launches for item in launch["items"]} >= {"mine", "broader"}
     assert all(launch["est_usd"] > 0 for launch in launches)
-    assert project.files() == before
-    assert not project.left_running()
+    assert files(project) == before
+    assert left_over(project.home) == []
 
 
 def test_a_refresh_measures_registers_and_publishes(project: Project) -> None:
-    ended = project.srift("refresh")
-    assert ended.returncode == 0, ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert "\x1b" not in ended.stdout + ended.stderr
-    assert "prices are illustrative" in ended.stdout
+    code, out, err = project.run("refresh")
+    assert code == 0 and "Traceback" not in err, err
+    assert "\x1b" not in out + err and "prices are illustrative" in out
 
     wanted = {(workload, goal) for workload in ("mine", "broader") for goal in GOALS}
-    firsts = project.rows("select workload, goal, status, usd from recommendations where rank = 1")
+    firsts = rows(project, "select workload, goal, status, usd from recommendations where rank = 1")
     assert {row[:2] for row in firsts} == wanted
     assert {row[2] for row in firsts} == {"recommended"}, firsts
     assert all(row[3] > 0 for row in firsts)
-    assert not project.rows("select 1 from recommendations where provider <> 'local' or model_version <> '1'")
-    count = project.rows("select count(*) from recommendations")[0][0]
-    assert len(pd.read_parquet(project.published / "recommendations.parquet")) == count
-    with (project.published / "recommendations.csv").open(newline="") as file:
+    assert not rows(project, "select 1 from recommendations where provider <> 'local' or model_version <> '1'")
+    count = rows(project, "select count(*) from recommendations")[0][0]
+    assert len(pd.read_parquet((project.home / "published") / "recommendations.parquet")) == count
+    with ((project.home / "published") / "recommendations.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == count
     with duckdb.connect(str(project.home / "warehouse.duckdb"), read_only=True) as connection:
         assert connection.execute("select count(*) from raw_leases where outcome <> 'released'").fetchall() == [(0,)]
@@ -196,16 +137,16 @@ def test_a_refresh_measures_registers_and_publishes(project: Project) -> None:
         runs = [(str(kind), str(status), int(nodes)) for kind, status, nodes in records.fetchall()]
     assert {status for _, status, _ in runs} == {"measured"}, runs
     assert {kind for kind, _, _ in runs} >= {"profile", "train"}
-    if detect().namespaces and not local_cpu.detect().why_not:
+    if ISOLATION.namespaces and not SHARES.why_not:
         assert {nodes for kind, _, nodes in runs if kind == "train"} >= {1, 2}, "no hosts trained together"
-    wait_until_quiet(project)
+    project.nothing_is_left()
     assert not list((project.home / "leases").glob("*/")), "a lease was not loaded and forgotten"
-    assert {name for name in project.files() if not name.startswith("state/")} == {"srift.toml", "jobs/mine.py"}
+    assert {name for name in files(project) if not name.startswith("state/")} == {"srift.toml", "jobs/mine.py"}
 
 
 def test_the_table_is_read_and_the_champion_asked(project: Project) -> None:
     table = project.json("table")
-    assert len(table) == project.rows("select count(*) from recommendations")[0][0]
+    assert len(table) == rows(project, "select count(*) from recommendations")[0][0]
     asked = project.json("recommend", "mine", "--deadline", "2h", "--top", "2")
     assert {row["goal"] for row in asked} == {"cheapest_within_deadline"}
     assert asked[0]["status"] == "recommended" and asked[0]["p_meets_constraint"] >= 0.9
@@ -222,25 +163,11 @@ def test_status_and_reap_find_nothing_left(project: Project) -> None:
 
 
 def test_a_refresh_without_dollars_measures_nothing_and_publishes_anew(project: Project) -> None:
-    measured = _records(project)
+    measured = known(project.home)
     outcome = project.json("refresh", "--max-usd", "0")
     assert outcome["measured"]["launches"] == 0
-    assert _records(project) == measured
-    publications = project.rows("select distinct publication_id from recommendation_history")
+    assert known(project.home) == measured
+    publications = rows(project, "select distinct publication_id from recommendation_history")
     assert len(publications) == 2
-    assert project.rows("select distinct publication_id from recommendations") == [(outcome["refresh_id"],)]
-    wait_until_quiet(project)
-
-
-def _records(project: Project) -> int:
-    with duckdb.connect(str(project.home / "warehouse.duckdb"), read_only=True) as connection:
-        found = connection.execute("select count(*) from raw_records").fetchone()
-    return int(found[0]) if found else 0
-
-
-def wait_until_quiet(project: Project, within_s: float = 10.0) -> None:
-    """A server that the command started may take a moment to end after it."""
-    until = time.monotonic() + within_s
-    while left := project.left_running():
-        assert time.monotonic() < until, left
-        threading.Event().wait(0.1)
+    assert rows(project, "select distinct publication_id from recommendations") == [(outcome["refresh_id"],)]
+    project.nothing_is_left()

@@ -26,12 +26,13 @@ from tasks.node.record import CPU, Devices, Item, WorkloadFile
 from tasks.providers.local import cpu_shares as local_cpu
 from tasks.providers.local.catalogue import most_cores
 from tasks.providers.local.cluster import LocalCluster
-from tasks.providers.local.leases import LeaseStore
 from tasks.providers.local.network import detect
-from tasks.providers.local.processes import hosts, of_environment
+from tasks.providers.local.processes import of_environment
 from tasks.providers.local.provider import LocalProvider
 from tasks.workspace.settings import Settings, digest_of, load_settings
 from tasks.workspace.workspace import Workspace
+from tests.local.command import known
+from tests.local.hosts import left_over
 from tests.warehouse.builders import setup
 from warehouse.database import Warehouse
 
@@ -66,19 +67,6 @@ samples = 100_000
 global_batch = [16, 64]
 goals = [{{ goal = "cheapest" }}]
 """
-
-
-def left_over(home: Path) -> list[str]:
-    """What should not be there after an end: processes, marked hosts, CPU groups."""
-    store = LeaseStore(home)
-    found = [f"process {process.pid}" for process, _ in of_environment("PYTHONPATH", store.root)]
-    found += [str(mark) for mark in hosts() if mark.home == store.token]
-    return found + [str(group) for group in local_cpu.detect().groups(store.prefix)]
-
-
-def known(home: Path) -> dict[str, str]:
-    records = Warehouse(home / "warehouse.duckdb").select("raw_records")
-    return dict(zip(records["run_id"], records["status"], strict=True))
 
 
 @pytest.fixture

@@ -15,16 +15,7 @@ from tasks.providers.base import NoCapacity, NotSupported, ProviderError
 from tasks.providers.local import catalogue as local_catalogue
 from tasks.providers.local.processes import hosts
 from tasks.providers.local.provider import LocalProvider
-from tests.local.hosts import (
-    HERE,
-    SHARE,
-    cluster,
-    left_over,
-    needs_network,
-    provider,
-    ready,
-    wait_for,
-)
+from tests.local.hosts import HERE, SHARE, cluster, left_over, needs_network, provider, ready, wait_for
 
 pytestmark = pytest.mark.local
 
@@ -50,30 +41,24 @@ def test_whatever_ends_a_lease_nothing_is_left_but_the_mailbox(
     assert local.ended() == [] and not ended.mailbox.exists()
 
 
-def test_hosts_that_cannot_start_leave_nothing(local: LocalProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("part", "name", "error", "told"),
+    [
+        ("shares", "add", PermissionError(1, "Operation not permitted"), "not permitted"),
+        ("store", "write", OSError(28, "No space left on device"), r"nothing was started.*No space"),
+    ],
+)
+def test_hosts_that_cannot_start_leave_nothing(
+    local: LocalProvider, monkeypatch: pytest.MonkeyPatch, part: str, name: str, error: OSError, told: str
+) -> None:
     def refuse(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
+        raise error
 
-    monkeypatch.setattr(type(local._catalogue.shares), "add", refuse)
-    with (
-        pytest.raises(ProviderError, match="not permitted"),
-        local.acquire(cluster(local, "narrow"), lease_id="stillborn", deadline_s=60, seed=1),
-    ):
+    monkeypatch.setattr(type(getattr(local, part)), name, refuse)
+    lone = cluster(local, "narrow")
+    with pytest.raises(ProviderError, match=told), local.acquire(lone, lease_id="stillborn", deadline_s=60, seed=1):
         pass
-    assert left_over(local) == [] and local.leases() == [] and local.ended() == []
-
-
-def test_a_full_disk_is_told_before_anything_starts(local: LocalProvider, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(type(local._store), "write", full)
-    with (
-        pytest.raises(ProviderError, match=r"nothing was started.*No space"),
-        local.acquire(cluster(local, "narrow"), lease_id="full", deadline_s=60, seed=1),
-    ):
-        pass
-    assert left_over(local) == [] and local._store.ids() == []
+    assert left_over(local) == [] and local.leases() == [] and local.ended() == [] and local.store.ids() == []
 
 
 @needs_network
@@ -192,7 +177,7 @@ def test_a_lease_past_its_deadline_is_ended_under_its_controller(local: LocalPro
 def test_processes_that_no_lease_tells_of_are_ended(local: LocalProvider) -> None:
     with local.acquire(cluster(local, "narrow"), lease_id="lost", deadline_s=60, seed=1) as running:
         ready(running)
-        (local._store.directory("lost") / "lease.json").unlink()
+        (local.store.directory("lost") / "lease.json").unlink()
         [sentence] = local.reap(datetime.now(UTC))
         assert "lost" in sentence and left_over(local) == []
 

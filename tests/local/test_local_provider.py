@@ -12,9 +12,9 @@ from tasks.providers.local.network import Isolation
 from tasks.providers.local.provider import LocalProvider
 from tests.local.hosts import (
     ISOLATION,
-    Spec,
     best,
     cluster,
+    instance_type,
     left_over,
     links,
     needs_network,
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.local
 def test_hosts_reach_each_other_at_the_slower_ones_rate_in_both_directions(local: LocalProvider, kind: str) -> None:
     if kind == "root" and ISOLATION.kind != "root":
         pytest.skip("not root")
-    local._catalogue.isolation = Isolation(kind=kind)
+    local.isolation = Isolation(kind=kind)
     before = links()
     with local.acquire(cluster(local, "narrow", "wide"), lease_id="pair", deadline_s=60, seed=1) as running:
         assert [one["links"] for one in ready(running)] == [["lo", "eth0"], ["lo", "eth0"]]
@@ -63,7 +63,7 @@ def test_a_share_is_in_force_between_settle_and_unsettle_only(local: LocalProvid
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core: pinning changes nothing")
 def test_hosts_that_are_measured_at_once_are_kept_on_cores_of_their_own(local: LocalProvider) -> None:
     def cores() -> list[set[int]]:
-        groups = [local._catalogue.shares.group(running._name(index)) for index in range(2)]
+        groups = [local.shares.group(running._name(index)) for index in range(2)]
         return [
             set().union(*(os.sched_getaffinity(one.pid) for one in local_cpu.members(group)))
             for group in groups
@@ -82,8 +82,8 @@ def test_hosts_that_are_measured_at_once_are_kept_on_cores_of_their_own(local: L
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core: pinning changes nothing")
 def test_an_ordinary_users_whole_core_is_a_core_of_its_own(local: LocalProvider) -> None:
-    local._catalogue.shares = local_cpu.Affinity("as an ordinary user")
-    local._catalogue._specs |= {"whole": Spec(cores=1.0), "all": Spec(cores=float(os.cpu_count() or 1))}
+    local.shares = local_cpu.Affinity("as an ordinary user")
+    local._specs |= {"whole": instance_type(cores=1.0), "all": instance_type(cores=float(os.cpu_count() or 1))}
     with local.acquire(cluster(local, "whole"), lease_id="whole", deadline_s=60, seed=1) as running:
         assert ready(running)[0]["cores"] == 1
         with (

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,18 @@ def build(at):
         return torch.ones(batch, 4), torch.ones(batch, 1)
     return model, torch.nn.MSELoss(), make_batch, torch.optim.SGD(model.parameters(), lr=0.1)
 """
+
+
+QUICK = {"warmup_steps": 2, "least_steps": 8, "most_steps": 12, "most_s": 2.0}
+LONGER = QUICK | {"least_steps": 10, "most_steps": 14}
+
+
+def workload(file: str, name: str = "", **arguments: object) -> WorkloadFile:
+    """The workload in `file`; two samples' kinds in `two`, a fault `at` a batch in `faulty`, a built-in in `wide`."""
+    named = name or file
+    return WorkloadFile(
+        name=named, digest=named, file=f"workloads/{file}.py", function="build", arguments=dict(arguments)
+    )
 
 
 class Agents:
@@ -148,27 +161,23 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
 
 
 def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_only_its_own(agents: Agents) -> None:
-    quick = {"warmup_steps": 2, "least_steps": 8, "most_steps": 12, "most_s": 2.0}
-    two = WorkloadFile(name="two", digest="d2", file="workloads/two.py", function="build")
-    wide = WorkloadFile(
-        name="wide", digest="dw", file="workloads/wide.py", function="build", arguments={"width": 700, "frames": 1}
-    )
-    at_once = WorkloadFile(
-        name="at-once", digest="f1", file="workloads/faulty.py", function="build", arguments={"at": 1}
-    )
-    later = WorkloadFile(name="later", digest="f4", file="workloads/faulty.py", function="build", arguments={"at": 4})
+    workloads = [
+        workload("two"),
+        workload("wide", width=700, frames=1),
+        workload("faulty", "at-once", at=1),
+        workload("faulty", "later", at=4),
+    ]
     profile = Item(run_id="profile", kind="profile", nodes=[1], workload="wide", batches=[8, 64])
     probe = Item(run_id="probe", kind="probe", nodes=[0, 1], message_bytes=[1024, 4_194_304])
-    fails_early = Item(run_id="early", kind="train", nodes=[0, 1], workload="at-once", batches=[2, 2], **quick)
-    unknown = Item(run_id="unknown", kind="train", nodes=[0], workload="two", batches=[2], strategy="dpp", **quick)
+    fails_early = Item(run_id="early", kind="train", nodes=[0, 1], workload="at-once", batches=[2, 2], **QUICK)
+    unknown = Item(run_id="unknown", kind="train", nodes=[0], workload="two", batches=[2], strategy="dpp", **QUICK)
     unequal = Item(
-        run_id="unequal", kind="train", nodes=[0, 1], workload="two", batches=[6, 2], accumulation_steps=2, **quick
+        run_id="unequal", kind="train", nodes=[0, 1], workload="two", batches=[6, 2], accumulation_steps=2, **QUICK
     )
-    alone = Item(run_id="alone", kind="train", nodes=[1], workload="two", batches=[8], **quick)
-    both = Item(run_id="both", kind="train", nodes=[0, 1], workload="wide", batches=[16, 16], **quick)
-    fails_late = Item(run_id="late", kind="train", nodes=[0, 1], workload="later", batches=[2, 2], **quick)
-    never = Item(run_id="after-late", kind="train", nodes=[0], workload="two", batches=[4], **quick)
-    workloads = [two, wide, at_once, later]
+    alone = Item(run_id="alone", kind="train", nodes=[1], workload="two", batches=[8], **QUICK)
+    both = Item(run_id="both", kind="train", nodes=[0, 1], workload="wide", batches=[16, 16], **QUICK)
+    fails_late = Item(run_id="late", kind="train", nodes=[0, 1], workload="later", batches=[2, 2], **QUICK)
+    never = Item(run_id="after-late", kind="train", nodes=[0], workload="two", batches=[4], **QUICK)
 
     agents.plan(1, workloads, [profile, probe, fails_early, unknown, unequal, alone, both, fails_late, never])
     first = agents.finished(1)
@@ -212,7 +221,7 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
 
 
 def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents: Agents) -> None:
-    wide = WorkloadFile(name="wide", digest="dw", file="workloads/wide.py", function="build")
+    wide = workload("wide")
     long = Item(
         run_id="long", kind="train", nodes=[0, 1], workload="wide", batches=[4, 4], least_steps=9999, most_steps=9999,
         most_s=60.0,
@@ -237,6 +246,56 @@ def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents
         process.terminate()
         process.wait(timeout=10)
     agents.wait_for(lambda: not any(Path(f"/proc/{one}").exists() for one in below))
+
+
+def test_unequal_machines_train_as_one_batch_would_and_an_item_uses_no_more_devices_than_it_says(
+    agents: Agents,
+) -> None:
+    mixed = Item(
+        run_id="mixed", kind="train", nodes=[0, 1], devices=[2, 1], workload="two", batches=[3, 2],
+        accumulation_steps=2, **LONGER,
+    )  # fmt: skip
+    single = Item(run_id="single", kind="train", nodes=[0], workload="two", batches=[8], **LONGER)
+    within = replace(single, run_id="within", devices=[2], batches=[4])
+    beside = replace(single, run_id="beside", nodes=[1])
+    one_each = replace(mixed, run_id="one-each", devices=[], batches=[6, 2])
+    paced = replace(mixed, run_id="paced", workload="slow")
+    profile = Item(run_id="profile", kind="profile", nodes=[0], workload="two", batches=[4, 8, 16])
+    probe = Item(run_id="probe", kind="probe", nodes=[0, 1], devices=[2, 1], message_bytes=[1024, 65536])
+    workloads = [workload("two", lr=0.4), workload("two", "slow", lr=0.01)]
+    items = [within, beside, single, profile, mixed, paced, one_each, probe]
+    agents.plan(1, workloads, items)
+    assert [one["exit_code"] for one in agents.finished(1)] == [0, 0]
+    records = agents.records()
+    assert {run: one["reason"] for run, one in records.items()} == {item.run_id: "" for item in items}
+    values = {run: one["values"] for run, one in records.items()}
+    ranks = {run: len(values[run]["rank_step_s"]) for run in ("mixed", "within", "single", "beside", "one-each")}
+    assert ranks == {"mixed": 3, "within": 2, "single": 1, "beside": 1, "one-each": 2}
+    # 3 samples of 1 and 3 + 2 of -3: the mean is -1.5, and there the loss is the variance. Averaged ranks: -1.67.
+    assert values["mixed"]["last_loss"] == pytest.approx(3.75, abs=1e-3)
+    # neither is a step too long or too short: from 5, each takes 2 % of the way
+    way = 6.5 * 0.98 ** (paced.warmup_steps + values["paced"]["steps"] - 1)
+    assert values["paced"]["last_loss"] == pytest.approx(3.75 + way**2, rel=1e-4)
+    assert values["within"]["last_loss"] == pytest.approx(4.0, abs=1e-3)
+    assert values["single"]["last_loss"] == pytest.approx(0.0, abs=1e-3)
+    assert values["one-each"]["last_loss"] == pytest.approx(3.0, abs=1e-3)
+    assert len(values["probe"]["rows"]) == 2 and len(values["profile"]["rows"]) == 3
+
+    agents.plan(2, workloads, [replace(beside, run_id="without-node-0")], ranks=(1,))
+    assert agents.finished(2, ranks=(1,))[0]["exit_code"] == 0
+    assert agents.records()["without-node-0"]["attempt"] == 2
+    assert not (agents.mailbox / "node-0" / "finished-2.json").exists()
+
+
+def test_the_device_that_failed_is_named_and_not_its_neighbour_that_lost_it(agents: Agents) -> None:
+    late = Item(
+        run_id="late", kind="train", nodes=[0, 1], devices=[2, 1], workload="later", batches=[2, 2], **LONGER
+    )  # rank 1 fails, the second device of node 0
+    agents.plan(1, [workload("faulty", "later", at=4)], [late])
+    ends = agents.finished(1)
+    assert [one["worker_exit_code"] for one in ends] == [3, 4]
+    assert "row 17 is not a number" in ends[0]["reason"] and "node 0 device 1" in ends[0]["reason"]
+    assert "node 0 device 1: ValueError: row 17" in agents.records()["late"]["reason"]
 
 
 def under_way(heartbeat: Path) -> str:

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from models.domain.cluster import Cluster, InstanceType, Offer
 from models.domain.workload import Goal, Setup
 from models.job.capacity import fit_availability, fit_startup
-from models.job.duration import prior_checkpoints
+from models.job.cost import JobCosts, job_costs
 from models.job.interruptions import fit_hazard
 from models.job.job_conditions import Circumstances, Learned, Stated
 from models.planner import candidates as planner_candidates
 from models.planner import planner, ranking
+from models.planner.candidates import Supply
 from models.planner.planner import Plan, candidates, plan
 from tests.models.planning import AS_OF, JointModel, frame, workload
 
@@ -29,7 +30,6 @@ LAUNCHES = ["instance_type", "market", "seconds"]
 STARTED = pd.DataFrame([("t0", "spot", 900.0), ("t1", "on-demand", 30.0)] * 9, columns=LAUNCHES)
 LEARNED = Learned(
     startup=fit_startup(STARTED),
-    checkpoint=prior_checkpoints(),
     hazard=fit_hazard(HELD),
     availability=fit_availability(NEVER),
 )
@@ -131,42 +131,41 @@ def anything_fits(cluster: Cluster) -> str:
     return ""
 
 
+def supply(world: dict[str, Any]) -> Supply:
+    return Supply(
+        offers=world["offers"],
+        max_hosts=world["max_hosts"],
+        fits=world["fits"],
+        circumstances=world.get("conditions", Stated()),
+    )
+
+
 def planned(world: dict[str, Any], **changes: Any) -> Plan:
     asked = {**world, **changes}
-    sold = patch.object(planner_candidates, "MOST_CLUSTERS", asked.pop("most"))
-    with sold, patch.object(planner, "DRAWS", DRAWS):
-        return plan(asked.pop("workload"), asked.pop("offers"), asked.pop("model"), seed=SEED, **asked)
+    most = patch.object(planner_candidates, "MOST_CLUSTERS", asked["most"])
+    with most, patch.object(planner, "DRAWS", DRAWS):
+        return plan(asked["workload"], supply(asked), asked["model"], top=asked["top"], seed=SEED)
 
 
 def every_setup(world: dict[str, Any]) -> list[Setup]:
-    model: JointModel = world["model"]
     with patch.object(planner_candidates, "MOST_CLUSTERS", world["most"]):
-        return candidates(
-            world["workload"],
-            world["offers"],
-            max_hosts=world["max_hosts"],
-            fits=world["fits"],
-            line=lambda name: model.compute_line("w", name),
-            peak_bytes=lambda name, batch: model.peak_bytes("w", name, batch),
-        )
+        return candidates(world["workload"], supply(world), world["model"])
 
 
 def brute_force(world: dict[str, Any], considered: int) -> list[dict[str, Any]]:
     """Every setup predicted and drawn for, one machine a column."""
-    setups, model = every_setup(world), world["model"]
+    setups = every_setup(world)
     if not setups:
         return planner.nothing(world["workload"]).rows
-    rows = frame(setups)
-    drawn = model.draws(rows, count=DRAWS, seed=SEED)
-    return ranking.recommend(
-        world["workload"],
-        setups,
-        model.predict(rows),
-        drawn,
-        top=world["top"],
-        conditions=world["conditions"],
-        seed=SEED,
-        considered=considered,
+    return ranking.recommend(world["workload"], costs_of(world, setups), top=world["top"], clusters=considered)
+
+
+def costs_of(world: dict[str, Any], setups: list[Setup]) -> JobCosts:
+    """Every setup predicted and drawn for."""
+    rows, model = frame(setups), world["model"]
+    draws = model.draws(rows, count=DRAWS, seed=SEED)
+    return job_costs(
+        world["workload"], setups, model.predict(rows), draws, circumstances=world["conditions"], seed=SEED
     )
 
 

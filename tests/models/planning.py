@@ -87,6 +87,9 @@ class LineModel:
     def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
         return (self.a, self.k / CORES[instance_type])
 
+    def peak_bytes(self, workload: str, instance_type: str, batch: int) -> float:
+        return np.nan
+
     def predict(self, setups: pd.DataFrame) -> pd.DataFrame:
         rows = []
         for row in setups.to_dict("records"):

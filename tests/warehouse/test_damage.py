@@ -15,9 +15,8 @@ import duckdb
 import pytest
 
 from tests.conftest import SmallDisk
-from tests.warehouse.builders import fresh, recommendation, stamp
+from tests.warehouse.builders import fresh, recommendation, sql_of, stamp
 from warehouse.database import (
-    KEPT_BACKUPS,
     SQL_FOLDER,
     DiskFull,
     HomeReadOnly,
@@ -28,6 +27,7 @@ from warehouse.database import (
 )
 from warehouse.export import export, read_published
 from warehouse.publication import publish
+from warehouse.salvage import KEPT_BACKUPS, backups
 
 BLOCK = 262144  # bytes of DuckDB's blocks, after three headers of 4096
 KILLED = """
@@ -69,7 +69,7 @@ def impatient(warehouse: Warehouse) -> Warehouse:
 @pytest.fixture
 def newer(tmp_path: Path) -> Path:
     """The folder of SQL files of a version with one more migration."""
-    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
+    folder = sql_of(tmp_path)
     (folder / "migrations" / "900_more.sql").write_text("create table more (a integer);")
     return folder
 
@@ -77,7 +77,7 @@ def newer(tmp_path: Path) -> Path:
 def test_a_full_disk_is_named_changes_nothing_and_is_forgotten_once_there_is_room(small_disk: SmallDisk) -> None:
     warehouse = fresh(small_disk.place)
     add(warehouse, "before")
-    publish(warehouse, [recommendation()], **stamp(1))
+    publish(warehouse, [recommendation()], stamp(1))
     folder = small_disk.place / "published"
     export(warehouse, folder)
     small_disk.fill()
@@ -118,13 +118,7 @@ def test_a_read_only_home_is_named_and_can_still_be_read(small_disk: SmallDisk) 
 def test_what_duckdb_says_of_disk_and_file_is_told_apart(
     warehouse: Warehouse, says: str, error: type[Exception]
 ) -> None:
-    kinds: dict[str, type[duckdb.Error]] = {
-        "T": duckdb.TransactionException,
-        "S": duckdb.SerializationException,
-        "IN": duckdb.InternalException,
-        "IO": duckdb.IOException,
-    }
-    kind = kinds.get(says[:1]) or kinds[says[:2]]
+    kind = getattr(duckdb, says.split()[0].removesuffix("Context").title().replace("Io", "IO") + "Exception")
     with pytest.raises(error, match=re.escape(says)) as caught, warehouse.transact():
         raise kind(says)
     assert caught.type is error
@@ -132,15 +126,12 @@ def test_what_duckdb_says_of_disk_and_file_is_told_apart(
         assert "`srift doctor` tells whether" in str(caught.value)
 
 
-def test_a_mistake_in_a_query_is_no_damage(warehouse: Warehouse) -> None:
+def test_a_mistake_in_a_query_and_words_in_a_path_are_no_damage(tmp_path: Path) -> None:
+    warehouse = fresh(tmp_path / "a corrupt study")
     with pytest.raises(duckdb.CatalogException):
         warehouse.select("nonsense")
     with pytest.raises(duckdb.ConversionException), warehouse.transact() as connection:
         connection.execute("select 'corrupt, Permission denied, No space left on device'::integer")
-
-
-def test_words_in_the_path_of_a_home_are_no_diagnosis(tmp_path: Path) -> None:
-    warehouse = fresh(tmp_path / "a corrupt study")
     with pytest.raises(WarehouseError) as caught, warehouse.transact() as connection:
         connection.execute(f"copy (select 1) to '{warehouse.path.parent}/none/x.csv'")
     assert caught.type is WarehouseError
@@ -191,24 +182,21 @@ def test_a_migration_is_preceded_by_a_copy_with_what_a_killed_process_had_commit
     warehouse: Warehouse, newer: Path
 ) -> None:
     subprocess.run([sys.executable, "-c", KILLED, str(warehouse.path), "after"], cwd=SQL_FOLDER.parent)
-    assert warehouse.migrate() == [] and warehouse.backups() == [], "nothing was pending"
+    assert warehouse.migrate() == [] and backups(warehouse.path) == [], "nothing was pending"
     subprocess.run(
         [sys.executable, "-c", KILLED.replace("'killed'", "'again'"), str(warehouse.path), "after"],
         cwd=SQL_FOLDER.parent,
     )
     later = Warehouse(warehouse.path, sql_folder=newer)
     assert later.migrate() == ["900_more"]
-    (backup,) = later.backups()
+    (backup,) = backups(later.path)
     last = max(int(file.stem[:3]) for file in SQL_FOLDER.glob("migrations/*.sql"))
     assert backup.name.startswith(f"warehouse-{last:03d}-") and backup.parent.name == "backups"
     assert Warehouse(backup).select("timings")["refresh_id"].tolist() == ["again", "killed"]
-    assert later.migrate() == [] and later.backups() == [backup]
-
-
-def test_a_new_file_has_nothing_to_back_up(tmp_path: Path) -> None:
-    made = Warehouse(tmp_path / "home" / "warehouse.duckdb")
-    made.migrate()
-    assert made.backups() == [] and not (tmp_path / "home" / "backups").exists()
+    assert later.migrate() == [] and backups(later.path) == [backup]
+    new = Warehouse(warehouse.path.parent / "new" / "warehouse.duckdb")
+    new.migrate()
+    assert not (new.path.parent / "backups").exists(), "a new file has nothing to back up"
 
 
 def test_the_file_stays_locked_while_it_is_copied_and_migrated(
@@ -237,21 +225,12 @@ def test_the_file_stays_locked_while_it_is_copied_and_migrated(
 def test_a_migration_that_fails_leaves_no_copy_and_the_older_copies(warehouse: Warehouse, newer: Path) -> None:
     Warehouse(warehouse.path, sql_folder=newer).migrate()
     later = Warehouse(warehouse.path, sql_folder=newer)
-    before = later.backups()
+    before = backups(later.path)
     (newer / "migrations" / "901_bad.sql").write_text("select nonsense;")
     for _ in range(KEPT_BACKUPS + 1):
         with pytest.raises(duckdb.BinderException):
             later.migrate()
-    assert later.backups() == before and list((warehouse.path.parent / "backups").iterdir()) == before
-
-
-def test_the_last_few_copies_are_kept(warehouse: Warehouse, newer: Path) -> None:
-    later = Warehouse(warehouse.path, sql_folder=newer)
-    for number in range(900, 900 + KEPT_BACKUPS + 2):
-        (newer / "migrations" / f"{number}_more.sql").write_text(f"create table more_{number} (a integer);")
-        later.migrate()
-    kept = [path.name.split("-")[1] for path in later.backups()]
-    assert kept == [str(900 + number) for number in range(1, KEPT_BACKUPS + 1)]
+    assert backups(later.path) == before and list((warehouse.path.parent / "backups").iterdir()) == before
 
 
 def test_without_room_for_the_copy_nothing_is_migrated(
@@ -262,7 +241,7 @@ def test_without_room_for_the_copy_nothing_is_migrated(
     with pytest.raises(DiskFull, match=r"the disk has 1 MiB left. Nothing was changed"):
         later.migrate()
     monkeypatch.undo()
-    assert later.backups() == [] and later.migrate() == ["900_more"]
+    assert backups(later.path) == [] and later.migrate() == ["900_more"]
 
 
 @pytest.mark.parametrize("backed_up", [True, False])
@@ -291,7 +270,7 @@ def test_a_failure_inside_duckdb_while_it_only_reads_is_damage(
     def fail(*_: Any) -> int:
         raise duckdb.InternalException("INTERNAL Error: Attempted to access index 3 within vector of size 2")
 
-    monkeypatch.setattr("warehouse.database._rows", fail)
+    monkeypatch.setattr("warehouse.salvage._rows", fail)
     with pytest.raises(WarehouseDamaged, match="index 3"):
         warehouse.verify()
 
@@ -387,7 +366,7 @@ def test_a_damaged_file_is_not_migrated_and_makes_no_copy(large: Warehouse, newe
     with pytest.raises(WarehouseDamaged):
         Warehouse(large.path, sql_folder=newer).migrate()
     assert large.path.read_bytes() == content
-    assert large.backups() == [] and list((large.path.parent / "backups").iterdir()) == []
+    assert backups(large.path) == [] and list((large.path.parent / "backups").iterdir()) == []
 
 
 def kept_copies(warehouse: Warehouse, sound: list[bool]) -> list[Path]:
@@ -417,11 +396,16 @@ def test_the_newest_copy_that_can_be_read_is_the_one_to_restore(large: Warehouse
         large.verify()
 
 
-def test_a_sound_copy_outlives_damaged_ones(large: Warehouse, newer: Path) -> None:
+def test_the_last_few_copies_are_kept_and_a_sound_one_outlives_damaged_ones(large: Warehouse, newer: Path) -> None:
     made = kept_copies(large, [True] + [False] * KEPT_BACKUPS)
     later = Warehouse(large.path, sql_folder=newer)
     later.migrate()
-    assert made[0] in later.backups() and len(later.backups()) == KEPT_BACKUPS
+    assert made[0] in backups(later.path) and len(backups(later.path)) == KEPT_BACKUPS
+    for number in range(901, 901 + KEPT_BACKUPS):
+        (newer / "migrations" / f"{number}_more.sql").write_text(f"create table more_{number} (a integer);")
+        later.migrate()
+    kept = [path.name.split("-")[1] for path in backups(later.path)]
+    assert kept == [str(900 + number) for number in range(KEPT_BACKUPS)], "of sound ones the last few"
 
 
 @pytest.mark.parametrize(
@@ -442,11 +426,11 @@ def test_the_copy_stays_where_a_migration_fails_by_file_or_disk(
     monkeypatch.setattr("warehouse.database.drop_views", fail)
     with pytest.raises((WarehouseError, duckdb.BinderException)):
         Warehouse(warehouse.path, sql_folder=newer).migrate()
-    assert len(warehouse.backups()) == kept
+    assert len(backups(warehouse.path)) == kept
 
 
 def test_the_published_table_is_set_aside_before_a_refresh_replaces_it(warehouse: Warehouse) -> None:
-    publish(warehouse, [recommendation()], **stamp(1))
+    publish(warehouse, [recommendation()], stamp(1))
     export(warehouse, warehouse.path.parent / "published")
     overwrite(warehouse.path, 0, 64)
     with pytest.raises(WarehouseDamaged, match=r"regret ledger, drift and alarms .* once a refresh replaces") as caught:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import threading
@@ -11,7 +10,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from tests.warehouse.builders import NOON, offered, recommendation, stamp
+from tests.warehouse.builders import NOON, offered, recommendation, sql_of, stamp
 from warehouse.append import append_offers
 from warehouse.database import SQL_FOLDER, MigrationChanged, Warehouse, WarehouseBusy, WarehouseError, WarehouseMissing
 from warehouse.export import export, read_published
@@ -38,50 +37,42 @@ def holder(warehouse: Warehouse):
             process.communicate("\n")
 
 
-def test_migrations_are_applied_once(tmp_path: Path) -> None:
-    warehouse = Warehouse(tmp_path / "home" / "warehouse.duckdb")
+def test_migrations_are_applied_once_in_order_and_never_changed(tmp_path: Path) -> None:
+    folder, path = sql_of(tmp_path), tmp_path / "home" / "warehouse.duckdb"
+    warehouse = Warehouse(path, sql_folder=folder)
     assert warehouse.migrate()[0] == "001_raw"
     assert warehouse.migrate() == []
-
-
-def test_a_changed_migration_is_refused_and_a_new_one_applied(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
-    warehouse = Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder)
-    warehouse.migrate()
     (folder / "migrations" / "900_more.sql").write_text("create table more (a integer);")
     assert warehouse.migrate() == ["900_more"]
+    with pytest.raises(MigrationChanged, match="900_more"):
+        Warehouse(path).migrate()  # of an older version
     first = folder / "migrations" / "001_raw.sql"
     first.write_text(first.read_text() + "\n-- a thought\n")
     with pytest.raises(MigrationChanged, match=r"001_raw\.sql was changed"):
         warehouse.migrate()
 
 
-def test_a_warehouse_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
-    (folder / "migrations" / "900_more.sql").write_text("create table more (a integer);")
-    Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder).migrate()
-    with pytest.raises(MigrationChanged, match="900_more"):
-        Warehouse(tmp_path / "warehouse.duckdb").migrate()
-
-
 def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
-    (folder / "migrations" / "900_bad.sql").write_text("create table half (a integer); select nonsense;")
-    warehouse = Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder)
+    warehouse = Warehouse(tmp_path / "warehouse.duckdb", sql_folder=sql_of(tmp_path))
+    bad = tmp_path / "sql" / "migrations" / "900_bad.sql"
+    bad.write_text("create table half (a integer); select nonsense;")
     with pytest.raises(duckdb.Error):
         warehouse.migrate()
     with warehouse.read() as connection:
         assert connection.execute("select count(*) from duckdb_tables()").fetchall() == [(0,)]
 
 
-def test_a_view_whose_file_is_gone_does_not_linger(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
-    warehouse = Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder)
+def test_a_view_is_of_its_files_name_and_goes_with_its_file(tmp_path: Path) -> None:
+    warehouse = Warehouse(tmp_path / "warehouse.duckdb", sql_folder=sql_of(tmp_path))
     warehouse.migrate()
-    (folder / "marts" / "timings.sql").unlink()
+    marts = tmp_path / "sql" / "marts"
+    (marts / "timings.sql").unlink()
     warehouse.migrate()
     with pytest.raises(duckdb.CatalogException):
         warehouse.select("timings")
+    (marts / "other.sql").write_text("create or replace view another as select 1;")
+    with pytest.raises(WarehouseError, match="must create the view other"):
+        warehouse.migrate()
 
 
 def test_a_transaction_that_raises_changes_nothing(warehouse: Warehouse) -> None:
@@ -139,18 +130,8 @@ def test_every_sql_file_says_its_grain_or_its_rule() -> None:
         assert "Must return no row." in file.read_text().splitlines()[0], file.name
 
 
-def test_a_view_file_must_create_the_view_of_its_name(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
-    (folder / "marts" / "other.sql").write_text("create or replace view another as select 1;")
-    with pytest.raises(WarehouseError, match="must create the view other"):
-        Warehouse(tmp_path / "warehouse.duckdb", sql_folder=folder).migrate()
-
-
 def test_rows_that_were_published_before_the_whole_bill_was_are_read_with_their_market(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
-    (folder / "migrations" / "011_bill_and_risk.sql").unlink()
-    for views in ("marts", "staging"):
-        shutil.rmtree(folder / views)  # of that time
+    folder = sql_of(tmp_path, "011_*", "marts", "staging")  # views were others then
     path = tmp_path / "home" / "warehouse.duckdb"
     Warehouse(path, sql_folder=folder).migrate()
     new = ("market", "usd_machines", "usd_storage", "usd_other", "interruption_risk", "expected_interruptions")
@@ -160,14 +141,14 @@ def test_rows_that_were_published_before_the_whole_bill_was_are_read_with_their_
             recommendation(rank=3, cluster_offers=[safe, spot]),
             recommendation(rank=4, cluster=None, cluster_offers=None, status="infeasible")]  # fmt: skip
     with Warehouse(path).transact() as connection:
-        append_publication(connection, [{k: v for k, v in row.items() if k not in new} for row in rows], **stamp(1))
+        append_publication(connection, [{k: v for k, v in row.items() if k not in new} for row in rows], stamp(1))
         price = {"provider": "local", "instance_type": "small", "market": "spot", "zone": "here", "region": "here"}
         price |= {"usd_per_hour": 0.01, "interruptions_per_hour": 0.1, "price_as_of": NOON}
         append_offers(connection, [price], snapshot_id="old", as_of=NOON)
         for table in ("raw_recommendations", "raw_offers"):  # as the marts of that time stood over them
             connection.execute(f"create view of_{table} as select * from {table}")
     assert "011_bill_and_risk" in Warehouse(path).migrate()
-    publish(Warehouse(path), [recommendation(usd=0.05, usd_p90=0.06)], **stamp(2))
+    publish(Warehouse(path), [recommendation(usd=0.05, usd_p90=0.06)], stamp(2))
     for relation in ("recommendation_history", "recommendations", "recommendation_changes", "pareto", "offers"):
         assert len(Warehouse(path).select(relation))
     old = Warehouse(path).select("recommendation_history", {"publication_id": "local-1"}).sort_values("rank")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,20 @@ import duckdb
 import pandas as pd
 import pytest
 
-from tests.warehouse.builders import DEFINED, NOON, TYPES, body, judgement, offered, recommendation, setup, stamp
-from warehouse.append import (
-    append_alarms,
-    append_drift,
-    append_ledger,
-    append_offers,
-    append_records,
-    note_instance_types,
+from tests.warehouse.builders import (
+    DEFINED,
+    NOON,
+    TYPES,
+    body,
+    judgement,
+    offered,
+    recommendation,
+    setup,
+    sql_of,
+    stamp,
 )
-from warehouse.append import note_workloads as note
-from warehouse.database import SQL_FOLDER, Warehouse
+from warehouse.append import append, append_offers, append_records, note_instance_types, note_workloads
+from warehouse.database import Warehouse
 from warehouse.export import export, read_published
 from warehouse.publication import publish
 from warehouse.reads import drifting, mart
@@ -33,7 +35,7 @@ NOTED: dict[str, Any] = {"provider": "local", "refresh_id": "r", "judged_at": NO
 
 def measure(warehouse: Warehouse, run_id: str, at: Any, **of: Any) -> None:
     with warehouse.transact() as connection:
-        note(connection, DEFINED, provider="local", noted_at=NOON)
+        note_workloads(connection, DEFINED, provider="local", noted_at=NOON)
         note_instance_types(connection, TYPES, noted_at=NOON)
         told = body(run_id, of=setup(**of), ended_unix=at.timestamp())
         append_records(connection, [told], refresh_id="r", loaded_at=at)
@@ -41,7 +43,7 @@ def measure(warehouse: Warehouse, run_id: str, at: Any, **of: Any) -> None:
 
 def judge(warehouse: Warehouse, *rows: dict[str, Any]) -> int:
     with warehouse.transact() as connection:
-        return append_ledger(connection, rows, refresh_id="r", judged_at=NOON + DAY)
+        return append(connection, "raw_ledger", rows, refresh_id="r", judged_at=NOON + DAY)
 
 
 def drift(warehouse: Warehouse, refresh_id: str, **changes: Any) -> None:
@@ -54,14 +56,10 @@ def drift(warehouse: Warehouse, refresh_id: str, **changes: Any) -> None:
         "runs": 9,
     }
     row |= {"outside": 6, "median_ratio": 1.2, "chance": 1e-5, "since": NOON, "newest_measured_at": NOON}
+    row |= {"model_version": "1", "provider": "local", "refresh_id": refresh_id}
+    at = NOON + (DAY if refresh_id == "r2" else HOUR)
     with warehouse.transact() as connection:
-        append_drift(
-            connection,
-            [row | {"model_version": "1"} | changes],
-            provider="local",
-            refresh_id=refresh_id,
-            judged_at=NOON + (DAY if refresh_id == "r2" else HOUR),
-        )
+        append(connection, "raw_drift", [row | changes], judged_at=at)
 
 
 def test_only_questions_whose_choice_was_measured_since_are_to_be_judged_with_all_their_ranks(
@@ -69,7 +67,9 @@ def test_only_questions_whose_choice_was_measured_since_are_to_be_judged_with_al
 ) -> None:
     rival = recommendation(rank=2, cluster="1xsmall", batch_per_device="16", cluster_offers=[offered("small", 1, 0.01)])
     other = recommendation(goal="fastest", cluster="1xsmall", batch_per_device="16")
-    publish(warehouse, [recommendation(), rival, other], **stamp(0))
+    # Two machines at 0.01 an hour, and 0.004 an hour of volumes and addresses over two hours.
+    billed = recommendation(hours=2.0, usd=0.048, usd_machines=0.04, usd_storage=0.006, usd_other=0.002)
+    publish(warehouse, [billed, rival, other], stamp(0))
     measure(warehouse, "before", NOON - HOUR)
     assert mart(warehouse, "promises").empty
     measure(warehouse, "after", NOON + HOUR)
@@ -78,6 +78,7 @@ def test_only_questions_whose_choice_was_measured_since_are_to_be_judged_with_al
         ["cheapest", 1, "2xsmall"],
         ["cheapest", 2, "1xsmall"],
     ]
+    assert found["usd_per_hour"][0] == pytest.approx(0.024), "what was promised beside the machines is judged too"
 
 
 def test_of_a_promise_repeated_night_after_night_only_the_last_before_the_run_is_to_be_judged(
@@ -85,7 +86,7 @@ def test_of_a_promise_repeated_night_after_night_only_the_last_before_the_run_is
 ) -> None:
     for night in range(4):
         dearer = offered("small", 2, 0.01 * (night + 1))  # the price changes, the promise is still of one setup
-        publish(warehouse, [recommendation(cluster_offers=[dearer])], **stamp(night))
+        publish(warehouse, [recommendation(cluster_offers=[dearer])], stamp(night))
     measure(warehouse, "a run", NOON + 1.5 * DAY)
     found = mart(warehouse, "promises")
     assert found["publication_id"].tolist() == ["local-1"]
@@ -105,19 +106,11 @@ def test_a_cluster_is_interrupted_as_its_spot_machines_were_when_it_was_publishe
         with warehouse.transact() as connection:
             append_offers(connection, markets, snapshot_id=snapshot, as_of=at)
     safe = recommendation(rank=2, cluster_offers=[offered("small", 2, 0.01) | {"market": "on-demand"}])
-    publish(warehouse, [recommendation(), safe], **stamp(0))
+    publish(warehouse, [recommendation(), safe], stamp(0))
     measure(warehouse, "a run", NOON + 2 * HOUR)
     found = mart(warehouse, "promises")
     assert found["interruptions_per_hour"].tolist() == [0.4, 0.0]
     assert found["market"].tolist() == ["spot", "on-demand"]
-
-
-def test_what_was_promised_beside_the_machines_is_judged_beside_them(warehouse: Warehouse) -> None:
-    """Two machines at 0.01 an hour, and 0.004 an hour of volumes and addresses over two hours."""
-    billed = recommendation(hours=2.0, usd=0.048, usd_machines=0.04, usd_storage=0.006, usd_other=0.002)
-    publish(warehouse, [billed], **stamp(0))
-    measure(warehouse, "a run", NOON + HOUR)
-    assert mart(warehouse, "promises")["usd_per_hour"].tolist() == [pytest.approx(0.024)]
 
 
 def test_the_same_evidence_is_stored_once_and_more_of_it_replaces_less(warehouse: Warehouse) -> None:
@@ -130,7 +123,7 @@ def test_the_same_evidence_is_stored_once_and_more_of_it_replaces_less(warehouse
 
 
 def test_the_ledger_and_the_drift_are_published_with_the_table(warehouse: Warehouse, tmp_path: Path) -> None:
-    publish(warehouse, [recommendation()], **stamp(0))
+    publish(warehouse, [recommendation()], stamp(0))
     judge(warehouse, judgement())
     drift(warehouse, "r1")
     paths = {path.name: path for path in export(warehouse, tmp_path / "published")}
@@ -152,10 +145,7 @@ def test_the_newest_judgement_of_a_group_says_whether_it_drifts(warehouse: Wareh
 
 
 def test_an_old_warehouse_migrates_and_until_then_nothing_drifts(tmp_path: Path) -> None:
-    old = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
-    (old / "migrations" / "002_ledger_and_drift.sql").unlink()
-    for name in ("promises", "regret_ledger", "drift"):
-        (old / "marts" / f"{name}.sql").unlink()
+    old = sql_of(tmp_path, "002_*", "promises.sql", "regret_ledger.sql", "drift.sql")
     path = tmp_path / "warehouse.duckdb"
     Warehouse(path, sql_folder=old).migrate()
     assert drifting(Warehouse(path), "local").empty
@@ -165,21 +155,22 @@ def test_an_old_warehouse_migrates_and_until_then_nothing_drifts(tmp_path: Path)
 
 
 def test_alarms_that_were_noted_before_hosts_could_be_named_are_kept(tmp_path: Path) -> None:
-    old = Path(shutil.copytree(SQL_FOLDER, tmp_path / "sql"))
-    (old / "migrations" / "005_host_alarms.sql").unlink()
+    old = sql_of(tmp_path, "005_*")
     path = tmp_path / "warehouse.duckdb"
     before = Warehouse(path, sql_folder=old)
     before.migrate()
     row = {"model_version": "1", "workload": "conv", "cluster": "2xa", "zone": "z", "instance_type": "", "detail": "d",
            "measured_s": 2.0, "predicted_s": 1.0, "high_s": 1.1, "measured_at": NOON}  # fmt: skip
     with before.transact() as connection:
-        append_alarms(connection, [row | {"run_id": "r1", "cause": "link"}], **NOTED)
+        append(connection, "raw_alarms", [row | {"run_id": "r1", "cause": "link"}], **NOTED)
     with pytest.raises(duckdb.ConstraintException), before.transact() as connection:
-        append_alarms(connection, [row | {"run_id": "r2", "cause": "host"}], **NOTED)
+        append(connection, "raw_alarms", [row | {"run_id": "r2", "cause": "host"}], **NOTED)
     after = Warehouse(path)
     assert after.migrate() == ["005_host_alarms"]
     with after.transact() as connection:
-        assert append_alarms(connection, [row | {"run_id": "r1", "cause": "host"}], **NOTED) == 0, "judged before"
-        append_alarms(connection, [row | {"run_id": "r2", "cause": "host"}], **NOTED)
+        assert append(connection, "raw_alarms", [row | {"run_id": "r1", "cause": "host"}], **NOTED) == 0, (
+            "judged before"
+        )
+        append(connection, "raw_alarms", [row | {"run_id": "r2", "cause": "host"}], **NOTED)
         kept = connection.execute("select run_id, cause, measured_s from raw_alarms order by run_id").fetchall()
     assert kept == [("r1", "link", 2.0), ("r2", "host", 2.0)]

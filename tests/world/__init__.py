@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,72 +29,61 @@ import moto.ec2.urls
 from moto.core.base_backend import BackendDict
 from werkzeug.serving import BaseWSGIServer, make_server
 
-from tests.world.account import Account, Launch, install, opened
+from tests.world.account import Account, Launch, install
 from tests.world.elastic import Elastic
-from tests.world.front import Fault, Front, Quiet
+from tests.world.front import Front, Quiet
 from tests.world.hosts import Hosts
 from tests.world.machines import Fate, Keeper, boots
-from tests.world.market import ANY
+from tests.world.market import ANY, Market
 from tests.world.metadata import Metadata, served
 
 __all__ = ["ANY", "Fate", "Launch", "World", "boots"]
 
 BUCKET, PROFILE = "srift-mailbox", "srift-node"
-SOLD = ("g4dn.*", "g5.*", "g6.*", "p3.*", "p4d.*", "m5.large", "c5.large")
 NODE_POLICY = Path(__file__).resolve().parents[2] / "deployments" / "iam" / "node-policy.json"
 
 
 class World:
     """`fate` says of each machine how it fares; `cores` gives types a share of the processor; `minute_s` is how long
-    the minutes of `shutdown -h +N` last here. Without `hosts` instances are moto's words alone.
+    the minutes of `shutdown -h +N` last here.
     """
 
     def __init__(
         self,
         *,
         seed: int = 1,
-        region: str = "us-east-1",
-        sold: Sequence[str] = SOLD,
-        vcpus: float = 768.0,
         cores: Mapping[str, float] | None = None,
         fate: Callable[[Any], Fate] = boots,
         minute_s: float = 60.0,
-        hosts: bool = True,
     ) -> None:
-        self.region, self.bucket, self.profile = region, BUCKET, PROFILE
+        self.region, self.bucket, self.profile = "us-east-1", BUCKET, PROFILE
         self.folder = Path(tempfile.mkdtemp(prefix="srift-world-"))
-        self.account: Account = opened(seed, sold, vcpus)
+        self.account = Account(market=Market.listed(seed))
         policy = NODE_POLICY.read_text()  # the one that operators install: what it does not allow, machines cannot do
         self._policy = policy.replace("{bucket}", BUCKET).replace("{prefix}", "srift")
         self._front = Front(self.account, self._look)
-        self._keeper: Keeper | None = None
         self._hosts = Hosts(self.folder, switched_on=self._serve_metadata)
         self.metadata = Metadata(self.account, self._hosts.instance_at)
-        if hosts:
-            self._keeper = Keeper(
-                self.account, self._hosts, self.metadata.notices, fate=fate, cores=cores or {}, minute_s=minute_s,
-                came=self._serve_at_home, went=self._unserve,
-            )  # fmt: skip
+        self._keeper = Keeper(
+            self.account, self._hosts, self.metadata.interrupted, fate=fate, cores=cores or {}, minute_s=minute_s,
+            came=self._serve_at_home, went=self._unserve,
+        )  # fmt: skip
         self._servers: dict[str, list[Any]] = {}
-        self._patches: list[Any] = []
         self._clients: dict[tuple[str, str], Any] = {}
 
     @staticmethod
     def why_not() -> str:
-        """Why there can be no machines here; empty where there can."""
         return Hosts.why_not()
 
     def __enter__(self) -> World:
         """Open, with a bucket, the nodes' role and instance profile, and a default VPC."""
         bound = type("Elastic", (Elastic,), {"account": self.account})
-        self._patches = [patch.dict(moto.ec2.urls.url_paths, {"{0}/": bound.dispatch})]
-        for one in self._patches:
-            one.start()
+        self._patch = patch.dict(moto.ec2.urls.url_paths, {"{0}/": bound.dispatch})
+        self._patch.start()
         BackendDict.reset()
         self._port = self._serve("127.0.0.1", 0, None)
         self.account.heard = self._look
-        if self._keeper is not None:
-            self._keeper.open()
+        self._keeper.open()
         install(self.client, bucket=self.bucket, profile=self.profile, policy=self._policy)
         return self
 
@@ -102,13 +91,11 @@ class World:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End every machine, switch and server; nothing is left but what a failed test may want to read elsewhere."""
-        if self._keeper is not None:
-            self._keeper.close()
+        self._keeper.close()
         self._hosts.close()
         for name in list(self._servers):
             self._unserve(name)
-        for one in self._patches:
-            one.stop()
+        self._patch.stop()
         BackendDict.reset()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -131,7 +118,6 @@ class World:
         }
 
     def client(self, service: str, region: str = "") -> Any:
-        """A boto3 client with the controller's keys, made once."""
         told, key = self.environment(), (service, region or self.region)
         if key not in self._clients:
             session = boto3.Session(told["AWS_ACCESS_KEY_ID"], told["AWS_SECRET_ACCESS_KEY"])
@@ -140,7 +126,6 @@ class World:
 
     @property
     def launches(self) -> list[Launch]:
-        """Every launch so far, the oldest first."""
         return list(self.account.launches)
 
     @property
@@ -149,46 +134,36 @@ class World:
         return list(self._front.asked)
 
     def alive(self) -> list[str]:
-        """Instances that may cost money, and hosts whose processes run."""
         return sorted({one.id for one in self.account.instances()} | set(self._hosts.alive()))
 
     def lack(self, name: str = ANY, market: str = ANY, zone: str = ANY) -> None:
-        """No capacity from now on."""
         self.account.market.lacking.add((name, market, zone))
 
     def restore(self) -> None:
-        """There is capacity again."""
         self.account.market.lacking.clear()
 
     def interrupt(self, instance_id: str, in_s: float = 120.0) -> None:
         """EC2 takes a spot instance back: notice now, the end in so many seconds."""
-        self.metadata.notices.interrupted[instance_id] = datetime.fromtimestamp(time.time() + in_s, UTC)
+        self.metadata.interrupted[instance_id] = datetime.fromtimestamp(time.time() + in_s, UTC)
         self._look()
 
-    def rebalance(self, instance_id: str) -> None:
-        """EC2 warns that an interruption is likelier than usual."""
-        self.metadata.notices.rebalance[instance_id] = datetime.now(UTC)
-
     def freeze(self, instance_id: str) -> None:
-        """The machine hangs; EC2 says that it runs."""
         self._hosts.freeze(instance_id)
 
-    def refuse(self, action: str, code: str, *, status: int = 400, times: int = 1, after: bool = False) -> None:
-        """Answer `action` ("ec2:RunInstances", "s3:*") so; `after`: do it all the same and lose the answer."""
-        self._front.faults.append(Fault(action=action, code=code, status=status, times=times, after=after))
+    def lose(self, action: str) -> None:
+        """Do `action` ("ec2:RunInstances") the next time it is asked for, and lose the answer."""
+        self._front.lost.append(action)
 
     def faults(self) -> list[str]:
         """What the world itself could not do: a test that sees one has proved nothing."""
-        return [] if self._keeper is None else list(self._keeper.faults)
+        return list(self._keeper.faults)
 
     def console(self, instance_id: str) -> str:
-        """What user-data said, as the console of a machine shows it."""
         file = self._hosts.folder(instance_id) / "console.txt"
         return file.read_text(errors="replace") if file.exists() else ""
 
     def _look(self) -> None:
-        if self._keeper is not None:
-            self._keeper.look()
+        self._keeper.look()
 
     def _serve(self, address: str, port: int, listening: Any, name: str = "") -> int:
         handle = None if listening is None else listening.fileno()

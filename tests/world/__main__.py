@@ -17,12 +17,10 @@ MARKETS = ("spot", "on-demand")
 
 
 def say(text: str) -> None:
-    """At once, for whoever watches."""
     print(text, flush=True)
 
 
 def main() -> int:
-    """0 where all was as it should be."""
     parser = argparse.ArgumentParser(prog="make refresh-emulated", description=__doc__)
     parser.add_argument("--max-usd", type=float, default=5.0, help="of each refresh (default 5)")
     parser.add_argument("--minutes", type=float, default=1.3, help="that each refresh may measure (default 1.3)")

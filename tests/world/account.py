@@ -21,6 +21,8 @@ from tests.world.launching import QUOTAS
 from tests.world.market import Market
 
 SERVICE_ROLES = ("AWSServiceRoleForEC2Spot", "AWSServiceRoleForEC2Fleet")
+# Patterns of types that exist here: answers about all 1,395 would cost seconds.
+SOLD = ("g4dn.*", "g5.*", "g6.*", "p3.*", "p4d.*", "m5.large", "c5.large")
 _ALIVE = ("pending", "running", "stopping", "stopped")
 _IMAGE = re.compile(r"/aws/service/deeplearning/ami/x86_64/[a-z0-9.-]+/latest/ami-id")
 
@@ -55,8 +57,7 @@ class Account:
     """Held under `lock` by whoever reads or changes moto's EC2, which has no lock of its own."""
 
     market: Market
-    sold: Sequence[str]  # patterns of types that exist here: answers about all 1,395 would cost seconds
-    quotas: dict[str, float]
+    quotas: dict[str, float] = field(default_factory=lambda: dict.fromkeys(QUOTAS, 768.0))  # in vCPUs
     lock: threading.RLock = field(default_factory=threading.RLock)
     tokens: dict[tuple[str, str, str], tuple[str, Any]] = field(default_factory=dict)
     placement_groups: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -65,19 +66,16 @@ class Account:
     heard: Callable[[], None] = lambda: None  # called when instances were launched
 
     def sells(self, name: str) -> bool:
-        """Whether the type exists in this world."""
-        return any(fnmatchcase(name, pattern) for pattern in self.sold)
+        return any(fnmatchcase(name, pattern) for pattern in SOLD)
 
     def launched(self, region: str, instances: Sequence[Any], market: str) -> None:
-        """Take note of a launch."""
         one = instances[0]
-        ids = tuple(instance.id for instance in instances)
         launch = Launch(
             region=region,
             name=one.instance_type,
             market=market,
             zone=str(one.availability_zone),
-            ids=ids,
+            ids=tuple(instance.id for instance in instances),
             tags={tag["key"]: tag["value"] for tag in one.get_tags()},
             at_unix=time.time(),
         )
@@ -117,7 +115,7 @@ class Account:
         if _IMAGE.fullmatch(parameter) is None:
             return None
         with self.lock:
-            backend = self._backend(region)
+            backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
             known = next((one.id for one in backend.amis.values() if one.description == parameter), None)
             if known is None:
                 made = backend.register_image(name=parameter.split("/")[-3], description=parameter)
@@ -126,7 +124,6 @@ class Account:
             return str(known)
 
     def role_keys(self, instance_id: str) -> RoleKeys | None:
-        """Credentials of the instance's role; None where it has none."""
         one = self.instance(instance_id)
         arn = (one.iam_instance_profile or {}).get("Arn")
         if arn is None:
@@ -148,7 +145,6 @@ class Account:
         return held
 
     def policies_of(self, role: str) -> Iterator[Mapping[str, Any]]:
-        """Statements of the role's own policies."""
         found = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].get_role(role)
         for document in found.policies.values():
             body = json.loads(document) if isinstance(document, str) else document
@@ -158,14 +154,6 @@ class Account:
     def _all(self) -> Iterator[Any]:
         for backend in list(ec2_backends[DEFAULT_ACCOUNT_ID].values()):
             yield from backend.all_instances()
-
-    def _backend(self, region: str) -> Any:
-        return ec2_backends[DEFAULT_ACCOUNT_ID][region]
-
-
-def opened(seed: int, sold: Sequence[str], vcpus: float) -> Account:
-    """An account with nothing in it. Every quota is `vcpus`."""
-    return Account(market=Market.listed(seed), sold=sold, quotas=dict.fromkeys(QUOTAS, vcpus))
 
 
 def install(client: Callable[[str], Any], *, bucket: str, profile: str, policy: str) -> None:

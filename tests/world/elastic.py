@@ -29,15 +29,12 @@ class Elastic(EC2Response):
     account: ClassVar[Account]
 
     def run_instances(self) -> ActionResult:
-        """Checked, placed, and done once for each client token."""
         return self._once("RunInstances", self._run)
 
     def create_fleet(self) -> ActionResult:
-        """Instant fleets alone, as nothing else is used."""
         return self._once("CreateFleet", self._fleet)
 
     def create_placement_group(self) -> ActionResult:
-        """Refused where the name is taken."""
         self.error_on_dryrun()
         name, groups = self._get_param("GroupName"), self.account.placement_groups.setdefault(self.region, {})
         if name in groups:
@@ -53,17 +50,12 @@ class Elastic(EC2Response):
         return ActionResult({"PlacementGroup": groups[name]})
 
     def describe_placement_groups(self) -> ActionResult:
-        """By names and filters of tags."""
         groups = self.account.placement_groups.get(self.region, {})
-        names = self._get_param("GroupNames", [])
-        if missing := set(names) - set(groups):
-            raise EC2ClientError("InvalidPlacementGroup.Unknown", f"The Placement Group '{min(missing)}' is unknown.")
         asked = self._filters_from_querystring()
-        found = [one for name, one in groups.items() if name in (names or groups) and _passes(one, asked)]
+        found = [one for one in groups.values() if _passes(one, asked)]
         return ActionResult({"PlacementGroups": found})
 
     def delete_placement_group(self) -> ActionResult:
-        """Refused while instances are in it."""
         self.error_on_dryrun()
         name, groups = self._get_param("GroupName"), self.account.placement_groups.get(self.region, {})
         if name not in groups:
@@ -74,19 +66,16 @@ class Elastic(EC2Response):
         return ActionResult({})
 
     def describe_spot_price_history(self) -> ActionResult:
-        """Prices in force, by type and zone."""
         rows = self.account.market.spot_history(self.region, self._get_param("InstanceTypes", []))
         rows = [one for one in rows if self.account.sells(one["InstanceType"])]
         some, token = page(rows, self._get_param("NextToken"), int(self._get_param("MaxResults", 1000)))
         return ActionResult({"SpotPriceHistory": some, "NextToken": token})
 
     def describe_instance_type_offerings(self) -> ActionResult:
-        """moto's, of the types that this world sells."""
         rows = super().describe_instance_type_offerings().result["InstanceTypeOfferings"]  # type: ignore[index]
         return ActionResult({"InstanceTypeOfferings": [one for one in rows if self.account.sells(one["InstanceType"])]})
 
     def get_spot_placement_scores(self) -> ActionResult:
-        """9 where there is room for the target, 1 where there is not."""
         names, count = self._get_param("InstanceTypes", []), int(self._get_param("TargetCapacity", 1))
         ground = self._ground()
         scores = [
@@ -117,8 +106,6 @@ class Elastic(EC2Response):
 
     def _run(self) -> Any:
         ground, data = self._ground(), dict(self.params)
-        if data.get("LaunchTemplate"):
-            data = self._template(data["LaunchTemplate"]) | data
         ground.check(data)
         options = data.get("InstanceMarketOptions") or {}
         name, market = str(data["InstanceType"]), "spot" if options.get("MarketType") == "spot" else "on-demand"
@@ -128,10 +115,6 @@ class Elastic(EC2Response):
         zone = next((zone for zone, (code, _) in refusals.items() if not code), None)
         if zone is None:
             raise EC2ClientError(*next(iter(refusals.values())))
-        most = (options.get("SpotOptions") or {}).get("MaxPrice")
-        usd = self.account.market.spot(name, self.region, zone)
-        if market == "spot" and most and usd is not None and float(most) < usd:
-            raise EC2ClientError("SpotMaxPriceTooLow", f"Your Spot request price of {most} is lower than {usd}")
         return self._launch(ground.placed(data, zone), market)
 
     def _fleet(self) -> dict[str, Any]:
@@ -139,28 +122,28 @@ class Elastic(EC2Response):
         if asked.get("Type") != "instant":
             raise EC2ClientError("InvalidParameterValue", "only instant fleets are emulated")
         self.error_on_dryrun()
-        target = asked["TargetCapacitySpecification"]
-        market = str(target.get("DefaultTargetCapacityType") or "on-demand")
-        options = asked.get("SpotOptions" if market == "spot" else "OnDemandOptions") or {}
+        target, options = asked["TargetCapacitySpecification"], asked.get("SpotOptions") or {}
+        count = int(target["TotalTargetCapacity"])
+        gang = options.get("SingleInstanceType") and options.get("SingleAvailabilityZone")
+        if target.get("DefaultTargetCapacityType") != "spot" or not gang or options.get("MinTargetCapacity") != count:
+            raise EC2ClientError("InvalidParameterValue", "only gangs of spot machines in one zone are emulated")
         ground = self._ground()
-        way, refused = ground.spread(
-            self._candidates(ground, market), market, options, int(target["TotalTargetCapacity"])
-        )
-        fleet, tags = random_fleet_id(), list(asked.get("TagSpecifications") or ())
-        launched = []
-        for one, count in way:
+        one, refused = ground.chosen(self._candidates(ground), "spot", count)
+        fleet, launched = random_fleet_id(), []
+        if one is not None:
             data = dict(ground.placed(one.data, one.zone)) | {"MinCount": count, "MaxCount": count}
             known = {"ResourceType": "instance", "Tags": [{"Key": "aws:ec2:fleet-id", "Value": fleet}]}
-            data["TagSpecifications"] = _merged([*one.data.get("TagSpecifications", ()), *tags, known])
-            ids = [instance.id for instance in self._launch(data, market).instances]
-            launched.append(_described(one) | {"Lifecycle": market, "InstanceIds": ids, "InstanceType": one.name})
+            tags = [*one.data.get("TagSpecifications", ()), *(asked.get("TagSpecifications") or ()), known]
+            data["TagSpecifications"] = _merged(tags)
+            ids = [instance.id for instance in self._launch(data, "spot").instances]
+            launched.append(_described(one) | {"Lifecycle": "spot", "InstanceIds": ids, "InstanceType": one.name})
         errors = [
-            _described(one) | {"Lifecycle": market, "ErrorCode": code, "ErrorMessage": told}
+            _described(one) | {"Lifecycle": "spot", "ErrorCode": code, "ErrorMessage": told}
             for one, code, told in refused
         ]
         return {"FleetId": fleet, "Instances": launched, "Errors": errors}
 
-    def _candidates(self, ground: Ground, market: str) -> Iterator[Candidate]:
+    def _candidates(self, ground: Ground) -> Iterator[Candidate]:
         for config in self.params["LaunchTemplateConfigs"]:
             specification = config["LaunchTemplateSpecification"]
             template = self._template(specification)
@@ -173,8 +156,7 @@ class Elastic(EC2Response):
                 ground.check(data)
                 name, asked = str(data["InstanceType"]), ground.zone(data) or override.get("AvailabilityZone")
                 for zone in [asked] if asked else zones_of(self.region):
-                    price = self.account.market.spot if market == "spot" else _list_price(self.account.market)
-                    usd = price(name, self.region, zone)
+                    usd = self.account.market.spot(name, self.region, zone)
                     yield Candidate(
                         data=data, specification=specification, override=override, name=name, zone=zone,
                         usd=float("inf") if usd is None else usd,
@@ -183,7 +165,6 @@ class Elastic(EC2Response):
     def _launch(self, data: Mapping[str, Any], market: str) -> Any:
         """moto's own launch of what was checked; each instance with its role, and its group."""
         self.params = dict(data) | ({"InstanceMarketOptions": {"MarketType": "spot"}} if market == "spot" else {})
-        self.params.pop("LaunchTemplate", None)
         self.params["UserData"] = None if data.get("UserData") is None else str(data["UserData"])
         reservation: Any = super().run_instances().result
         profile = data.get("IamInstanceProfile") or {}
@@ -222,10 +203,6 @@ class Elastic(EC2Response):
             default_subnets={zone: one.id for zone, one in self.ec2_backend.get_default_subnets().items()},
             zone_of_subnet={one.id: one.availability_zone for one in subnets},
         )
-
-
-def _list_price(market: Any) -> Callable[[str, str, str], float | None]:
-    return lambda name, region, zone: market.on_demand(name, region)
 
 
 def _described(one: Candidate) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from socket import SHUT_RDWR
 from typing import Any
@@ -36,17 +36,6 @@ class Quiet(MotoRequestHandler):
         """Say nothing."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Fault:
-    """`action` is answered by `code` the next `times` times; `after`: done all the same, and the answer lost."""
-
-    action: str
-    code: str
-    status: int
-    times: int
-    after: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """One request, as far as it must be read. `action` is spelt as in IAM policies: "ec2:RunInstances"."""
@@ -59,70 +48,51 @@ class Asked:
 
 
 class Front:
-    """A WSGI application. `asked` lists (action, region) of what was asked with the controller's keys."""
+    """A WSGI application. `asked` lists (action, region) of what was asked with the controller's keys.
+
+    `lost`: actions that are done once more, and their answer lost.
+    """
 
     def __init__(self, account: Account, ended: Callable[[], None]) -> None:
-        self.account, self.faults, self.asked = account, list[Fault](), list[tuple[str, str]]()
+        self.account, self.lost, self.asked = account, list[str](), list[tuple[str, str]]()
         self._ended, self._moto = ended, DomainDispatcherApplication(create_backend_app)
 
     def __call__(self, environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-        """Answer one request."""
         asked = _read(environ)
         keys = self.account.keys.get(asked.access_key)
         if keys is None:
             self.asked.append((asked.action, asked.region))
-        fault = self._fault(asked.action)
-        if fault is not None and not fault.after:
-            return _send(start, _refusal(asked.service, fault.status, fault.code))
         if keys is None:
             answer = self._own(asked)
             passed = _send(start, answer) if answer is not None else self._pass_on(environ, start, asked)
         else:
             passed = self._machine(environ, start, asked)
-        if fault is None:
+        if asked.action not in self.lost:
             return passed
+        self.lost.remove(asked.action)
         list(passed)
         environ["werkzeug.socket"].shutdown(SHUT_RDWR)
         raise ConnectionAbortedError("the answer is lost on purpose")
 
-    def _fault(self, action: str) -> Fault | None:
-        for fault in self.faults:
-            if fault.times > 0 and fault.action in (action, action.partition(":")[0] + ":*"):
-                fault.times -= 1
-                return fault
-        return None
-
     def _own(self, asked: Asked) -> Answer | None:
-        """What moto does not know; None for what it does."""
         if asked.action == "pricing:GetProducts":
             sold = {
                 region: {name: usd for name, usd in prices.items() if self.account.sells(name)}
                 for region, prices in self.account.market.usd.items()
             }
             return 200, _JSON, json.dumps(products(sold, json.loads(asked.body))).encode()
-        if asked.service == "servicequotas":
-            return self._quotas(asked)
+        if asked.action == "servicequotas:GetServiceQuota":
+            code = json.loads(asked.body).get("QuotaCode")
+            if code not in QUOTAS:
+                return _refusal(asked.service, 400, "NoSuchResourceException")
+            found = {"QuotaCode": code, "QuotaName": QUOTAS[code][0], "Value": self.account.quotas[code]}
+            return 200, _JSON, json.dumps({"Quota": found | {"ServiceCode": "ec2"}}).encode()
         if asked.action == "ssm:GetParameter":
             name = str(json.loads(asked.body)["Name"])
             image = self.account.image_of(name, asked.region)
-            found = {"Parameter": {"Name": name, "Type": "String", "Value": image, "Version": 1}}
-            return None if image is None else (200, _JSON, json.dumps(found).encode())
+            told = {"Parameter": {"Name": name, "Type": "String", "Value": image, "Version": 1}}
+            return None if image is None else (200, _JSON, json.dumps(told).encode())
         return None
-
-    def _quotas(self, asked: Asked) -> Answer | None:
-        body = json.loads(asked.body)
-        if body.get("ServiceCode") != "ec2":
-            return None
-        listed = {
-            code: {"ServiceCode": "ec2", "QuotaCode": code, "QuotaName": name, "Value": self.account.quotas[code]}
-            for code, (name, *_) in QUOTAS.items()
-        }
-        if asked.action == "servicequotas:GetServiceQuota":
-            found = listed.get(body.get("QuotaCode"))
-            if found is None:
-                return _refusal(asked.service, 400, "NoSuchResourceException")
-            return 200, _JSON, json.dumps({"Quota": found}).encode()
-        return 200, _JSON, json.dumps({"Quotas": list(listed.values())}).encode()
 
     def _machine(self, environ: dict[str, Any], start: Start, asked: Asked) -> Iterable[bytes]:
         """A request with the keys of an instance's role: S3 alone, signed, and within the role's policy."""
@@ -200,8 +170,8 @@ def _refusal(service: str, status: int, code: str) -> Answer:
     return status, "text/xml", f"<ErrorResponse>{error}<RequestId>1</RequestId></ErrorResponse>".encode()
 
 
-def _send(start: Start, answer: Answer, more: Mapping[str, str] | None = None) -> Iterable[bytes]:
+def _send(start: Start, answer: Answer) -> Iterable[bytes]:
     status, kind, body = answer
-    headers = {"Content-Type": kind, "Content-Length": str(len(body)), **(more or {})}
+    headers = {"Content-Type": kind, "Content-Length": str(len(body))}
     start(f"{status} {'OK' if status == 200 else 'Refused'}", list(headers.items()))
     return [body]

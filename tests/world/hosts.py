@@ -64,7 +64,6 @@ class Hosts:
 
     @staticmethod
     def why_not() -> str:
-        """Why no hosts can be made here; empty where they can."""
         if os.geteuid() != 0:
             return "hosts of the emulated EC2 need root"
         if "overlay" not in Path("/proc/filesystems").read_text():
@@ -100,7 +99,6 @@ class Hosts:
                 host.go()
 
     def listening(self, instance_id: str, address: str, port: int) -> socket.socket:
-        """A socket that listens on the host."""
         return _listening(self._hosts[instance_id].inner_pid, address, port)
 
     def instance_at(self, region: str, address: str) -> str | None:
@@ -110,7 +108,6 @@ class Hosts:
         return found[0] if found else None
 
     def alive(self) -> list[str]:
-        """Hosts whose processes still run."""
         with self._lock:
             return [one for one, host in self._hosts.items() if host.process.poll() is None]
 
@@ -120,7 +117,6 @@ class Hosts:
             return list(self._hosts)
 
     def freeze(self, instance_id: str) -> None:
-        """The machine hangs: nothing on it runs on, and nobody is told."""
         with self._lock:
             self._signal_all(instance_id, "STOP")
 
@@ -139,7 +135,6 @@ class Hosts:
                     local_cpu.remove(group)
 
     def close(self) -> None:
-        """End every host and switch."""
         for instance_id in self.known():
             self.end(instance_id)
         with self._lock:
@@ -193,7 +188,6 @@ def _python() -> list[str]:
 
 
 def _to_be_readable() -> str:
-    """Folders above this Python that other users may not enter."""
     above = {parent for path in _python() for parent in (Path(path), *Path(path).parents)}
     return shlex.join(sorted(str(one) for one in above if one.is_dir() and one.stat().st_mode & 0o005 != 0o005))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +94,6 @@ class Ground:
         return str((data.get("Placement") or {}).get("AvailabilityZone") or "")
 
     def room(self, name: str, market: str, zone: str) -> int:
-        """How many more are to be had."""
         if self.market.lacks(name, market, zone):
             return 0
         held = sum(one == Held(name=name, market=market, zone=zone) for one in self.held)
@@ -117,7 +116,6 @@ class Ground:
         return "", ""
 
     def placed(self, data: Data, zone: str) -> dict[str, Any]:
-        """`data` with a subnet in `zone`, where it names none."""
         found = {name: value for name, value in data.items() if name != "Placement"}
         found["Placement"] = dict(data.get("Placement") or {}) | {"AvailabilityZone": zone}
         nics = [dict(nic) for nic in data.get("NetworkInterfaces") or ()]
@@ -128,58 +126,20 @@ class Ground:
             return found | {"NetworkInterfaces": [nic | {"SubnetId": subnet} for nic in nics]}
         return found | {"SubnetId": subnet}
 
-    def spread(
-        self, candidates: Iterable[Candidate], market: str, options: Data, wanted: int
-    ) -> tuple[list[tuple[Candidate, int]], list[tuple[Candidate, str, str]]]:
-        """What a fleet launches, cheapest first, and what it was refused. Nothing where it is less than the least."""
+    def chosen(
+        self, candidates: Iterable[Candidate], market: str, wanted: int
+    ) -> tuple[Candidate | None, list[tuple[Candidate, str, str]]]:
+        """The cheapest place that has all that a fleet wants, and what those before it refused."""
         refused: list[tuple[Candidate, str, str]] = []
-        open_ones: list[Candidate] = []
         for one in sorted(candidates, key=lambda one: one.usd):
-            code, told = self.refusal(one.name, market, one.zone, 1)
-            most = one.override.get("MaxPrice") or one.data.get("MaxPrice")
-            if not code and market == "spot" and most and float(most) < one.usd:
+            code, told = self.refusal(one.name, market, one.zone, wanted)
+            most = one.override.get("MaxPrice")
+            if not code and most and float(most) < one.usd:
                 code, told = "SpotMaxPriceTooLow", f"Your maximum price of {most} is lower than {one.usd}"
-            if code:
-                refused.append((one, code, told))
-            else:
-                open_ones.append(one)
-        ways = [self._filled(some, market, wanted) for some in _together(open_ones, options)]
-        best = max(ways, key=lambda way: sum(count for _, count in way), default=[])
-        got = sum(count for _, count in best)
-        if got < int(options.get("MinTargetCapacity") or 0):
-            short = [(one, "InsufficientInstanceCapacity", "fewer than MinTargetCapacity") for one in open_ones]
-            return [], refused + short
-        return best, refused
-
-    def _filled(self, candidates: Sequence[Candidate], market: str, wanted: int) -> list[tuple[Candidate, int]]:
-        way: list[tuple[Candidate, int]] = []
-        for one in candidates:
-            left = wanted - sum(count for _, count in way)
-            room = next(n for n in range(left, -1, -1) if not n or not self.refusal(one.name, market, one.zone, n)[0])
-            if room:
-                way.append((one, room))
-        return way
-
-
-def _together(candidates: Sequence[Candidate], options: Data) -> Iterator[Sequence[Candidate]]:
-    """Those that may serve one fleet, in groups by zone or type where the fleet must keep to one."""
-    keys = {
-        (
-            one.zone if options.get("SingleAvailabilityZone") else "",
-            one.name if options.get("SingleInstanceType") else "",
-        )
-        for one in candidates
-    }
-    for zone, name in sorted(keys, key=lambda key: min(_usd(one) for one in candidates if _fits(one, *key))):
-        yield [one for one in candidates if _fits(one, zone, name)]
-
-
-def _fits(one: Candidate, zone: str, name: str) -> bool:
-    return zone in ("", one.zone) and name in ("", one.name)
-
-
-def _usd(one: Candidate) -> float:
-    return one.usd
+            if not code:
+                return one, refused
+            refused.append((one, code, told))
+        return None, refused
 
 
 def _quota_of(name: str, market: str) -> str:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from tasks.providers.ec2.catalogue import baseline_gbps
 from tests.world.account import Account
 from tests.world.hosts import Hosts, Machine
-from tests.world.metadata import Notices
 
 _LOOK_S = 0.05
 _INTERRUPTED = ("Server.SpotInstanceTermination", "Spot instance termination")
@@ -32,7 +32,6 @@ class Fate(Enum):
 
 
 def boots(_: Any) -> Fate:
-    """All is well."""
     return Fate.BOOTS
 
 
@@ -43,7 +42,7 @@ class Keeper:
         self,
         account: Account,
         hosts: Hosts,
-        notices: Notices,
+        interrupted: Mapping[str, datetime],
         *,
         fate: Callable[[Any], Fate],
         cores: Mapping[str, float],
@@ -51,7 +50,7 @@ class Keeper:
         came: Callable[[str], None],
         went: Callable[[str], None],
     ) -> None:
-        self._account, self._hosts, self._notices = account, hosts, notices
+        self._account, self._hosts, self._interrupted = account, hosts, interrupted
         self._fate, self._cores, self._minute_s = fate, cores, minute_s
         self._came, self._went = came, went
         self._off_at: dict[str, float] = {}  # unix moment at which a machine shuts down
@@ -61,11 +60,9 @@ class Keeper:
         self.faults: list[str] = []
 
     def open(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
         self._closed.set()
         self._thread.join()
 
@@ -105,7 +102,7 @@ class Keeper:
             self._without.discard(one.id)
 
     def _interrupt(self) -> None:
-        for instance_id, moment in list(self._notices.interrupted.items()):
+        for instance_id, moment in list(self._interrupted.items()):
             if time.time() >= moment.timestamp():
                 self._account.end(instance_id, *_INTERRUPTED)
 

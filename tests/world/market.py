@@ -21,7 +21,6 @@ ANY = "*"  # in what is lacking: every type, market or zone
 
 
 def product(name: str, region: str, usd: float | None) -> str:
-    """One product as the Price List API spells it: JSON in a string."""
     amount = "0.0000000000" if usd is None else f"{usd:.10f}"
     dimension = {"unit": "Hrs", "pricePerUnit": {"USD": amount}, "description": f"${amount} per On Demand {name}"}
     return json.dumps(
@@ -59,7 +58,6 @@ def page(listed: Sequence[Any], token: str | None, size: int) -> tuple[Sequence[
 
 @cache
 def zones_of(region: str) -> Mapping[str, frozenset[str]]:
-    """Zone -> types that it offers, as moto knows."""
     from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
 
     found: dict[str, set[str]] = {}
@@ -73,26 +71,22 @@ class Market:
     """`usd` by region and type; by (type, market, zone): `lacking`, nothing to be had, and `room`, the most alive."""
 
     usd: MutableMapping[str, MutableMapping[str, float | None]]
-    spot_factor: MutableMapping[tuple[str, str], float]
     lacking: set[tuple[str, str, str]]
     room: MutableMapping[tuple[str, str, str], int]
     seed: int
 
     @classmethod
     def listed(cls, seed: int) -> Market:
-        """At the packaged list prices."""
         usd = {region: dict(prices) for region, prices in packaged().usd.items()}
-        return cls(usd=usd, spot_factor={}, lacking=set(), room={}, seed=seed)
+        return cls(usd=usd, lacking=set(), room={}, seed=seed)
 
     def lacks(self, name: str, market: str, zone: str) -> bool:
-        """Whether there is no capacity."""
         return any(
             all(told in (ANY, asked) for told, asked in zip(gap, (name, market, zone), strict=True))
             for gap in self.lacking
         )
 
     def on_demand(self, name: str, region: str) -> float | None:
-        """Dollars an hour; None where the list tells none."""
         return self.usd.get(region, {}).get(name)
 
     def spot(self, name: str, region: str, zone: str) -> float | None:
@@ -101,11 +95,11 @@ class Market:
         if usd is None or name not in zones_of(region).get(zone, ()):
             return None
         drawn = random.Random(f"{self.seed} {name} {zone}").uniform(0.25, 0.75)
-        return round(usd * self.spot_factor.get((name, zone), drawn), 6)
+        return round(usd * drawn, 6)
 
-    def spot_history(self, region: str, names: Sequence[str], now: datetime | None = None) -> list[dict[str, Any]]:
+    def spot_history(self, region: str, names: Sequence[str]) -> list[dict[str, Any]]:
         """A row of DescribeSpotPriceHistory for each type and zone that sells it, the price in force."""
-        when = (now or datetime.now(UTC)).replace(minute=0, second=0, microsecond=0)
+        when = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
         rows = [
             (name, zone, usd)
             for zone, offered in zones_of(region).items()

@@ -6,7 +6,6 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import socket
@@ -19,34 +18,27 @@ _ROOT = "/latest/meta-data/"
 _LEAST_S, _MOST_S = 1, 21_600
 
 
-@dataclass(slots=True)
-class Notices:
-    """What EC2 has told each machine: ids to the moment that it goes, or to the moment that it was warned."""
-
-    interrupted: dict[str, datetime] = field(default_factory=dict)
-    rebalance: dict[str, datetime] = field(default_factory=dict)
-
-
 class Metadata:
-    """Answers for `account`'s instances; `instance_at` says which one has an address in a region."""
+    """Answers for `account`'s instances; `instance_at` says which one has an address in a region.
+
+    `interrupted`: ids of machines that were told that they go, to the moment.
+    """
 
     def __init__(self, account: Account, instance_at: Callable[[str, str], str | None]) -> None:
-        self.account, self.notices, self._instance_at = account, Notices(), instance_at
+        self.account, self._instance_at = account, instance_at
+        self.interrupted: dict[str, datetime] = {}
         self._tokens: dict[str, tuple[str, float]] = {}
 
     def token(self, address: str, lifetime_s: int) -> str:
-        """A new token of the machine at `address`."""
         made = secrets.token_urlsafe(32)
         self._tokens[made] = (address, time.monotonic() + lifetime_s)
         return made
 
     def knows(self, address: str, token: str) -> bool:
-        """Whether the token is this machine's and has not expired."""
         holder, until = self._tokens.get(token, ("", 0.0))
         return holder == address and time.monotonic() < until
 
     def value(self, region: str, address: str, path: str) -> str | None:
-        """What stands at `path`; None where there is nothing."""
         instance_id = self._instance_at(region, address)
         if instance_id is None or not path.startswith(_ROOT):
             return None
@@ -57,28 +49,16 @@ class Metadata:
         role = keys.role if keys else "none"
         return {
             "instance-id": lambda: instance_id,
-            "instance-type": lambda: str(one.instance_type),
-            "instance-life-cycle": lambda: one.lifecycle or "on-demand",
             "local-ipv4": lambda: str(one.private_ip),
-            "ami-id": lambda: str(one.image_id),
-            "ami-launch-index": lambda: str(one.ami_launch_index),
-            "placement/availability-zone": lambda: str(one.availability_zone),
-            "placement/region": lambda: str(one.region_name),
             "iam/security-credentials": lambda: role if keys else None,
             "iam/security-credentials/": lambda: role if keys else None,
             f"iam/security-credentials/{role}": lambda: _credentials(keys) if keys else None,
             "spot/instance-action": lambda: self._action(instance_id),
-            "spot/termination-time": lambda: _stamp(self.notices.interrupted.get(instance_id)),
-            "events/recommendations/rebalance": lambda: self._warning(instance_id),
         }
 
     def _action(self, instance_id: str) -> str | None:
-        at = _stamp(self.notices.interrupted.get(instance_id))
+        at = _stamp(self.interrupted.get(instance_id))
         return None if at is None else json.dumps({"action": "terminate", "time": at})
-
-    def _warning(self, instance_id: str) -> str | None:
-        at = _stamp(self.notices.rebalance.get(instance_id))
-        return None if at is None else json.dumps({"noticeTime": at})
 
 
 def served(metadata: Metadata, region: str, listening: socket) -> ThreadingHTTPServer:
@@ -88,7 +68,6 @@ def served(metadata: Metadata, region: str, listening: socket) -> ThreadingHTTPS
         protocol_version = "HTTP/1.1"
 
         def do_PUT(self) -> None:
-            """A token, to who is not behind a proxy."""
             try:
                 lifetime_s = int(self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", ""))
             except ValueError:
@@ -101,7 +80,6 @@ def served(metadata: Metadata, region: str, listening: socket) -> ThreadingHTTPS
                 self.answer(200, metadata.token(self.client_address[0], lifetime_s))
 
         def do_GET(self) -> None:
-            """A value, to who brings a token."""
             address = self.client_address[0]
             if not metadata.knows(address, self.headers.get("X-aws-ec2-metadata-token", "")):
                 self.answer(401, "")
@@ -110,7 +88,6 @@ def served(metadata: Metadata, region: str, listening: socket) -> ThreadingHTTPS
             self.answer(404 if found is None else 200, found or "")
 
         def answer(self, status: int, text: str) -> None:
-            """Send it."""
             body = text.encode()
             self.send_response(status)
             self.send_header("Content-Type", "text/plain")

@@ -81,11 +81,9 @@ class Operator:
 
     @property
     def home(self) -> Path:
-        """Where Srift keeps what it learns."""
         return self.folder / "state"
 
     def settle_in(self, campaign: Campaign, minutes: float) -> None:
-        """Write srift.toml and a workload."""
         told = {"bucket": self.world.bucket, "profile": self.world.profile, "region": self.world.region}
         wanted = {"market": campaign.market, "most": campaign.machines, "types": json.dumps(campaign.types)}
         text = _STATES.format(**told, **wanted, minutes=minutes, python=sys.executable)
@@ -104,7 +102,6 @@ class Operator:
         return kept | ours | self.world.environment()
 
     def srift(self, *words: str, within_s: float = 600.0, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run the command; what it says is in the answer."""
         return subprocess.run(
             [*_SRIFT, *words],
             cwd=self.folder,
@@ -115,7 +112,6 @@ class Operator:
         )
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """From the warehouse, as it is now."""
         return _asked(self.home / "warehouse.duckdb", query)
 
     def published(self) -> list[tuple[Any, ...]]:
@@ -124,7 +120,6 @@ class Operator:
         return _asked(self._table, query) if self._table.exists() else []
 
     def publications(self) -> int:
-        """How many there were."""
         query = "select count(distinct publication_id) from recommendation_history"
         return int(_asked(self._table, query)[0][0]) if self._table.exists() else 0
 
@@ -145,7 +140,6 @@ class Proof:
     wrong: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """For a person."""
         clusters = [f"{count} x {machines} {market}" for (market, machines), count in sorted(self.clusters.items())]
         records = [f"{count} {kind} {status}" for (kind, status), count in sorted(self.records.items())]
         usd = sum(usd or 0.0 for _, usd, _ in self.leases)

@@ -44,7 +44,6 @@ def twice(
 
 
 def _served(operator: Operator, say: Callable[[str], None], within_s: float) -> list[str]:
-    """How the two runs ended, as `make up` told it."""
     ports = _free_ports(2)
     words = ["--prefect-port", ports[0], "--mlflow-port", ports[1], *("--fire", NIGHTLY) * 2]
     environment = operator.environment() | _QUICK | {"SRIFT_ROOT": str(operator.folder)}

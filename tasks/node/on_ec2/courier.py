@@ -1,7 +1,9 @@
 """`python -m node.on_ec2.courier`: a rented machine's first process of ours, as root, from boot to power-off.
 
 It keeps the user whose code is measured from the machine's credentials, starts the agent as that user, carries the
-mailbox, and whatever happens powers the machine off. `shutdown` is the one on PATH: an emulated host has its own.
+mailbox and EC2's notices, and whatever happens powers the machine off. A store or a disk that fails is tried again for
+as long as the machine lives; when the agent has left, records are carried before anything else ends. `shutdown` is the
+one on PATH: an emulated host has its own.
 """
 
 from __future__ import annotations
@@ -9,20 +11,34 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pwd
 import resource
 import signal
 import subprocess
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..processes import adopt_orphans, end_descendants
+from ..record import write_file
 from .metadata import Metadata
-from .metadata_fence import Account, account, fence, start_as
+from .metadata_fence import account, fence, start_as
 from .s3 import Bucket
-from .sync import Delivery
+from .sync import LONGEST_PAUSE_S, Inbox, Outbox
 
+POLL_S = 0.5
+_INBOX_EVERY_S = 1.0
+_QUIET_AFTER_S = 20.0  # without news from either side, from when on it is asked for less often
+_QUIET_INBOX_EVERY_S = 5.0
+_NOTICE_EVERY_S = 2.0  # AWS says five; a notice comes two minutes before the end
+_FLUSH_S = 20.0  # after a notice, or while the machine goes down
+_REST_S = 60.0  # at the end, for what is no record
+_GRACE_S = 60.0  # before the machine's own end, to carry what the agent leaves
+_LEFT = (0, 3)  # the agent's exit codes: as told, or at its deadline
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")  # of the environment; nothing else reaches the agent
 _PATIENCE_S = 10.0
 _TIMEOUT_S = 5.0  # a store that is silent must not keep a notice waiting
@@ -49,7 +65,7 @@ class AgentProcess:
     """The agent as an ordinary user; what it says goes to a file that it cannot write otherwise."""
 
     def __init__(
-        self, user: Account, python: str, directory: Path, *, rank: int, address: str, deadline_unix: float
+        self, user: pwd.struct_passwd, python: str, directory: Path, address: str, rank: int, deadline_unix: float
     ) -> None:
         own, self._log = directory / f"node-{rank}", directory / "agent.txt"
         command = [
@@ -89,40 +105,192 @@ class AgentProcess:
             return ""
 
 
-def environment(user: Account, home: Path) -> dict[str, str]:
+def environment(user: pwd.struct_passwd, home: Path) -> dict[str, str]:
     """What the agent sees: where to find programs and its own code, and nothing of the machine's rights."""
     return {name: os.environ[name] for name in _KEPT if name in os.environ} | {
         "HOME": str(home),
-        "USER": user.name,
-        "LOGNAME": user.name,
+        "USER": user.pw_name,
+        "LOGNAME": user.pw_name,
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
+
+
+class Delivery:
+    """One machine. `start(rank, deadline_unix)` gives the agent, of user id `owner`; it and `notice` raise OSError."""
+
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        store: MachineStore,
+        start: Callable[[int, float], AgentProcess],
+        notice: Callable[[], dict[str, str] | None],
+        owner: int,
+        deadline_s: float,
+    ) -> None:
+        self._directory, self._store, self._start, self._notice, self._owner = directory, store, start, notice, owner
+        self._ends, self._grace_s = time.monotonic() + deadline_s, min(_GRACE_S, deadline_s / 5)
+        self._inbox = Inbox(directory, store.get)
+        self._outbox: Outbox | None = None
+        self._noticed: dict[str, str] = {}
+        self._next_inbox = self._next_notice = float("-inf")
+        self._news_at = time.monotonic()
+        self._complained = ""
+        self._told_to_leave = False
+        self._refused = ""  # what was told of files that are too much
+
+    def leave(self, *_: Any) -> None:
+        """The machine goes down (a signal's handler): end soon."""
+        self._told_to_leave = True
+
+    def serve(self) -> str:
+        """Until there is nothing left to do. Returns the reason if it is none that anybody asked for."""
+        self.tell("booted.json", {"booted_unix": time.time()})
+        rank = self._wait_for_rank()
+        if rank is None:
+            return "" if self._told_to_leave else "the controller gave this machine no place before its deadline"
+        outbox = self._outbox = self._own_folder(rank)
+        self._pass_on()  # what came before there was a folder
+        try:
+            agent = self._start(rank, time.time() + self._ends - self._grace_s - time.monotonic())
+        except OSError as error:
+            return f"the agent could not be started: {error}"
+        while agent.poll() is None and not self._over(before_s=self._grace_s / 2):
+            self._round(outbox)
+            time.sleep(POLL_S)
+        code = agent.poll()
+        agent.end()
+        self._empty()
+        return "" if code is None or code in _LEFT else f"the agent ended with exit code {code}: {agent.said()}"
+
+    def tell(self, name: str, body: dict[str, Any]) -> bool:
+        """Say it straight to the store, once. Returns whether it came there."""
+        try:
+            self._store.put(name, json.dumps(body).encode())
+        except OSError as error:
+            self._complain(f"{name} was not carried: {error}")
+            return False
+        return True
+
+    def _wait_for_rank(self) -> int | None:
+        while not self._over(before_s=self._grace_s):
+            try:
+                return self._inbox.rank()
+            except OSError as error:
+                self._complain(str(error))
+                self._watch()
+                time.sleep(_INBOX_EVERY_S)
+        return None
+
+    def _own_folder(self, rank: int) -> Outbox:
+        folder = self._directory / f"node-{rank}"
+        folder.mkdir(exist_ok=True)
+        os.chown(folder, self._owner, -1)
+        return Outbox(folder, owner=self._owner, put=self._store.put)
+
+    def _round(self, outbox: Outbox) -> None:
+        """Twice a second: out first, for a record is worth more than a plan."""
+        try:
+            if outbox.carry():
+                self._complain(outbox.problem)
+            self._news_at = max(self._news_at, outbox.news_at)  # what was carried may be answered
+            self._tell_refused(outbox)
+            if time.monotonic() >= self._next_inbox:
+                quiet = time.monotonic() >= self._news_at + _QUIET_AFTER_S
+                self._next_inbox = time.monotonic() + (_QUIET_INBOX_EVERY_S if quiet else _INBOX_EVERY_S)
+                if self._inbox.fetch():
+                    self._news_at, self._next_inbox = time.monotonic(), time.monotonic() + _INBOX_EVERY_S
+        except OSError as error:
+            self._complain(str(error))
+        self._watch()
+
+    def _watch(self) -> None:
+        """Pass on a notice the first time it is seen."""
+        if time.monotonic() < self._next_notice:
+            return
+        self._next_notice = time.monotonic() + _NOTICE_EVERY_S
+        try:
+            notice = self._notice()
+        except OSError:
+            return  # asked again in a moment
+        if notice is not None and notice != self._noticed:
+            self._noticed = notice
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """The notice, and everything else at once: the machine may go."""
+        if not self._noticed:
+            return
+        body = {**self._noticed, "seen_unix": time.time()}
+        told = False
+        if self._outbox is not None:
+            with suppress(OSError):  # a full disk
+                write_file(self._outbox.folder / "notice.json", json.dumps(body).encode(), owner=self._owner)
+                told = True
+            self._flush(self._outbox, until=time.monotonic() + _FLUSH_S)
+        if not told and not self.tell("notice.json", body):
+            self._noticed = {}  # it is seen again in a moment
+
+    def _empty(self) -> None:
+        """At the end: everything for a minute, then records for as long as the machine lives."""
+        assert self._outbox is not None
+        short = self._told_to_leave
+        self._flush(self._outbox, until=min(self._ends, time.monotonic() + (_FLUSH_S if short else _REST_S)))
+        if not short and self._outbox.records_waiting():
+            self._flush(self._outbox, until=self._ends)
+        self._tell_refused(self._outbox)
+
+    def _flush(self, outbox: Outbox, *, until: float) -> None:
+        pause_s = POLL_S
+        while outbox.flush(until):
+            self._complain(outbox.problem)
+            if time.monotonic() + pause_s >= until:
+                return
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _tell_refused(self, outbox: Outbox) -> None:
+        """That files are left behind, once: not each of them."""
+        if outbox.refused and not self._refused and self.tell("refused.json", {"reason": outbox.refused}):
+            self._refused = outbox.refused
+
+    def _over(self, *, before_s: float) -> bool:
+        return self._told_to_leave or time.monotonic() >= self._ends - before_s
+
+    def _complain(self, message: str) -> None:
+        """To the machine's console, once in a row."""
+        if message != self._complained:
+            self._complained = message
+            print(f"srift: {message}", flush=True)
 
 
 def serve(arguments: argparse.Namespace) -> None:
     """From the first look at the metadata service to the last upload. Raises OSError where it cannot even begin."""
     ends = time.monotonic() + arguments.deadline_s
     metadata = Metadata()
-    root = f"{arguments.prefix}/leases/{arguments.lease}/{arguments.role_id}:{metadata.instance_id()}"
-
-    def bucket(attempts: int) -> Bucket:
-        return Bucket(
-            arguments.bucket,
-            region=arguments.region,
-            endpoint=arguments.endpoint,
-            keys=metadata.keys,
-            attempts=attempts,
-            timeout_s=_TIMEOUT_S,
-        )
-
+    bucket = Bucket(
+        arguments.bucket,
+        region=arguments.region,
+        endpoint=arguments.endpoint,
+        keys=metadata.keys,
+        attempts=2,
+        timeout_s=_TIMEOUT_S,
+    )
+    own = f"{arguments.role_id}:{metadata.instance_id()}"
+    store = MachineStore(bucket, f"{arguments.prefix}/leases/{arguments.lease}/{own}")
     try:
-        reason = deliver(arguments, metadata, MachineStore(bucket(2), root), ends)
+        reason = deliver(arguments, metadata, store, ends)
     except Exception as error:
         traceback.print_exc()
         reason = f"the courier failed: {error!r}"[:500]
     if reason:
-        report(MachineStore(bucket(6), root), reason)
+        print(f"srift: {reason}", flush=True)
+        bucket.attempts = 6  # nothing else waits any more
+        try:
+            store.put("failed.json", json.dumps({"reason": reason, "failed_unix": time.time()}).encode())
+        except OSError as error:
+            print(f"srift: nor could that be told: {error}", flush=True)
 
 
 def deliver(arguments: argparse.Namespace, metadata: Metadata, store: MachineStore, ends: float) -> str:
@@ -134,30 +302,14 @@ def deliver(arguments: argparse.Namespace, metadata: Metadata, store: MachineSto
     delivery = Delivery(
         directory=arguments.directory,
         store=store,
-        start=lambda rank, deadline_unix: AgentProcess(
-            user,
-            arguments.python,
-            arguments.directory,
-            rank=rank,
-            address=address,
-            deadline_unix=deadline_unix,
-        ),
+        start=partial(AgentProcess, user, arguments.python, arguments.directory, address),
         notice=metadata.notice,
-        owner=user.uid,
+        owner=user.pw_uid,
         deadline_s=ends - time.monotonic(),
     )
     for told in (signal.SIGTERM, signal.SIGINT):
         signal.signal(told, delivery.leave)
     return delivery.serve()
-
-
-def report(store: MachineStore, reason: str) -> None:
-    """Tell the controller why this machine goes, and the console."""
-    print(f"srift: {reason}", flush=True)
-    try:
-        store.put("failed.json", json.dumps({"reason": reason, "failed_unix": time.time()}).encode())
-    except OSError as error:
-        print(f"srift: nor could that be told: {error}", flush=True)
 
 
 def power_off() -> None:

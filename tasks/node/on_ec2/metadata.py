@@ -41,18 +41,9 @@ def ask_once(method: str, url: str, headers: Mapping[str, str]) -> tuple[int, st
 class Metadata:
     """One machine's service. Every question is bounded in time and tries."""
 
-    def __init__(
-        self,
-        base: str = "",
-        *,
-        ask: Ask = ask_once,
-        clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self.base = (base or os.environ.get("SRIFT_METADATA") or BASE).rstrip("/")
-        self._ask, self._clock, self._sleep = ask, clock, sleep
-        self._token = ""
-        self._role = ""
+    def __init__(self, base: str = "", ask: Ask = ask_once) -> None:
+        self.base, self._ask = (base or os.environ.get("SRIFT_METADATA") or BASE).rstrip("/"), ask
+        self._token = self._role = ""
         self._held: tuple[str, str, str] | None = None
         self._expires_unix = 0.0
 
@@ -61,7 +52,7 @@ class Metadata:
         problem = ""
         for attempt in range(attempts):
             if attempt:
-                self._sleep(0.2 * 2**attempt)
+                time.sleep(0.2 * 2**attempt)
             try:
                 status, body = self._get(path)
             except (OSError, http.client.HTTPException, ValueError) as error:
@@ -82,12 +73,12 @@ class Metadata:
 
     def keys(self, fresh: bool = False) -> tuple[str, str, str]:
         """The role's access key, secret key and session token, renewed before they expire. Raises MetadataError."""
-        if not fresh and self._held is not None and self._clock() < self._expires_unix - _REFRESH_S:
+        if not fresh and self._held is not None and time.time() < self._expires_unix - _REFRESH_S:
             return self._held
         try:
             self._held = self._renewed()
         except MetadataError:
-            if fresh or self._held is None or self._clock() >= self._expires_unix:
+            if fresh or self._held is None or time.time() >= self._expires_unix:
                 raise
         return self._held
 

@@ -11,8 +11,7 @@ import pwd
 import socket
 import subprocess
 import urllib.parse
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from ..processes import die_with_parent, gain_nothing
 
@@ -33,75 +32,59 @@ except OSError:
 sys.exit({_CONNECTED})
 """
 _PATIENCE_S = 60.0  # of a machine that has just come up
-Run = Callable[[Sequence[str]], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """The user that code runs as."""
-
-    name: str
-    uid: int
-    gid: int
-
-
-def account(name: str) -> Account:
-    """The user called `name`. Raises OSError: there is none, or it is root."""
+def account(name: str) -> pwd.struct_passwd:
+    """The user called `name`, whom code is to run as. Raises OSError: there is none, or it is root."""
     try:
         found = pwd.getpwnam(name)
     except KeyError:
         raise OSError(f"there is no user {name} on this machine") from None
     if found.pw_uid == 0:
         raise OSError(f"{name} is root, which no rule can keep from the metadata service")
-    return Account(name=name, uid=found.pw_uid, gid=found.pw_gid)
+    return found
 
 
-def start_as(user: Account, command: Sequence[str], **options: object) -> subprocess.Popen[bytes]:
+def start_as(user: pwd.struct_passwd, command: Sequence[str], **options: object) -> subprocess.Popen[bytes]:
     """A process of `user` that ends with this one, in no group of ours, and that no set-uid program can raise."""
     return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
-        command, user=user.uid, group=user.gid, extra_groups=[], preexec_fn=_confine, **options
+        command, user=user.pw_uid, group=user.pw_gid, extra_groups=[], preexec_fn=_confine, **options
     )
 
 
-def fence(user: Account, base: str, python: str) -> str:
-    """Empty when `user` cannot reach the service at `base`, else why not: then nothing of theirs may run."""
+def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
+    """Empty when `user` cannot reach the service at `base`, else why not: then nothing of theirs may run.
+
+    Every rule is put in force, since one may go later: systemd-networkd drops routing rules that are not its own when
+    it starts anew.
+    """
     parts = urllib.parse.urlsplit(base)
     host, port = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
-    return enforce(
-        lambda rule: _apply(rule.format(host=host, uid=user.uid).split()), lambda: _prove(user, python, host, port)
-    )
-
-
-def enforce(put: Callable[[str], str], tries: Callable[[], str]) -> str:
-    """Put every rule in force; empty when one is, and holds. `put` says why it could not, `tries` that none keeps out.
-
-    All of them, since one may go later: systemd-networkd drops routing rules that are not its own when it starts anew.
-    """
-    put(_ALSO)
     said, in_force = [], False
-    for rule in _RULES:
-        problem = put(rule)
-        in_force |= not problem
-        said.append(f"{rule.split()[0]}: {problem or 'in force'}")
-    problem = tries() if in_force else "none could be put in force"
+    for rule in (_ALSO, *_RULES):
+        problem = _apply(rule.format(host=host, uid=user.pw_uid).split())
+        if rule != _ALSO:
+            in_force |= not problem
+            said.append(f"{rule.split()[0]}: {problem or 'in force'}")
+    problem = _prove(user, python, host, port) if in_force else "none could be put in force"
     if not problem:
         return ""
     said.append(problem)
     return f"user code could reach the metadata service, so none was run ({'; '.join(said)})"
 
 
-def _prove(user: Account, python: str, host: str, port: int) -> str:
+def _prove(user: pwd.struct_passwd, python: str, host: str, port: int) -> str:
     """Connect as `user`. Only a refusal of what root is granted counts: a Python that did not start proves nothing."""
     command = (python, "-I", "-c", _TRY, host, str(port))
     try:
         started = start_as(user, command, env={"PATH": os.defpath}, cwd="/", stderr=subprocess.PIPE)
         _, said = started.communicate(timeout=_PATIENCE_S)
     except (OSError, subprocess.SubprocessError) as error:
-        return f"{python} could not be started as user {user.name}: {error}"
+        return f"{python} could not be started as user {user.pw_name}: {error}"
     if started.returncode == _CONNECTED:
         return "it is in force and does not hold"
     if started.returncode != _REFUSED:
-        return f"{python} failed as user {user.name}: {said.decode(errors='replace').strip()[-300:]}"
+        return f"{python} failed as user {user.pw_name}: {said.decode(errors='replace').strip()[-300:]}"
     try:
         socket.create_connection((host, port), timeout=_TIMEOUT_S).close()
     except OSError as error:

@@ -6,6 +6,7 @@ What goes wrong is an OSError that names S3's code and never what was signed.
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import hashlib
 import hmac
@@ -43,9 +44,6 @@ class Answer(NamedTuple):
     body: bytes
 
 
-Send = Callable[[str, str, Mapping[str, str], bytes], Answer]  # method, path, headers, body
-
-
 def sign(method: str, host: str, path: str, body: bytes, *, region: str, keys: Keys, at_unix: float) -> dict[str, str]:
     """The headers of a request without a query; `path` is percent-encoded once, as S3 wants it."""
     access_key, secret_key, token = keys
@@ -67,29 +65,6 @@ def sign(method: str, host: str, path: str, body: bytes, *, region: str, keys: K
     return {**headers, "authorization": f"{credential}, SignedHeaders={names}, Signature={signature}"}
 
 
-class Connection:
-    """A connection that is kept after a whole answer, and made anew after any fault. Follows no redirection."""
-
-    def __init__(self, url: str, timeout_s: float) -> None:
-        parts = urllib.parse.urlsplit(url)
-        self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._netloc, self._timeout_s = parts.netloc, timeout_s
-        self._kept: http.client.HTTPConnection | None = None
-
-    def __call__(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Ask once. Raises OSError or HTTPException."""
-        made, self._kept = self._kept or self._kind(self._netloc, timeout=self._timeout_s), None
-        try:
-            made.request(method, path, body=body if method == "PUT" else None, headers=dict(headers))
-            answer = made.getresponse()
-            whole = Answer(answer.status, answer.getheader("Date") or "", answer.read())
-        except BaseException:
-            made.close()
-            raise
-        self._kept = made
-        return whole
-
-
 class Bucket:
     """One bucket. `keys(fresh)` gives credentials, new ones where `fresh`; `endpoint` stands in for AWS's own."""
 
@@ -102,18 +77,15 @@ class Bucket:
         endpoint: str | None = None,
         attempts: int = 5,
         timeout_s: float = 10.0,
-        send: Send | None = None,
-        clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
         virtual = endpoint is None and "." not in name  # a dot would not fit AWS's certificate
         url = (endpoint or f"https://{name + '.' if virtual else ''}s3.{region}.{domain}").rstrip("/")
         parts = urllib.parse.urlsplit(url)
         self._host, self._root = parts.netloc, parts.path + ("/" if virtual else f"/{name}/")
-        self._region, self._keys, self._attempts = region, keys, attempts
-        self._send = send or Connection(url, timeout_s)
-        self._clock, self._sleep = clock, sleep
+        self._region, self._keys, self.attempts = region, keys, attempts
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._connection = kind(parts.netloc, timeout=timeout_s)
         self.offset_s = 0.0  # the store's clock less this machine's, learned when S3 complains
 
     def get(self, key: str) -> bytes:
@@ -124,18 +96,26 @@ class Bucket:
         """Store the object whole: S3 checks what came against the digest that is signed. Raises S3Error."""
         self._ask("PUT", key, body)
 
+    def _send(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        """Ask once, following no redirection. The connection is kept after a whole answer and new after any fault."""
+        try:
+            self._connection.request(method, path, body=body if method == "PUT" else None, headers=dict(headers))
+            answer = self._connection.getresponse()
+            return Answer(answer.status, answer.getheader("Date") or "", answer.read())
+        except BaseException:
+            self._connection.close()
+            raise
+
     def _ask(self, method: str, key: str, body: bytes) -> bytes:
         path = self._root + urllib.parse.quote(key, safe="/")
         problem, fresh = S3Error(method, key, 0, ""), False
-        for attempt in range(self._attempts):
+        for attempt in range(self.attempts):
             if attempt:
                 pause_s = min(_LONGEST_PAUSE_S, 0.2 * 2**attempt)
-                self._sleep(pause_s * random.uniform(0.5, 1.0))  # machines of a cluster must not come back as one
+                time.sleep(pause_s * random.uniform(0.5, 1.0))  # machines of a cluster must not come back as one
             try:
-                at_unix = self._clock() + self.offset_s
-                headers = sign(
-                    method, self._host, path, body, region=self._region, keys=self._keys(fresh), at_unix=at_unix
-                )
+                keys, at_unix = self._keys(fresh), time.time() + self.offset_s
+                headers = sign(method, self._host, path, body, region=self._region, keys=keys, at_unix=at_unix)
                 answer = self._send(method, path, headers, body)
             except (OSError, http.client.HTTPException) as error:
                 problem = S3Error(method, key, 0, type(error).__name__)
@@ -147,16 +127,10 @@ class Bucket:
             problem = S3Error(method, key, answer.status, code)
             fresh = code in _EXPIRED
             if code == "RequestTimeTooSkewed":
-                self.offset_s = _unix(answer.date, self._clock() + self.offset_s) - self._clock()
+                with contextlib.suppress(TypeError, ValueError):  # a date that is none
+                    self.offset_s = email.utils.parsedate_to_datetime(answer.date).timestamp() - time.time()
             elif code in ("NoSuchKey", "AccessDenied") and method == "GET":
                 raise Absent(method, key, answer.status, code)
             elif not (fresh or code in _AGAIN or answer.status >= 500 or answer.status == 429):
                 raise problem
         raise problem
-
-
-def _unix(date: str, otherwise: float) -> float:
-    try:
-        return email.utils.parsedate_to_datetime(date).timestamp()
-    except (TypeError, ValueError):
-        return otherwise

@@ -1,9 +1,8 @@
-"""Carries the mailbox between a rented machine's disk and the store, and looks after the agent.
+"""Carries the mailbox between a rented machine's disk and the store.
 
-Inbox: the files that the controller's manifest names. Outbox: this node's folder, records first. Delivery: both, with
-notices of EC2's. A store or a disk that fails is tried again for as long as the machine lives; when the agent has left,
-records are carried before anything else ends. The folder belongs to the user whose code is measured, and the courier
-is root: no link is followed, no pipe is waited for, and nothing is read that is not that user's own file.
+Inbox: the files that the controller's manifest names. Outbox: this node's folder, records first. The folder belongs to
+the user whose code is measured, and the courier is root: no link is followed, no pipe is waited for, and nothing is
+read that is not that user's own file.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from ..record import write_file
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -31,24 +31,6 @@ _PLACED_LAST = ("plan", "go", "done")
 
 class BadManifest(OSError):
     """The manifest, or the place that a node is given, is not what this version knows; the message says what."""
-
-
-def write_file(path: Path, content: bytes, owner: int | None = None) -> None:
-    """Write beside, flush, rename. Safe in a folder that belongs to `owner`: no link of theirs is followed.
-
-    Raises OSError.
-    """
-    beside = path.with_name(f".{path.name}.courier")
-    with suppress(FileNotFoundError):
-        beside.unlink()
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(descriptor)
-        if owner is not None:
-            os.fchown(descriptor, owner, -1)
-    os.replace(beside, path)
 
 
 def files_of(content: bytes) -> dict[str, str]:
@@ -89,9 +71,7 @@ class Inbox:
             content = self._get(name)
             if hashlib.sha256(content).hexdigest() != digest:
                 break  # it was replaced since; what depends on it waits for the next manifest
-            path = self._directory / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, content)
+            write_file(self._directory / name, content)
             self._placed[name] = digest
             fresh.append(name)
         return fresh
@@ -124,7 +104,7 @@ STEADY_EVERY_S = 5.0  # a node is silent after thirty seconds without a heartbea
 _MOST_BYTES = 256 * 2**20
 _SMALL_BYTES = 64 * 2**10
 LOG_EVERY_S = 10.0
-_LONGEST_PAUSE_S = 10.0
+LONGEST_PAUSE_S = 10.0
 # Uploads cost money, and user code decides how many files it rewrites: so many at once, and on average so many an hour,
 # beside heartbeats. What is over waits, and records wait least. The caps count them (tasks/providers/ec2/prices.py).
 UPLOADS_AT_ONCE = 150
@@ -150,15 +130,13 @@ class UploadState:
 class Outbox:
     """Carries `folder`. `put(name, content)` raises OSError; `owner` is the user id whose files are carried."""
 
-    def __init__(
-        self, folder: Path, *, owner: int, put: Callable[[str, bytes], None], clock: Callable[[], float]
-    ) -> None:
-        self.folder, self._owner, self._put, self._clock = folder, owner, put, clock
+    def __init__(self, folder: Path, *, owner: int, put: Callable[[str, bytes], None]) -> None:
+        self.folder, self._owner, self._put = folder, owner, put
         self.problem = ""  # what the last fault was
         self.news_at = float("-inf")  # when something went up that the controller may answer
         self.refused = ""  # the sentence on what is not carried, since it is too much
         self._sent: dict[str, UploadState] = {}
-        self._left, self._counted_at = float(UPLOADS_AT_ONCE), clock()  # uploads that may be made now, and as of when
+        self._left, self._counted_at = float(UPLOADS_AT_ONCE), time.monotonic()  # uploads that may be made; as of when
 
     def carry(self) -> bool:
         """One pass over what is due, up to the first fault. Returns whether there was one; `problem` says which."""
@@ -168,7 +146,7 @@ class Outbox:
         """One pass over everything, due or not, past faults and until `until`. Returns how many files did not go up."""
         waiting = self._waiting()
         return len(waiting) - sum(
-            self._clock() < until and self._may_upload(name) and self._send(name) for name in waiting
+            time.monotonic() < until and self._may_upload(name) and self._send(name) for name in waiting
         )
 
     def records_waiting(self) -> int:
@@ -176,19 +154,16 @@ class Outbox:
         return sum(_is_record(name) for name in self._waiting())
 
     def _waiting(self) -> list[str]:
-        marks = dict(self._marks())
-        sent = {name: self._sent.setdefault(name, UploadState()) for name in marks}
-        lacking = [
-            name for name in marks if marks[name] not in (sent[name].mark, sent[name].refused) and not self._final(name)
-        ]
+        lacking = []
+        for name, mark in self._marks():
+            sent = self._sent.setdefault(name, UploadState())
+            final = _is_record(name) and sent.mark is not None  # what somebody makes of it after it went up is not it
+            if mark not in (sent.mark, sent.refused) and not final:
+                lacking.append(name)
         return sorted(lacking, key=_upload_order)
 
-    def _final(self, name: str) -> bool:
-        """A record is written once: what somebody makes of it after it went up is not it."""
-        return _is_record(name) and self._sent[name].mark is not None
-
     def _due(self, name: str) -> bool:
-        sent, now = self._sent[name], self._clock()
+        sent, now = self._sent[name], time.monotonic()
         every_s = LOG_EVERY_S if _is_log(name) else STEADY_EVERY_S if name in _STEADY else CHANGED_EVERY_S
         return now >= sent.not_before and now >= sent.at + every_s
 
@@ -196,7 +171,7 @@ class Outbox:
         """Whether one more upload is within what may be spent; it is counted. A heartbeat always is."""
         if name == _HEARTBEAT:
             return True
-        now = self._clock()
+        now = time.monotonic()
         earned = (now - self._counted_at) * UPLOADS_PER_HOUR / 3600.0
         self._left, self._counted_at = min(float(UPLOADS_AT_ONCE), self._left + earned), now
         if self._left < 1.0:
@@ -215,14 +190,14 @@ class Outbox:
                     sent.refused = mark
                     return True
                 self._put(name, content)
-                sent.mark, sent.at, sent.failures, sent.size = mark, self._clock(), 0, len(content)
+                sent.mark, sent.at, sent.failures, sent.size = mark, time.monotonic(), 0, len(content)
                 if name not in _STEADY and not _is_log(name):
                     self.news_at = sent.at
             return True
         except OSError as error:
             self.problem = str(error)
             sent.failures += 1
-            sent.not_before = self._clock() + min(_LONGEST_PAUSE_S, 2.0 ** (sent.failures - 1))
+            sent.not_before = time.monotonic() + min(LONGEST_PAUSE_S, 2.0 ** (sent.failures - 1))
             return False
 
     def _has_room(self, name: str, size: int) -> bool:
@@ -291,189 +266,3 @@ def _is_record(name: str) -> bool:
 
 def _is_log(name: str) -> bool:
     return name.startswith("log-") and name.endswith(".txt")
-
-
-POLL_S = 0.5
-_INBOX_EVERY_S = 1.0
-_QUIET_AFTER_S = 20.0  # without news from either side, from when on it is asked for less often
-_QUIET_INBOX_EVERY_S = 5.0
-_NOTICE_EVERY_S = 2.0  # AWS says five; a notice comes two minutes before the end
-_FLUSH_S = 20.0  # after a notice, or while the machine goes down
-_REST_S = 60.0  # at the end, for what is no record
-_GRACE_S = 60.0  # before the machine's own end, to carry what the agent leaves
-_LEFT = (0, 3)  # the agent's exit codes: as told, or at its deadline
-
-
-class Agent(Protocol):
-    """The agent's process."""
-
-    def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
-
-    def end(self) -> None:
-        """End it and everything below it."""
-
-    def said(self) -> str:
-        """The end of what it said."""
-
-
-class Store(Protocol):
-    """This machine's part of the store."""
-
-    def get(self, name: str) -> bytes:
-        """What the controller wrote. Raises OSError."""
-
-    def put(self, name: str, content: bytes) -> None:
-        """For the controller to read. Raises OSError."""
-
-
-class Delivery:
-    """One machine. `start(rank, deadline_unix)` gives the agent, of user id `owner`; it and `notice` raise OSError."""
-
-    def __init__(
-        self,
-        *,
-        directory: Path,
-        store: Store,
-        start: Callable[[int, float], Agent],
-        notice: Callable[[], dict[str, str] | None],
-        owner: int,
-        deadline_s: float,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._directory, self._store, self._start, self._notice = directory, store, start, notice
-        self._owner, self._clock, self._sleep = owner, clock, sleep
-        self._ends, self._grace_s = clock() + deadline_s, min(_GRACE_S, deadline_s / 5)
-        self._inbox = Inbox(directory, store.get)
-        self._outbox: Outbox | None = None
-        self._noticed: dict[str, str] = {}
-        self._next_inbox = self._next_notice = float("-inf")
-        self._news_at = clock()
-        self._complained = ""
-        self._told_to_leave = False
-        self._refused = ""  # what was told of files that are too much
-
-    def leave(self, *_: Any) -> None:
-        """The machine goes down (a signal's handler): end soon."""
-        self._told_to_leave = True
-
-    def serve(self) -> str:
-        """Until there is nothing left to do. Returns the reason if it is none that anybody asked for."""
-        self.tell("booted.json", {"booted_unix": time.time()})
-        rank = self._wait_for_rank()
-        if rank is None:
-            return "" if self._told_to_leave else "the controller gave this machine no place before its deadline"
-        outbox = self._outbox = self._own_folder(rank)
-        self._pass_on()  # what came before there was a folder
-        try:
-            agent = self._start(rank, time.time() + self._ends - self._grace_s - self._clock())
-        except OSError as error:
-            return f"the agent could not be started: {error}"
-        while agent.poll() is None and not self._over(before_s=self._grace_s / 2):
-            self._round(outbox)
-            self._sleep(POLL_S)
-        code = agent.poll()
-        agent.end()
-        self._empty()
-        return "" if code is None or code in _LEFT else f"the agent ended with exit code {code}: {agent.said()}"
-
-    def tell(self, name: str, body: dict[str, Any]) -> bool:
-        """Say it straight to the store, once. Returns whether it came there."""
-        try:
-            self._store.put(name, json.dumps(body).encode())
-        except OSError as error:
-            self._complain(f"{name} was not carried: {error}")
-            return False
-        return True
-
-    def _wait_for_rank(self) -> int | None:
-        while not self._over(before_s=self._grace_s):
-            try:
-                return self._inbox.rank()
-            except OSError as error:
-                self._complain(str(error))
-                self._watch()
-                self._sleep(_INBOX_EVERY_S)
-        return None
-
-    def _own_folder(self, rank: int) -> Outbox:
-        folder = self._directory / f"node-{rank}"
-        folder.mkdir(exist_ok=True)
-        os.chown(folder, self._owner, -1)
-        return Outbox(folder, owner=self._owner, put=self._store.put, clock=self._clock)
-
-    def _round(self, outbox: Outbox) -> None:
-        """Twice a second: out first, for a record is worth more than a plan."""
-        try:
-            if outbox.carry():
-                self._complain(outbox.problem)
-            self._news_at = max(self._news_at, outbox.news_at)  # what was carried may be answered
-            self._tell_refused(outbox)
-            if self._clock() >= self._next_inbox:
-                quiet = self._clock() >= self._news_at + _QUIET_AFTER_S
-                self._next_inbox = self._clock() + (_QUIET_INBOX_EVERY_S if quiet else _INBOX_EVERY_S)
-                if self._inbox.fetch():
-                    self._news_at, self._next_inbox = self._clock(), self._clock() + _INBOX_EVERY_S
-        except OSError as error:
-            self._complain(str(error))
-        self._watch()
-
-    def _watch(self) -> None:
-        """Pass on a notice the first time it is seen."""
-        if self._clock() < self._next_notice:
-            return
-        self._next_notice = self._clock() + _NOTICE_EVERY_S
-        try:
-            notice = self._notice()
-        except OSError:
-            return  # asked again in a moment
-        if notice is not None and notice != self._noticed:
-            self._noticed = notice
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        """The notice, and everything else at once: the machine may go."""
-        if not self._noticed:
-            return
-        body = {**self._noticed, "seen_unix": time.time()}
-        told = False
-        if self._outbox is not None:
-            with suppress(OSError):  # a full disk
-                write_file(self._outbox.folder / "notice.json", json.dumps(body).encode(), self._owner)
-                told = True
-            self._flush(self._outbox, until=self._clock() + _FLUSH_S)
-        if not told and not self.tell("notice.json", body):
-            self._noticed = {}  # it is seen again in a moment
-
-    def _empty(self) -> None:
-        """At the end: everything for a minute, then records for as long as the machine lives."""
-        assert self._outbox is not None
-        short = self._told_to_leave
-        self._flush(self._outbox, until=min(self._ends, self._clock() + (_FLUSH_S if short else _REST_S)))
-        if not short and self._outbox.records_waiting():
-            self._flush(self._outbox, until=self._ends)
-        self._tell_refused(self._outbox)
-
-    def _flush(self, outbox: Outbox, *, until: float) -> None:
-        pause_s = POLL_S
-        while outbox.flush(until):
-            self._complain(outbox.problem)
-            if self._clock() + pause_s >= until:
-                return
-            self._sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    def _tell_refused(self, outbox: Outbox) -> None:
-        """That files are left behind, once: not each of them."""
-        if outbox.refused and not self._refused and self.tell("refused.json", {"reason": outbox.refused}):
-            self._refused = outbox.refused
-
-    def _over(self, *, before_s: float) -> bool:
-        return self._told_to_leave or self._clock() >= self._ends - before_s
-
-    def _complain(self, message: str) -> None:
-        """To the machine's console, once in a row."""
-        if message != self._complained:
-            self._complained = message
-            print(f"srift: {message}", flush=True)

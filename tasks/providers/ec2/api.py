@@ -10,11 +10,12 @@ import json
 import os
 import re
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -27,6 +28,7 @@ Answer = dict[str, Any]
 PRICE_LIST_REGION = "us-east-1"  # the Price List API answers for every region from here
 ADVISOR = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
 CONNECT_S, READ_S, ATTEMPTS, METADATA_S = 5, 30, 4, 1
+ALIVE = ("pending", "running", "stopping", "stopped")  # what may cost money, or come back to do so
 _ATONCE = 100  # types named in one question
 _SERVICES = {"servicequotas": "service-quotas"}  # where boto3 spells a service otherwise than IAM does
 _METHODS = {  # and an action
@@ -89,39 +91,20 @@ def asking(action: str, region: str) -> Iterator[None]:
         raise explained(error, action=action, region=region) from None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """Where the seconds come from, so that a test need not wait for them."""
+
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    sleep: Callable[[float], None] = time.sleep
+
+
 class Ec2Api:
-    """Questions to EC2 and its price list through `clients`. All raise ProviderError with the fix."""
+    """Questions and orders through `clients`; who waits for an answer does so by `clock`."""
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: Clients, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock()
         self._clients, self._made, self._lock = clients, dict[tuple[str, str], Any](), threading.Lock()
-
-    def type_names(self, region: str) -> list[str]:
-        """Instance types that the region offers."""
-        pages = self.ask_pages("ec2:DescribeInstanceTypeOfferings", region, MaxResults=1000, LocationType="region")
-        return [str(one["InstanceType"]) for page in pages for one in page["InstanceTypeOfferings"]]
-
-    def instance_types(self, region: str, names: Sequence[str]) -> list[Answer]:
-        """Descriptions of `names`, which the region must offer, as DescribeInstanceTypes gives them."""
-        found: list[Answer] = []
-        for first in range(0, len(names), _ATONCE):
-            some = list(names[first : first + _ATONCE])
-            for page in self.ask_pages("ec2:DescribeInstanceTypes", region, InstanceTypes=some):
-                found += page["InstanceTypes"]
-        return found
-
-    def price_list(self, region: str) -> Iterator[Answer]:
-        """Products of the Price List API for on-demand Linux in `region`."""
-        wanted = _ON_DEMAND | {"regionCode": region}
-        filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
-        for page in self.ask_pages("pricing:GetProducts", PRICE_LIST_REGION, ServiceCode="AmazonEC2",
-                                   Filters=filters, FormatVersion="aws_v1", MaxResults=100):  # fmt: skip
-            yield from (json.loads(product) for product in page["PriceList"])
-
-    def spot_prices(self, region: str, at: datetime) -> Iterator[Answer]:
-        """Rows of DescribeSpotPriceHistory in force at `at`, of every type and zone of the region."""
-        for page in self.ask_pages("ec2:DescribeSpotPriceHistory", region, StartTime=at,
-                                   ProductDescriptions=["Linux/UNIX"], MaxResults=1000):  # fmt: skip
-            yield from page["SpotPriceHistory"]
 
     def ask(self, action: str, region: str, **words: Any) -> Answer:
         """One call of `action`, spelt as in an IAM policy ("ec2:RunInstances")."""
@@ -132,22 +115,61 @@ class Ec2Api:
             answer: Answer = getattr(client, method)(**words)
             return answer
 
-    def ask_pages(self, action: str, region: str, **words: Any) -> Iterator[Answer]:
-        """As `ask`, answer after answer until no token for a next one comes (absent or empty)."""
-        token = ""
+    def ask_unless(self, refusals: Sequence[str], action: str, region: str, **words: Any) -> Answer:
+        """As `ask`; empty where AWS refuses with one of those codes, or kinds of them."""
+        try:
+            return self.ask(action, region, **words)
+        except AwsRefused as error:
+            if error.kind not in refusals and error.code not in refusals:
+                raise
+            return {}
+
+    def ask_all(self, key: str, action: str, region: str, **words: Any) -> Iterator[Any]:
+        """As `ask`: what lies under `key` of answer after answer, until no token for a next one comes."""
+        token: dict[str, str] = {}
         while True:
-            page = self.ask(action, region, **words, **({"NextToken": token} if token else {}))
-            yield page
-            token = str(page.get("NextToken") or "")
-            if not token:
+            page = self.ask(action, region, **words, **token)
+            yield from page[key]
+            if not page.get("NextToken"):
                 return
+            token = {"NextToken": str(page["NextToken"])}
+
+    def type_names(self, region: str) -> list[str]:
+        """Instance types that the region offers."""
+        found = self.ask_all(
+            "InstanceTypeOfferings", "ec2:DescribeInstanceTypeOfferings", region, MaxResults=1000, LocationType="region"
+        )
+        return [str(one["InstanceType"]) for one in found]
+
+    def instance_types(self, region: str, names: Sequence[str]) -> list[Answer]:
+        """Descriptions of `names`, which the region must offer, as DescribeInstanceTypes gives them."""
+        return [
+            one
+            for first in range(0, len(names), _ATONCE)
+            for one in self.ask_all(
+                "InstanceTypes", "ec2:DescribeInstanceTypes", region, InstanceTypes=list(names[first : first + _ATONCE])
+            )
+        ]
+
+    def price_list(self, region: str) -> Iterator[Answer]:
+        """Products of the Price List API for on-demand Linux in `region`."""
+        wanted = _ON_DEMAND | {"regionCode": region}
+        filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
+        words = {"ServiceCode": "AmazonEC2", "Filters": filters, "FormatVersion": "aws_v1", "MaxResults": 100}
+        yield from map(json.loads, self.ask_all("PriceList", "pricing:GetProducts", PRICE_LIST_REGION, **words))
+
+    def spot_prices(self, region: str, at: datetime, names: Sequence[str] = ()) -> Iterator[Answer]:
+        """Rows of DescribeSpotPriceHistory in force at `at`, of `names` or every type, in each zone of the region."""
+        words: Answer = {"InstanceTypes": list(names)} if names else {"MaxResults": 1000}
+        words |= {"StartTime": at, "ProductDescriptions": ["Linux/UNIX"]}
+        return self.ask_all("SpotPriceHistory", "ec2:DescribeSpotPriceHistory", region, **words)
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
         """Spot placement score by zone of a request for `count` machines of any of `names`."""
-        rows: list[Answer] = []
         wanted = {"InstanceTypes": list(names), "TargetCapacity": count, "SingleAvailabilityZone": True}
-        for page in self.ask_pages("ec2:GetSpotPlacementScores", region, **wanted, RegionNames=[region]):
-            rows += page["SpotPlacementScores"]
+        rows = list(
+            self.ask_all("SpotPlacementScores", "ec2:GetSpotPlacementScores", region, **wanted, RegionNames=[region])
+        )
         return zone_scores(rows, self.ask("ec2:DescribeAvailabilityZones", region)["AvailabilityZones"])
 
     def bucket_region(self, region: str, bucket: str) -> str:
@@ -155,73 +177,25 @@ class Ec2Api:
         stated = self.ask("s3:GetBucketLocation", region, Bucket=bucket).get("LocationConstraint")
         return {None: "us-east-1", "": "us-east-1", "EU": "eu-west-1"}.get(stated, str(stated))
 
-    def _client(self, service: str, region: str) -> Any:
-        with self._lock:  # a session makes clients one at a time, and each takes half a second
-            if (service, region) not in self._made:
-                with asking(f"{service} (the client)", region):
-                    self._made[service, region] = self._clients(service, region)
-            return self._made[service, region]
-
-
-def spot_advisor() -> Answer:
-    """Spot Advisor's public file; empty where it cannot be had (or AWS is emulated): its figures are a prior only."""
-    if any(name.startswith("AWS_ENDPOINT_URL") for name in os.environ):
-        return {}
-    try:
-        with urllib.request.urlopen(ADVISOR, timeout=10) as answer:
-            body = json.load(answer)
-    except (OSError, ValueError):
-        return {}
-    return body if isinstance(body, dict) else {}
-
-
-ALIVE = ("pending", "running", "stopping", "stopped")  # what may cost money, or come back to do so
-
-
-class MachinesApi(Ec2Api):
-    """Questions about prices, and orders of machines."""
-
-    def run_instances(self, region: str, request: Answer) -> list[Answer]:
-        """The instances, of this request or of an earlier one with the same token."""
-        return list(self.ask("ec2:RunInstances", region, **request)["Instances"])
-
-    def create_launch_template(self, region: str, request: Answer) -> None:
-        """Again is no error."""
-        with _allowing("there"):
-            self.ask("ec2:CreateLaunchTemplate", region, **request)
-
-    def create_fleet(self, region: str, request: Answer) -> Answer:
-        """The answer: `FleetId`, `Instances` and `Errors`."""
-        return self.ask("ec2:CreateFleet", region, **request)
-
-    def create_placement_group(self, region: str, request: Answer) -> None:
-        """Again is no error."""
-        with _allowing("there"):
-            self.ask("ec2:CreatePlacementGroup", region, **request)
-
     def security_group(self, region: str, create: Answer, rules: dict[str, list[Answer]]) -> str:
         """The id of the group, made or found by its name, with `rules` (see `requests.rules`) and no others."""
-        try:
-            group = str(self.ask("ec2:CreateSecurityGroup", region, **create)["GroupId"])
-        except AwsRefused as error:
-            if error.kind != "there":
-                raise
+        made = self.ask_unless(("there",), "ec2:CreateSecurityGroup", region, **create)
+        if not made:
             filters = [_filter("group-name", create["GroupName"]), _filter("vpc-id", create["VpcId"])]
             found = self.ask("ec2:DescribeSecurityGroups", region, Filters=filters)["SecurityGroups"]
             if not found:  # there, and not shown yet
-                raise refused("InvalidGroup.NotFound", action="ec2:DescribeSecurityGroups", region=region) from None
-            group = str(found[0]["GroupId"])
-        for rule in rules["ingress"]:
-            with _allowing("there"):
-                self.ask("ec2:AuthorizeSecurityGroupIngress", region, GroupId=group, IpPermissions=[_to(rule, group)])
-        for rule in rules["egress"]:
-            with _allowing("there"):
-                self.ask("ec2:AuthorizeSecurityGroupEgress", region, GroupId=group, IpPermissions=[_to(rule, group)])
-        try:  # every new group lets everything out
-            self.ask("ec2:RevokeSecurityGroupEgress", region, GroupId=group, IpPermissions=rules["revoked"])
-        except AwsRefused as error:
-            if error.code != "InvalidPermission.NotFound":  # a group that is not found yet would go on doing so
-                raise
+                raise refused("InvalidGroup.NotFound", action="ec2:DescribeSecurityGroups", region=region)
+            made = found[0]
+        group = str(made["GroupId"])
+        for kind, action in (
+            ("ingress", "ec2:AuthorizeSecurityGroupIngress"),
+            ("egress", "ec2:AuthorizeSecurityGroupEgress"),
+        ):
+            for rule in rules[kind]:
+                self.ask_unless(("there",), action, region, GroupId=group, IpPermissions=[_to(rule, group)])
+        # Every new group lets everything out. "gone" is not passed over: a group that is not found yet would go on so.
+        revoked = {"GroupId": group, "IpPermissions": rules["revoked"]}
+        self.ask_unless(("InvalidPermission.NotFound",), "ec2:RevokeSecurityGroupEgress", region, **revoked)
         return group
 
     def instances(
@@ -231,8 +205,8 @@ class MachinesApi(Ec2Api):
         filters = [_filter(f"tag:{name}", value) for name, value in (tags or {}).items()]
         filters += [_filter("instance-state-name", *states)] if states else []
         filters += [_filter("instance-id", *ids)] if ids else []
-        pages = self.ask_pages("ec2:DescribeInstances", region, Filters=filters)
-        return [one for page in pages for group in page["Reservations"] for one in group["Instances"]]
+        groups = self.ask_all("Reservations", "ec2:DescribeInstances", region, Filters=filters)
+        return [one for group in groups for one in group["Instances"]]
 
     def terminate(self, region: str, ids: Iterable[str]) -> set[str]:
         """All of them; returns those that EC2 does not know: long gone, or so new that it does not show them yet.
@@ -254,9 +228,9 @@ class MachinesApi(Ec2Api):
 
     def zones_offering(self, region: str, name: str) -> set[str]:
         """Zones of the region that have instance type `name`."""
-        pages = self.ask_pages("ec2:DescribeInstanceTypeOfferings", region, LocationType="availability-zone",
-                               Filters=[_filter("instance-type", name)])  # fmt: skip
-        return {str(one["Location"]) for page in pages for one in page["InstanceTypeOfferings"]}
+        words = {"LocationType": "availability-zone", "Filters": [_filter("instance-type", name)]}
+        found = self.ask_all("InstanceTypeOfferings", "ec2:DescribeInstanceTypeOfferings", region, **words)
+        return {str(one["Location"]) for one in found}
 
     def image(self, region: str, parameter: str) -> Answer:
         """The machine image that the public parameter names now, as DescribeImages gives it."""
@@ -266,10 +240,10 @@ class MachinesApi(Ec2Api):
             raise refused("InvalidAMIID.NotFound", action="ec2:DescribeImages", region=region)
         return dict(images[0])
 
-    def role_id(self, region: str, instance_profile: str) -> str:
-        """The id of the role in `instance_profile`: the first half of what its machines call themselves."""
+    def roles(self, region: str, instance_profile: str) -> list[Answer]:
+        """The roles in it. Refused with NoSuchEntity where there is no such profile."""
         profile = self.ask("iam:GetInstanceProfile", region, InstanceProfileName=instance_profile)["InstanceProfile"]
-        return str(profile["Roles"][0]["RoleId"])
+        return list(profile["Roles"])
 
     def quota(self, region: str, code: str) -> tuple[str, float]:
         """Name and value of a quota of EC2."""
@@ -277,47 +251,12 @@ class MachinesApi(Ec2Api):
         found = self.ask("servicequotas:GetServiceQuota", region, **words)["Quota"]
         return str(found["QuotaName"]), float(found["Value"])
 
-    def spot_prices_of(self, region: str, names: Sequence[str], at: datetime) -> list[Answer]:
-        """As `spot_prices`, for some types."""
-        pages = self.ask_pages("ec2:DescribeSpotPriceHistory", region, StartTime=at, InstanceTypes=list(names),
-                               ProductDescriptions=["Linux/UNIX"])  # fmt: skip
-        return [row for page in pages for row in page["SpotPriceHistory"]]
-
-    def leftovers(self, region: str, deployment: str) -> dict[str, list[Answer]]:
-        """Groups and templates with our tag, by kind: they cost nothing, and fill up quotas."""
-        filters = [_filter("tag:srift:deployment", deployment)]
-        templates = self.ask_pages("ec2:DescribeLaunchTemplates", region, Filters=filters)
-        groups = self.ask_pages("ec2:DescribeSecurityGroups", region, Filters=filters)
-        return {
-            "template": [one for page in templates for one in page["LaunchTemplates"]],
-            "placement": self.ask("ec2:DescribePlacementGroups", region, Filters=filters)["PlacementGroups"],
-            "security": [one for page in groups for one in page["SecurityGroups"]],
-        }
-
-    def delete_launch_template(self, region: str, name: str) -> None:
-        """One that is gone is no error."""
-        with _allowing("gone"):
-            self.ask("ec2:DeleteLaunchTemplate", region, LaunchTemplateName=name)
-
-    def delete_placement_group(self, region: str, name: str) -> None:
-        """One that is gone is no error, nor is one in use: its machines take minutes to leave it."""
-        with _allowing("gone", "busy"):
-            self.ask("ec2:DeletePlacementGroup", region, GroupName=name)
-
-    def delete_security_group(self, region: str, group: str) -> None:
-        """As `delete_placement_group`."""
-        with _allowing("gone", "busy"):
-            self.ask("ec2:DeleteSecurityGroup", region, GroupId=group)
-
-
-@contextmanager
-def _allowing(*kinds: str) -> Iterator[None]:
-    """Pass over refusals of some kinds."""
-    try:
-        yield
-    except AwsRefused as error:
-        if error.kind not in kinds:
-            raise
+    def _client(self, service: str, region: str) -> Any:
+        with self._lock:  # a session makes clients one at a time, and each takes half a second
+            if (service, region) not in self._made:
+                with asking(f"{service} (the client)", region):
+                    self._made[service, region] = self._clients(service, region)
+            return self._made[service, region]
 
 
 def _filter(name: str, *values: str) -> Answer:
@@ -327,6 +266,18 @@ def _filter(name: str, *values: str) -> Answer:
 def _to(rule: Answer, group: str) -> Answer:
     """A rule about the cluster itself names the group, which has an id only now."""
     return rule if "IpRanges" in rule else rule | {"UserIdGroupPairs": [{"GroupId": group}]}
+
+
+def spot_advisor() -> Answer:
+    """Spot Advisor's public file; empty where it cannot be had (or AWS is emulated): its figures are a prior only."""
+    if any(name.startswith("AWS_ENDPOINT_URL") for name in os.environ):
+        return {}
+    try:
+        with urllib.request.urlopen(ADVISOR, timeout=10) as answer:
+            body = json.load(answer)
+    except (OSError, ValueError):
+        return {}
+    return body if isinstance(body, dict) else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,7 +318,7 @@ class Store:
             content: bytes = answer["Body"].read() if size <= most_bytes else b""
         if len(content) != size and size <= most_bytes:
             raise refused("IncompleteReadError", action=action, region=self.region)
-        return content, _unix(answer["LastModified"])
+        return content, float(answer["LastModified"].timestamp())
 
     def put(self, key: str, content: bytes) -> None:
         """Written whole or not at all."""
@@ -375,7 +326,7 @@ class Store:
 
 
 def _stored(one: Answer) -> Stored:
-    version = f"{one.get('ETag', '')} {_unix(one['LastModified']):.3f}"
+    version = f"{one.get('ETag', '')} {one['LastModified'].timestamp():.3f}"
     return Stored(key=str(one["Key"]), version=version, size=int(one["Size"]))
 
 
@@ -390,7 +341,3 @@ def _date(answer: Answer) -> float:
 
 def _headers(answer: Answer) -> Answer:
     return dict(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}))
-
-
-def _unix(moment: datetime) -> float:
-    return moment.timestamp()

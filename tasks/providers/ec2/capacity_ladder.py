@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import groupby
 
 from models.domain.cluster import Cluster, Offer
@@ -20,13 +21,12 @@ LEAST_BILLED_S = 60.0  # EC2 bills Linux by the second, and a minute at least
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Equal machines, asked for at once. `first` is the rank of the first; `most_usd` the highest price of each."""
+    """Equal machines, asked for at once. `first` is the rank of the first."""
 
     number: int
     first: int
     size: int
     offer: Offer
-    most_usd: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,8 @@ class Rung:
         found: list[Group] = []
         first = 0
         for _, run in groupby(self.cluster.members, key=lambda one: (one.instance_type.name, one.market)):
-            size, offer = len(list(run)), self.cluster.members[first]
-            found.append(Group(number=len(found), first=first, size=size, offer=offer, most_usd=self.most_usd[first]))
+            size = len(list(run))
+            found.append(Group(number=len(found), first=first, size=size, offer=self.cluster.members[first]))
             first += size
         return found
 
@@ -102,10 +102,8 @@ def ladder(
         wanted.append(["on-demand"] * len(cluster.members))
     rungs: list[Rung] = []
     missing: list[str] = []
-    elsewhere = [one.zone for one in cluster.members if one.market == "spot" and one.zone not in zones]
-    missing += [
-        f"{zone} has no subnet of ours, or not every type of {cluster.name}" for zone in dict.fromkeys(elsewhere)
-    ]
+    for zone in dict.fromkeys(one.zone for one in cluster.members if one.market == "spot" and one.zone not in zones):
+        missing.append(f"{zone} has no subnet of ours, or not every type of {cluster.name}")
     for market in wanted:
         found: list[Rung] = []
         for zone in sorted(zones):
@@ -140,17 +138,6 @@ def spot_ties(rungs: Sequence[Rung]) -> bool:
     """Whether zones have the same spot price, so that something else may order them."""
     prices = [rung.cluster.usd_per_hour for rung in rungs if "spot" in rung.markets]
     return len(set(prices)) < len(prices)
-
-
-def worst_usd(rungs: Sequence[Rung], seconds: float, usd_per_hour_more: float) -> float:
-    """Most that climbing the whole ladder can cost: the dearest rung to the end, and a minute of every other.
-
-    Machines of one rung are gone before the next is asked for. `usd_per_hour_more`: volume and address of a machine.
-    """
-    each = [
-        max(sum(place.most_usd) for place in rung.places) + usd_per_hour_more * len(rung.most_usd) for rung in rungs
-    ]
-    return max(each, default=0.0) * seconds / 3600 + sum(each) * LEAST_BILLED_S / 3600
 
 
 _Prices = Mapping[tuple[str, str, str], Offer]
@@ -193,10 +180,7 @@ def priced_anew(rung: Rung, spot: Mapping[tuple[str, str], float | None], at: da
 
     def now(offer: Offer) -> Offer:
         usd = spot.get((offer.instance_type.name, offer.zone)) if offer.market == "spot" else None
-        return offer if usd is None else _public(offer, usd, at)
+        public = partial(replace, offer, usd_per_hour=usd, public_usd_per_hour=None, own_price="", price_as_of=at)
+        return offer if usd is None else public()
 
     return Cluster(members=tuple(now(offer) for offer in rung.cluster.members))
-
-
-def _public(offer: Offer, usd: float, at: datetime) -> Offer:
-    return replace(offer, usd_per_hour=usd, public_usd_per_hour=None, own_price="", price_as_of=at)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -102,12 +104,12 @@ HALF_TFLOPS = {
 }
 _BEFORE_AMPERE = {"V100", "T4", "T4g"}
 
-_BY_NAME = {name.lower(): tflops for name, tflops in DEVICE_TFLOPS.items()}
+_BY_NAME = {name.lower(): name for name in DEVICE_TFLOPS}
 
 
 def device_tflops(device: str) -> float | None:
     """Peak fp32 TFLOP/s of a whole device, however its name is capitalised; None where it is unknown."""
-    return _BY_NAME.get(device.lower())
+    return DEVICE_TFLOPS.get(_BY_NAME.get(device.lower(), ""))
 
 
 def most_tflops(device: str, precision: str) -> float | None:
@@ -117,7 +119,7 @@ def most_tflops(device: str, precision: str) -> float | None:
     ("L4 1/2") has that part.
     """
     name, _, part = device.partition(" 1/")
-    known = next((one for one in DEVICE_TFLOPS if one.lower() == name.lower()), None)
+    known = _BY_NAME.get(name.lower())
     if known is None:
         return None
     half = HALF_TFLOPS.get(known, DEVICE_TFLOPS[known])
@@ -205,18 +207,14 @@ def _devices(answer: Answer) -> tuple[str, int, float, float | None] | None:
     return None
 
 
-def described(answers: Iterable[Answer]) -> tuple[list[InstanceType], list[str]]:
-    """Every type that can be described, by name, and a sentence for each that cannot."""
+def described(answers: Iterable[Answer]) -> list[InstanceType]:
+    """Every type that can be described, by name."""
     types: dict[str, InstanceType] = {}
-    sentences: list[str] = []
     for answer in answers:
-        try:
+        with suppress(KeyError, ValueError):
             one = instance_type_of(answer)
-        except (KeyError, ValueError) as error:
-            sentences.append(str(error) if isinstance(error, ValueError) else f"{answer.get('InstanceType')}: {error}")
-            continue
-        types.setdefault(one.name, one)
-    return [types[name] for name in sorted(types)], sentences
+            types.setdefault(one.name, one)
+    return [types[name] for name in sorted(types)]
 
 
 def wanted(types: Iterable[InstanceType], patterns: Sequence[str], line: ImageLine | None = None) -> list[InstanceType]:
@@ -248,13 +246,6 @@ def is_gpu(one: InstanceType) -> bool:
     if one.device == "cpu" or one.name[0] not in _GPU_FAMILIES or one.name.startswith("g4ad."):
         return False
     return _ARM.match(one.name) is None
-
-
-def least_gib(image: Answer) -> int:
-    """The least size of a machine's volume, as DescribeImages tells of its image: the largest of its snapshots."""
-    return max(
-        (int(one.get("Ebs", {}).get("VolumeSize", 0)) for one in image.get("BlockDeviceMappings", ())), default=0
-    )
 
 
 # Quotas of vCPUs that run at once, by family and market: names as Service Quotas has them (November 2026).
@@ -303,33 +294,20 @@ def quota_of(instance_type: str, market: str) -> str | None:
     return next((codes[market] for form, codes in _FAMILIES.values() if form.match(instance_type)), None)
 
 
-def vcpus_by_quota(members: Sequence[Offer], facts: Mapping[str, TypeFacts]) -> dict[str, int]:
+def vcpus_by_quota(members: Sequence[Offer], facts: Mapping[str, TypeFacts]) -> Counter[str]:
     """How many vCPUs a cluster takes of each quota."""
-    taken: dict[str, int] = {}
+    taken = Counter[str]()
     for offer in members:
-        code = quota_of(offer.instance_type.name, offer.market)
-        if code is not None:
-            taken[code] = taken.get(code, 0) + facts[offer.instance_type.name].vcpus
+        if code := quota_of(offer.instance_type.name, offer.market):
+            taken[code] += facts[offer.instance_type.name].vcpus
     return taken
 
 
-def vcpus_held(instances: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def vcpus_held(instances: Iterable[Mapping[str, Any]]) -> Counter[str]:
     """How many vCPUs machines that are pending or running hold of each quota, whoever launched them."""
-    held: dict[str, int] = {}
+    held = Counter[str]()
     for one in instances:
-        market = "spot" if one.get("InstanceLifecycle") == "spot" else "on-demand"
-        code, cpu = quota_of(str(one["InstanceType"]), market), one.get("CpuOptions", {})
-        if code is not None:
-            held[code] = held.get(code, 0) + int(cpu.get("CoreCount", 0)) * int(cpu.get("ThreadsPerCore", 1))
+        market, cpu = "spot" if one.get("InstanceLifecycle") == "spot" else "on-demand", one.get("CpuOptions", {})
+        if code := quota_of(str(one["InstanceType"]), market):
+            held[code] += int(cpu.get("CoreCount", 0)) * int(cpu.get("ThreadsPerCore", 1))
     return held
-
-
-def quota_sentence(code: str, name: str, value: float, *, wanted: int, held: int, region: str) -> str:
-    """Why a cluster does not fit under a quota; empty where it does."""
-    if wanted + held <= value:
-        return ""
-    used = f", of which {held} are held now" if held else ""
-    return (
-        f"{wanted} vCPUs are wanted and the quota {name!r} ({code}) in {region} is {value:g}{used}: ask for more in "
-        "Service Quotas, or take a smaller cluster"
-    )

@@ -12,12 +12,11 @@ from typing import Any
 
 from models.domain.cluster import Cluster
 from tasks.providers.base import NodeState, ProviderError, json_of_node
-from tasks.providers.ec2.api import ALIVE, Answer, MachinesApi
+from tasks.providers.ec2.api import ALIVE, Answer, Ec2Api
 from tasks.providers.ec2.capacity_ladder import Rung
 from tasks.providers.ec2.launch import Launcher
-from tasks.providers.ec2.leases import Ec2Lease, Machine, Refusal
+from tasks.providers.ec2.leases import Ec2Lease, Machine
 from tasks.providers.ec2.mailbox_s3 import Mirror, Place
-from tasks.providers.ec2.termination import Clock
 
 LOOK_EVERY_S = 5.0
 READY_WITHIN_S = 600.0
@@ -34,14 +33,12 @@ _REASONS = {
 
 
 class Ec2Cluster:
-    """A RunningCluster. Safe to ask from several threads. `refusals` are the rungs that were not to be had before."""
+    """A RunningCluster. Safe to ask from several threads."""
 
     ready_within_s = READY_WITHIN_S
 
-    def __init__(
-        self, api: MachinesApi, clock: Clock, launcher: Launcher, rung: Rung, mailbox: Path, mirror: Mirror
-    ) -> None:
-        self._api, self._clock, self._launcher, self._rung = api, clock, launcher, rung
+    def __init__(self, api: Ec2Api, launcher: Launcher, rung: Rung, mailbox: Path, mirror: Mirror) -> None:
+        self._api, self._launcher, self._rung = api, launcher, rung
         self.lease_id, self.mailbox = launcher.lease.lease_id, mailbox
         self.cluster: Cluster = rung.cluster
         self.addresses = [one.address for one in launcher.lease.current]
@@ -49,11 +46,6 @@ class Ec2Cluster:
         self._lock = threading.RLock()
         self._seen: dict[str, Answer] = {}
         self._looked_at: datetime | None = None
-
-    @property
-    def refusals(self) -> tuple[Refusal, ...]:
-        """Also those of replacements."""
-        return self._launcher.lease.refusals
 
     @property
     def image_id(self) -> str:
@@ -69,7 +61,7 @@ class Ec2Cluster:
     def nodes(self) -> Sequence[NodeState]:
         """State of each machine, in rank order; what AWS says is some seconds old at most, unless AWS is silent."""
         with self._lock:
-            if self._looked_at is None or (self._clock.now() - self._looked_at).total_seconds() >= LOOK_EVERY_S:
+            if self._looked_at is None or (self._api.clock.now() - self._looked_at).total_seconds() >= LOOK_EVERY_S:
                 self._look()
             return [self._state(one) for one in self._launcher.lease.current]
 
@@ -80,7 +72,7 @@ class Ec2Cluster:
     def usd_so_far(self) -> float | None:
         """Dollars of every machine of the lease, from its launch on, also of rungs that came to nothing."""
         with self._lock:
-            return self._launcher.lease.usd_until(self._clock.now())
+            return self._launcher.lease.usd_until(self._api.clock.now())
 
     def replace(self, node: int) -> bool:
         """Another machine of the same type, market and zone; in its folder records and logs stay."""
@@ -108,7 +100,7 @@ class Ec2Cluster:
 
     def _look(self) -> bool:
         ids = [one.instance_id for one in self._launcher.lease.current]
-        self._looked_at = self._clock.now()
+        self._looked_at = self._api.clock.now()
         try:
             found = self._api.instances(self._launcher.lease.region, ids=ids)
         except ProviderError:
@@ -127,7 +119,7 @@ class Ec2Cluster:
         if not gone:
             return
         with suppress(OSError):  # a full disk: it is counted a little longer
-            self._launcher.keep(lease.with_machines(*(replace(one, ended_at=self._clock.now()) for one in gone)))
+            self._launcher.keep(lease.with_machines(*(replace(one, ended_at=self._api.clock.now()) for one in gone)))
 
     def _state(self, machine: Machine) -> NodeState:
         told, notice = self._seen.get(machine.instance_id), self._notice(machine)

@@ -16,99 +16,77 @@ from collections.abc import Iterable
 
 from tasks.providers.base import NotSupported, ProviderError
 
-_KEYS = "AWS does not accept these credentials: set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY anew"
 NO_CREDENTIALS = "no AWS credentials were found: set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-_EXPIRED = "the AWS session has expired: sign in again (for example `aws sso login`), or renew AWS_SESSION_TOKEN"
-_DENIED = "this AWS identity may not call {action} in {region}: add that action to its IAM policy"
-_REGION_OFF = "region {region} is not enabled in this AWS account: enable it, or take it out of [ec2] regions"
-_UNREACHABLE = (
-    "AWS did not answer {action} in {region}: check the network, and that [ec2] regions names a region of EC2"
-)
-_THROTTLED = "AWS asks for fewer requests ({action} in {region}): try again in some minutes"
-_BROKEN = "AWS could not serve {action} in {region}: try again in some minutes"
-_PROFILE = "AWS_PROFILE names a profile that ~/.aws/config does not have"
-_CAPACITY = "EC2 has no such machines to give now ({action} in {region}): another zone, type or hour may have them"
-_QUOTA = "a quota of this AWS account leaves no room for {action} in {region}: ask for more in Service Quotas"
-_FLEETS = "this AWS account has as many fleets as it may ({action} in {region}): machines on demand need none"
-_PRICE = "the spot price is above the highest that was offered ({action} in {region})"
-_PARAMETER = "AWS does not take the parameters of {action} in {region}: a fault of Srift, or a wrong value in [ec2]"
-_MISMATCH = "{action} in {region} was asked before under the same token with other words: run `srift reap`, then again"
-_IMAGE = "the machine image is gone or not for this account ({action} in {region}): check [ec2] ami_parameter"
-_NETWORK = "a network, subnet or security group is not there ({action} in {region}): check [ec2] vpc"
-_ROLE = "IAM has no such instance profile ({action}): check [ec2] instance_profile; deployments/ says how to make it"
-_BUCKET = "the bucket is not there, or in another region ({action} in {region}): check [ec2] bucket"
-_GONE = "what {action} in {region} named is gone"
-_THERE = "what {action} in {region} was to make is there already"
-_BUSY = "what {action} in {region} named is still in use: try again in some minutes"
-
 DENIED = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "403")  # codes by which IAM refuses
 
-# Error codes of the API, and names of botocore's own exceptions where no answer came.
-SENTENCES = {
-    **dict.fromkeys(("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException"), _KEYS),
-    **dict.fromkeys(("SignatureDoesNotMatch", "IncompleteSignature", "MissingAuthenticationToken"), _KEYS),
-    **dict.fromkeys(("InvalidAccessKeyId", "NotAuthorized"), _KEYS),
-    **dict.fromkeys(("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"), NO_CREDENTIALS),
-    **dict.fromkeys(("ExpiredToken", "ExpiredTokenException", "RequestExpired"), _EXPIRED),
-    **dict.fromkeys(("UnauthorizedSSOTokenError", "SSOTokenLoadError", "TokenRetrievalError"), _EXPIRED),
-    **dict.fromkeys(DENIED, _DENIED),
-    **dict.fromkeys(("OptInRequired", "PendingVerification"), _REGION_OFF),
-    **dict.fromkeys(("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError"), _UNREACHABLE),
-    **dict.fromkeys(("ConnectionClosedError", "ProxyConnectionError", "SSLError"), _UNREACHABLE),
-    **dict.fromkeys(("IncompleteReadError", "ResponseStreamingError", "HTTPClientError"), _UNREACHABLE),
-    **dict.fromkeys(("InvalidRegionError", "NoRegionError", "UnknownRegionError"), _UNREACHABLE),
-    **dict.fromkeys(("RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled"), _THROTTLED),
-    **dict.fromkeys(("SlowDown", "TooManyRequestsException", "BandwidthLimitExceeded"), _THROTTLED),
-    **dict.fromkeys(("InternalError", "InternalErrorException", "ServiceUnavailable", "Unavailable"), _BROKEN),
-    **dict.fromkeys(("InternalFailure", "ServerInternal", "ServiceException", "RequestTimeout"), _BROKEN),
-    **dict.fromkeys(("500", "502", "503", "504", "ResponseParserError"), _BROKEN),  # an answer that is none of AWS's
-    "ProfileNotFound": _PROFILE,
-    **dict.fromkeys(("InsufficientInstanceCapacity", "InsufficientCapacity", "InsufficientHostCapacity"), _CAPACITY),
-    **dict.fromkeys(("InsufficientReservedInstanceCapacity", "InsufficientFreeAddressesInSubnet"), _CAPACITY),
-    **dict.fromkeys(("UnfulfillableCapacity", "Unsupported", "InvalidFleetConfiguration"), _CAPACITY),  # in this zone
-    **dict.fromkeys(("InsufficientVolumeCapacity", "InsufficientAddressCapacity"), _CAPACITY),
-    "ReservationCapacityExceeded": _CAPACITY,
-    "MaxFleetCountExceeded": _FLEETS,
-    **dict.fromkeys(("Server.InsufficientInstanceCapacity", "Server.InternalError"), _CAPACITY),  # a machine's end
-    **dict.fromkeys(("VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded"), _QUOTA),
-    **dict.fromkeys(("SpotInstanceCountLimitExceeded", "VolumeLimitExceeded", "SecurityGroupLimitExceeded"), _QUOTA),
-    **dict.fromkeys(("Client.VolumeLimitExceeded", "NetworkInterfaceLimitExceeded"), _QUOTA),
-    **dict.fromkeys(("PlacementGroupLimitExceeded", "MaxSpotFleetRequestCountExceeded"), _QUOTA),
-    "MaxIOPSLimitExceeded": _QUOTA,
-    **dict.fromkeys(("SpotMaxPriceTooLow", "InvalidSpotPrice"), _PRICE),
-    **dict.fromkeys(("InvalidParameterValue", "InvalidParameterCombination", "InvalidParameter"), _PARAMETER),
-    **dict.fromkeys(
-        ("MissingParameter", "UnknownParameter", "ValidationException", "ParamValidationError"), _PARAMETER
-    ),
-    **dict.fromkeys(("InvalidInput", "MalformedQueryString", "InvalidUserData.Malformed"), _PARAMETER),
-    **dict.fromkeys(("UnsupportedOperation", "InvalidBlockDeviceMapping"), _PARAMETER),
-    "IdempotentParameterMismatch": _MISMATCH,
-    **dict.fromkeys(("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable", "InvalidAMIID.Malformed"), _IMAGE),
-    **dict.fromkeys(("ParameterNotFound", "ParameterVersionNotFound"), _IMAGE),
-    **dict.fromkeys(("InvalidSubnetID.NotFound", "InvalidVpcID.NotFound", "VPCIdNotSpecified"), _NETWORK),
-    "InvalidSubnet": _NETWORK,
-    "NoSuchEntity": _ROLE,
-    **dict.fromkeys(("NoSuchBucket", "PermanentRedirect", "AuthorizationHeaderMalformed", "301"), _BUCKET),
-    **dict.fromkeys(("InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed", "NoSuchKey", "404"), _GONE),
-    **dict.fromkeys(("InvalidPlacementGroup.Unknown", "InvalidGroup.NotFound", "NoSuchResourceException"), _GONE),
-    **dict.fromkeys(("InvalidLaunchTemplateName.NotFoundException", "InvalidLaunchTemplateId.NotFound"), _GONE),
-    **dict.fromkeys(("InvalidPermission.NotFound", "InvalidGroupId.Malformed"), _GONE),
-    **dict.fromkeys(("InvalidPlacementGroup.Duplicate", "InvalidGroup.Duplicate"), _THERE),
-    **dict.fromkeys(("InvalidLaunchTemplateName.AlreadyExistsException", "InvalidPermission.Duplicate"), _THERE),
-    **dict.fromkeys(("InvalidPlacementGroup.InUse", "DependencyViolation", "InvalidGroup.InUse"), _BUSY),
-}
-_KINDS = {
-    _CAPACITY: "capacity",
-    _FLEETS: "capacity",
-    _QUOTA: "quota",
-    _PRICE: "price",
-    _THROTTLED: "throttled",
-    _UNREACHABLE: "unsure",
-    _BROKEN: "unsure",
-    _GONE: "gone",
-    _THERE: "there",
-    _BUSY: "busy",
-}
+# (kind, sentence, error codes of the API and names of botocore's own exceptions where no answer came). Lack of capacity
+# has reasons that hold in this zone alone (Unsupported), and a machine's end (Server.*).
+_TABLE = (
+    ("final", "AWS does not accept these credentials: set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "
+     "anew",
+     "AuthFailure InvalidClientTokenId UnrecognizedClientException SignatureDoesNotMatch IncompleteSignature "
+     "MissingAuthenticationToken InvalidAccessKeyId NotAuthorized"),
+    ("final", NO_CREDENTIALS, "NoCredentialsError PartialCredentialsError CredentialRetrievalError"),
+    ("final", "the AWS session has expired: sign in again (for example `aws sso login`), or renew AWS_SESSION_TOKEN",
+     "ExpiredToken ExpiredTokenException RequestExpired UnauthorizedSSOTokenError SSOTokenLoadError "
+     "TokenRetrievalError"),
+    ("final", "this AWS identity may not call {action} in {region}: add that action to its IAM policy",
+     " ".join(DENIED)),
+    ("final", "region {region} is not enabled in this AWS account: enable it, or take it out of [ec2] regions",
+     "OptInRequired PendingVerification"),
+    ("unsure", "AWS did not answer {action} in {region}: check the network, and that [ec2] regions names a region of "
+     "EC2",
+     "EndpointConnectionError ConnectTimeoutError ReadTimeoutError ConnectionClosedError ProxyConnectionError "
+     "SSLError IncompleteReadError ResponseStreamingError HTTPClientError InvalidRegionError NoRegionError "
+     "UnknownRegionError"),
+    ("throttled", "AWS asks for fewer requests ({action} in {region}): try again in some minutes",
+     "RequestLimitExceeded Throttling ThrottlingException RequestThrottled SlowDown TooManyRequestsException "
+     "BandwidthLimitExceeded"),
+    ("unsure", "AWS could not serve {action} in {region}: try again in some minutes",
+     "InternalError InternalErrorException ServiceUnavailable Unavailable InternalFailure ServerInternal "
+     "ServiceException RequestTimeout 500 502 503 504 ResponseParserError"),
+    ("final", "AWS_PROFILE names a profile that ~/.aws/config does not have", "ProfileNotFound"),
+    ("capacity", "EC2 has no such machines to give now ({action} in {region}): another zone, type or hour may have "
+     "them",
+     "InsufficientInstanceCapacity InsufficientCapacity InsufficientHostCapacity "
+     "InsufficientReservedInstanceCapacity InsufficientFreeAddressesInSubnet UnfulfillableCapacity Unsupported "
+     "InvalidFleetConfiguration InsufficientVolumeCapacity InsufficientAddressCapacity ReservationCapacityExceeded "
+     "Server.InsufficientInstanceCapacity Server.InternalError"),
+    ("capacity", "this AWS account has as many fleets as it may ({action} in {region}): machines on demand need none",
+     "MaxFleetCountExceeded"),
+    ("quota", "a quota of this AWS account leaves no room for {action} in {region}: ask for more in Service Quotas",
+     "VcpuLimitExceeded InstanceLimitExceeded MaxSpotInstanceCountExceeded SpotInstanceCountLimitExceeded "
+     "VolumeLimitExceeded SecurityGroupLimitExceeded Client.VolumeLimitExceeded NetworkInterfaceLimitExceeded "
+     "PlacementGroupLimitExceeded MaxSpotFleetRequestCountExceeded MaxIOPSLimitExceeded"),
+    ("price", "the spot price is above the highest that was offered ({action} in {region})",
+     "SpotMaxPriceTooLow InvalidSpotPrice"),
+    ("final", "AWS does not take the parameters of {action} in {region}: a fault of Srift, or a wrong value in [ec2]",
+     "InvalidParameterValue InvalidParameterCombination InvalidParameter MissingParameter UnknownParameter "
+     "ValidationException ParamValidationError InvalidInput MalformedQueryString InvalidUserData.Malformed "
+     "UnsupportedOperation InvalidBlockDeviceMapping"),
+    ("final", "{action} in {region} was asked before under the same token with other words: run `srift reap`, then "
+     "again", "IdempotentParameterMismatch"),
+    ("final", "the machine image is gone or not for this account ({action} in {region}): check [ec2] ami_parameter",
+     "InvalidAMIID.NotFound InvalidAMIID.Unavailable InvalidAMIID.Malformed ParameterNotFound "
+     "ParameterVersionNotFound"),
+    ("final", "a network, subnet or security group is not there ({action} in {region}): check [ec2] vpc",
+     "InvalidSubnetID.NotFound InvalidVpcID.NotFound VPCIdNotSpecified InvalidSubnet"),
+    ("final", "IAM has no such instance profile ({action}): check [ec2] instance_profile; deployments/ says how to "
+     "make it", "NoSuchEntity"),
+    ("final", "the bucket is not there, or in another region ({action} in {region}): check [ec2] bucket",
+     "NoSuchBucket PermanentRedirect AuthorizationHeaderMalformed 301"),
+    ("gone", "what {action} in {region} named is gone",
+     "InvalidInstanceID.NotFound InvalidInstanceID.Malformed NoSuchKey 404 InvalidPlacementGroup.Unknown "
+     "InvalidGroup.NotFound NoSuchResourceException InvalidLaunchTemplateName.NotFoundException "
+     "InvalidLaunchTemplateId.NotFound InvalidPermission.NotFound InvalidGroupId.Malformed"),
+    ("there", "what {action} in {region} was to make is there already",
+     "InvalidPlacementGroup.Duplicate InvalidGroup.Duplicate InvalidLaunchTemplateName.AlreadyExistsException "
+     "InvalidPermission.Duplicate"),
+    ("busy", "what {action} in {region} named is still in use: try again in some minutes",
+     "InvalidPlacementGroup.InUse DependencyViolation InvalidGroup.InUse"),
+)  # fmt: skip
+SENTENCES = {code: sentence for _, sentence, codes in _TABLE for code in codes.split()}
+_KINDS = {code: kind for kind, _, codes in _TABLE for code in codes.split()}
 # Kinds of an element of a fleet's `Errors` after which another fleet may be had, under another token.
 ANOTHER_TRY = ("throttled", "unsure", "gone")
 # What trying again never mends.
@@ -127,19 +105,11 @@ class AwsNever(AwsRefused, NotSupported):
     """AWS said no for good."""
 
 
-def code_of(error: BaseException) -> str:
-    """AWS's code for `error`, else the name of its class."""
-    answer = getattr(error, "response", None)
-    code = answer.get("Error", {}).get("Code") if isinstance(answer, dict) else None
-    return str(code or type(error).__name__)
-
-
 def refused(code: str, *, action: str, region: str) -> AwsRefused:
     """The refusal `code` as a sentence that names the fix."""
-    sentence = SENTENCES.get(code, "AWS refused {action} in {region}")
+    sentence = SENTENCES.get(code, "AWS refused {action} in {region}").format(action=action, region=region)
     exception = AwsNever if code in FINAL else AwsRefused
-    text = f"{sentence.format(action=action, region=region)} ({code})"
-    return exception(text, code=code, kind=_KINDS.get(sentence, "final"))
+    return exception(f"{sentence} ({code})", code=code, kind=_KINDS.get(code, "final"))
 
 
 def fleet_refused(codes: Iterable[str], *, region: str) -> AwsRefused:
@@ -156,4 +126,6 @@ def fleet_refused(codes: Iterable[str], *, region: str) -> AwsRefused:
 
 def explained(error: BaseException, *, action: str, region: str) -> AwsRefused:
     """`error` as a sentence that names the fix. AWS's own message is not repeated: it may quote what was sent."""
-    return refused(code_of(error), action=action, region=region)
+    answer = getattr(error, "response", None)
+    code = answer.get("Error", {}).get("Code") if isinstance(answer, dict) else None
+    return refused(str(code or type(error).__name__), action=action, region=region)

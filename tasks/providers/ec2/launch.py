@@ -11,12 +11,12 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from models.domain.cluster import Cluster, Offer
 from tasks.providers.base import NoCapacity, ProviderError
 from tasks.providers.ec2 import requests as ec2_request
-from tasks.providers.ec2.api import ALIVE, Answer, MachinesApi
+from tasks.providers.ec2.api import ALIVE, Answer, Ec2Api
 from tasks.providers.ec2.capacity_ladder import Group, Rung, priced_anew
 from tasks.providers.ec2.errors import ANOTHER_TRY, AwsRefused, fleet_refused, refused
 from tasks.providers.ec2.leases import Asked, Ec2Lease, Ec2Leases, Machine, Refusal, utc
@@ -26,7 +26,6 @@ from tasks.providers.ec2.survey import same_quotas
 from tasks.providers.ec2.termination import (
     BACKOFF_S,
     SETTLED,
-    Clock,
     end_machines,
     end_these,
     lease_tags,
@@ -38,16 +37,7 @@ from tasks.providers.ec2.termination import (
 RUNNING_WITHIN_S = 300.0
 POLL_S = 2.0
 FLEETS = 3  # asked for one group, one after the other, while each comes to something that another try may mend
-T = TypeVar("T")
 _CLIMBED = ("capacity", "quota", "price")  # refusals after which the next rung is asked for
-
-
-class LadderUsedUp(NoCapacity):
-    """Every rung was refused; `refusals` tells them one by one."""
-
-    def __init__(self, refusals: Sequence[Refusal], said: Sequence[str]) -> None:
-        super().__init__("; ".join([*(one.reason for one in refusals), *said]))
-        self.refusals = tuple(refusals)
 
 
 class Launcher:
@@ -58,15 +48,14 @@ class Launcher:
 
     def __init__(
         self,
-        api: MachinesApi,
-        clock: Clock,
+        api: Ec2Api,
         leases: Ec2Leases,
         lease: Ec2Lease,
         spec: LaunchSpec,
         script: Callable[[float], str],
         billed: Callable[[Sequence[Offer]], list[Offer]],
     ) -> None:
-        self._api, self._clock, self._leases, self._spec = api, clock, leases, spec
+        self._api, self._leases, self._spec = api, leases, spec
         self._script, self._billed = script, billed
         self.lease = lease
         self.tags = lease_tags(lease.lease_id, spec.deployment, spec.controller)
@@ -77,15 +66,15 @@ class Launcher:
         self.lease = lease
 
     def climb(self, rungs: Sequence[Rung], said: Sequence[str] = ()) -> Rung:
-        """The first rung whose machines all run; `lease` has them. Raises LadderUsedUp, AwsRefused or ProviderError."""
-        group = with_retries(self._clock, self._security_group, new=True)
+        """The first rung whose machines all run; `lease` has them. Raises NoCapacity, AwsRefused or ProviderError."""
+        group = with_retries(self._api, self._security_group, new=True)
         self.keep(replace(self.lease, security_group=group))
         for rung in rungs:
             if self._was_refused(rung, rungs):
                 continue
             self._clear(rung)
-            if self._clock.now() >= self.lease.deadline_at:
-                raise LadderUsedUp(self.lease.refusals, ["its time was up before machines were had"])
+            if self._api.clock.now() >= self.lease.deadline_at:
+                raise self._used_up(["its time was up before machines were had"])
             try:
                 self._take(rung)
                 return self._priced(rung)
@@ -93,11 +82,11 @@ class Launcher:
                 if error.kind not in _CLIMBED:
                     raise
                 self._refuse(rung, error)
-        raise LadderUsedUp(self.lease.refusals, said)
+        raise self._used_up(said)
 
     def end(self) -> str:
         """End every machine of the lease; "" or why some may live on. What is known afterwards is in the lease."""
-        self.lease, sentence = end_machines(self._api, self._clock, self.lease, self.tags)
+        self.lease, sentence = end_machines(self._api, self.lease, self.tags)
         with suppress(OSError):  # what is not written is found out again by the reaper
             self.keep(self.lease)
         return sentence
@@ -112,7 +101,7 @@ class Launcher:
         times = sum(one.group.startswith(f"r{rank}.") for one in self.lease.asked)
         alone, name = replace(group, first=rank, size=1), f"r{rank}.{times}"
         try:
-            if end_these(self._api, self._clock, self.lease.region, [lost.instance_id]):
+            if end_these(self._api, self.lease.region, [lost.instance_id]):
                 return False
             self._ask(rung, alone, name)
             self._await_running(
@@ -126,11 +115,14 @@ class Launcher:
             given_up = [replace(one, current=False) for one in self.lease.machines if one.instance_id in came]
             self.keep(self.lease.with_machines(*given_up))
             return False
-        ended = lost.ended_at or self._clock.now()
+        ended = lost.ended_at or self._api.clock.now()
         other = next(one for one in self.lease.current if one.rank == rank and one.instance_id != lost.instance_id)
         other = replace(other, usd_per_hour=lost.usd_per_hour)  # of the same type, market and zone
         self.keep(self.lease.with_machines(other, replace(lost, current=False, ended_at=ended)))
         return True
+
+    def _used_up(self, said: Sequence[str]) -> NoCapacity:
+        return NoCapacity("; ".join([*(one.reason for one in self.lease.refusals), *said]))
 
     def _security_group(self) -> str:
         spec = self._spec
@@ -148,7 +140,7 @@ class Launcher:
         mine = {one.group for one in self.lease.asked if one.rung == rung.number}
         if all(one.rung == rung.number for one in self.lease.asked):
             return
-        found = with_retries(self._clock, partial(self._api.instances, self.lease.region, tags=self.tags, states=ALIVE))
+        found = with_retries(self._api, partial(self._api.instances, self.lease.region, tags=self.tags, states=ALIVE))
         if any(tags_of(one).get("srift:node-group") not in mine for one in found):
             self._end_or_stop()
         others = [one for one in self.lease.machines if one.group not in mine]
@@ -157,7 +149,7 @@ class Launcher:
     def _take(self, rung: Rung) -> None:
         placement = ec2_request.placement_group(self._spec, rung)
         if placement is not None:
-            with_retries(self._clock, partial(self._api.create_placement_group, self.lease.region, placement))
+            self._make("ec2:CreatePlacementGroup", placement)
         for group in rung.groups:
             self._ask(rung, group, ec2_request.group_name(rung, group))
         self._await_running(self.lease.current)
@@ -165,9 +157,9 @@ class Launcher:
     def _ask(self, rung: Rung, group: Group, name: str) -> None:
         # At most: what it really is on the spot market is known only once it was had (`_priced`, `another`).
         usd = max(place.most_usd[group.first] for place in rung.places) + self._spec.usd_per_hour_more
-        fresh = Asked(group=name, rung=rung.number, asked_at=self._clock.now(), usd_per_hour=usd, size=group.size)
+        fresh = Asked(group=name, rung=rung.number, asked_at=self._api.clock.now(), usd_per_hour=usd, size=group.size)
         asked = self.lease.request_of(name) or fresh
-        late = not asked.answered and self._clock.now() >= asked.newest_at + SETTLED
+        late = not asked.answered and self._api.clock.now() >= asked.newest_at + SETTLED
         if late and not self._by_tag(name):  # served now, its machines would end themselves so much after the deadline
             raise refused("UnfulfillableCapacity", action="what was asked for before", region=self.lease.region)
         self.keep(self.lease.with_request(asked))
@@ -205,17 +197,13 @@ class Launcher:
         words: dict[str, Any] = {"name": name, "security": self.lease.security_group, "user_data": self._script(left_s)}
         if group.offer.market != "spot":
             request = ec2_request.run_instances(spec, rung, group, **words)
-            found = with_retries(
-                self._clock, self._noted(name, partial(self._api.run_instances, region, request)), new=True
-            )
-            return [str(one["InstanceId"]) for one in found], ""
+            answer = self._buy(name, "ec2:RunInstances", request)
+            return [str(one["InstanceId"]) for one in answer["Instances"]], ""
         template = ec2_request.launch_template(spec, rung, group, **words)
-        with_retries(self._clock, partial(self._api.create_launch_template, region, template))
+        self._make("ec2:CreateLaunchTemplate", template)
         while True:
             fleet = ec2_request.create_fleet(spec, rung, group, name=name, attempt=asked.attempt)
-            answer = with_retries(
-                self._clock, self._noted(name, partial(self._api.create_fleet, region, fleet)), new=True
-            )
+            answer = self._buy(name, "ec2:CreateFleet", fleet)
             ids = [str(one) for some in answer.get("Instances", ()) for one in some["InstanceIds"]]
             ids = ids or self._by_tag(name)
             if ids:
@@ -225,22 +213,26 @@ class Launcher:
                 raise error
             if asked.attempt + 1 >= FLEETS:  # the next rung may be had all the same
                 raise AwsRefused(str(error), code=error.code, kind="capacity")
-            self._clock.sleep(BACKOFF_S[asked.attempt])
+            self._api.clock.sleep(BACKOFF_S[asked.attempt])
             asked = replace(self.lease.request_of(name) or asked, attempt=asked.attempt + 1)
             self.keep(self.lease.with_request(asked))
 
-    def _noted(self, name: str, ask: Callable[[], T]) -> Callable[[], T]:
-        """`ask`, with the moment of each request in the lease before it is sent.
+    def _make(self, action: str, request: Answer) -> None:
+        """What costs nothing; that it is there already is no error."""
+        with_retries(self._api, partial(self._api.ask_unless, ("there",), action, self.lease.region, **request))
+
+    def _buy(self, name: str, action: str, request: Answer) -> Answer:
+        """The answer. The moment of each request is in the lease before it is sent.
 
         A request that was not answered may have been served: that the next one came too soon is no answer to it.
         """
         silent = False
 
-        def request() -> T:
+        def ask() -> Answer:
             nonlocal silent
             note()
             try:
-                return ask()
+                return self._api.ask(action, self.lease.region, **request)
             except AwsRefused as error:
                 if error.kind == "unsure":
                     silent = True
@@ -252,30 +244,30 @@ class Launcher:
         def note() -> None:
             asked = self.lease.request_of(name)
             assert asked is not None  # `_ask` wrote it
-            self.keep(self.lease.with_request(replace(asked, tried_at=self._clock.now())))
+            self.keep(self.lease.with_request(replace(asked, tried_at=self._api.clock.now())))
 
-        return request
+        return with_retries(self._api, ask, new=True)
 
     def _by_tag(self, name: str) -> list[str]:
         """A fleet that was asked for again may tell its number and not its machines; nor does a dead controller."""
         tags = self.tags | {"srift:node-group": name}
-        found = with_retries(self._clock, partial(self._api.instances, self.lease.region, tags=tags, states=ALIVE))
+        found = with_retries(self._api, partial(self._api.instances, self.lease.region, tags=tags, states=ALIVE))
         return [str(one["InstanceId"]) for one in found]
 
     def _await_running(self, machines: Sequence[Machine]) -> None:
         """Until all of them run and have addresses. Raises AwsRefused of kind capacity where one ends or none comes."""
         region, ids = self.lease.region, [one.instance_id for one in machines]
-        give_up = self._clock.now() + timedelta(seconds=RUNNING_WITHIN_S)
+        give_up = self._api.clock.now() + timedelta(seconds=RUNNING_WITHIN_S)
         while True:
-            found = with_retries(self._clock, partial(self._api.instances, region, ids=ids), new=True)
+            found = with_retries(self._api, partial(self._api.instances, region, ids=ids), new=True)
             for one in found:
                 if one["State"]["Name"] not in ("pending", "running"):
                     raise _of_machine(str(one.get("StateReason", {}).get("Code", "")), region)
             if sum(_up(one) for one in found) == len(ids):
                 break
-            if self._clock.now() >= give_up:
+            if self._api.clock.now() >= give_up:
                 raise _of_machine(f"not running after {RUNNING_WITHIN_S:.0f} s", region)
-            self._clock.sleep(POLL_S)
+            self._api.clock.sleep(POLL_S)
         told = {str(one["InstanceId"]): one for one in found}
         self.keep(self.lease.with_machines(*(_as_running(one, told[one.instance_id]) for one in machines)))
 
@@ -283,9 +275,9 @@ class Launcher:
         """The rung at the prices of this moment: what its machines cost is counted by them."""
         rung = rung.located(self.lease.current[0].zone)
         names = sorted({one.instance_type for one in self.lease.current if one.market == "spot"})
-        now, rows = self._clock.now(), list[Answer]()
+        now, rows = self._api.clock.now(), list[Answer]()
         with suppress(AwsRefused):  # then it is counted by the price that was known
-            rows = self._api.spot_prices_of(rung.cluster.members[0].region, names, now) if names else rows
+            rows = list(self._api.spot_prices(self.lease.region, now, names)) if names else rows
         anew = priced_anew(rung, newest_spot_prices(rows), now)
         rung = replace(rung, cluster=Cluster(members=tuple(self._billed(anew.members))))
         more = self._spec.usd_per_hour_more

@@ -17,18 +17,17 @@ from typing import Any
 from models.domain.cluster import Cluster, Offer
 from tasks.providers.base import EndedLease, NotSupported, ProviderError
 from tasks.providers.ec2 import prices as ec2_prices
-from tasks.providers.ec2.api import MachinesApi, Store
+from tasks.providers.ec2.api import Ec2Api, Store
 from tasks.providers.ec2.capacity_ladder import Rung
 from tasks.providers.ec2.cluster import Ec2Cluster, places_of
 from tasks.providers.ec2.errors import AwsRefused
 from tasks.providers.ec2.launch import Launcher
 from tasks.providers.ec2.leases import Ec2Lease, Ec2Leases
 from tasks.providers.ec2.mailbox_s3 import Mirror, lease_prefix
-from tasks.providers.ec2.requests import LaunchSpec, worst_case_usd
 from tasks.providers.ec2.settings import Ec2
 from tasks.providers.ec2.survey import Surveyor, archive
-from tasks.providers.ec2.termination import Clock, await_shutdown, tidy, until, with_retries
-from tasks.providers.ec2.userdata import user_data
+from tasks.providers.ec2.termination import await_shutdown, tidy, until, with_retries
+from tasks.providers.ec2.userdata import NodeBoot, user_data
 from tasks.providers.local.processes import boot_id, myself
 
 LEAVE_S = 20.0  # for agents that were told to leave, so that their last words are uploaded before they are ended
@@ -39,50 +38,31 @@ NO_BUCKET = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prospect:
-    """What a launch would ask for, decided and not yet asked."""
-
-    spec: LaunchSpec
-    rungs: list[Rung]
-    said: list[str]
-
-    def worst_usd(self, deadline_s: float) -> float:
-        """Most that it can cost, whatever becomes of the controller."""
-        return worst_case_usd(self.rungs, self.spec, deadline_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ec2Machines:
     """The leases of one home, and the account they are of. `threaded`: mirrors turn by themselves."""
 
-    api: MachinesApi
+    api: Ec2Api
     choices: Ec2
     surveyor: Surveyor
     leases: Ec2Leases
     node_package: Path
-    clock: Clock
     threaded: bool = True
-
-    def prospect(self, cluster: Cluster, offers: Sequence[Offer], *, lease_id: str, deadline_unix: float) -> Prospect:
-        """Asks AWS what it stands on and nothing that costs. Raises NotSupported, NoCapacity or AwsRefused."""
-        spec = self.surveyor.launch_spec(
-            cluster, lease_id=lease_id, controller=self.leases.token, deadline_unix=int(deadline_unix)
-        )
-        rungs, said = self.surveyor.rungs(spec, cluster, offers)
-        return Prospect(spec=spec, rungs=rungs, said=said)
 
     @contextmanager
     def acquire(
         self, cluster: Cluster, offers: Sequence[Offer], *, lease_id: str, deadline_s: float
     ) -> Iterator[Ec2Cluster]:
         """See Provider.acquire. A lease whose controller died before it had its machines is taken up again."""
-        self._refuse_beside_unknown()
+        self.leases.known()  # beside machines and dollars that nobody knows none are bought
         lease = self._lease(cluster, lease_id, deadline_s)
         store = self._store(lease)
         store.listed(lease_prefix(lease.prefix, lease_id))  # a missing bucket is said here, and where it lies
-        prospect = self.prospect(cluster, offers, lease_id=lease_id, deadline_unix=lease.deadline_at.timestamp())
-        image_id = lease.image_id or prospect.spec.image_id
-        spec = replace(prospect.spec, image_id=image_id, deployment=lease.deployment)
+        ends_unix = int(lease.deadline_at.timestamp())
+        spec = self.surveyor.launch_spec(
+            cluster, lease_id=lease_id, controller=self.leases.token, deadline_unix=ends_unix
+        )
+        rungs, said = self.surveyor.rungs(spec, cluster, offers)
+        spec = replace(spec, image_id=lease.image_id or spec.image_id, deployment=lease.deployment)
         code, digest = archive(self.node_package)
         store.put(f"{lease.prefix}/code/{digest}.tar.gz", code)
         lease = replace(
@@ -92,12 +72,12 @@ class Ec2Machines:
             code_sha256=lease.code_sha256 or digest,
         )
         script, billed = self._script(lease, store.region), partial(ec2_prices.billed, terms=self.choices)
-        launcher = Launcher(self.api, self.clock, self.leases, lease, spec, script, billed)
+        launcher = Launcher(self.api, self.leases, lease, spec, script, billed)
         with self.leases.locked():
             self._begin(lease)
         running: Ec2Cluster | None = None
         try:
-            rung = launcher.climb(prospect.rungs, prospect.said)
+            rung = launcher.climb(rungs, said)
             usd = rung.cluster.usd_per_hour
             launcher.keep(replace(launcher.lease, handed_over=True, market=rung.markets, usd_per_hour=usd))
             running = self._running(launcher, rung, store)
@@ -126,17 +106,12 @@ class Ec2Machines:
             return replace(lease, fetched=True)
         try:
             mirror = self._mirror(lease, self._store(lease))
-            whole = pulled_with_retries(mirror, self.clock) if patient else mirror.pull()
+            whole = pulled_with_retries(self.api, mirror) if patient else mirror.pull()
             lease = replace(lease, fetched=whole)
             self.leases.write(lease)
         except (ProviderError, OSError):
             return replace(lease, fetched=False)
         return lease
-
-    def _refuse_beside_unknown(self) -> None:
-        """Raises LeaseUnreadable where the machines and dollars of another lease cannot be known."""
-        for error in self.leases.read_all()[1].values():
-            raise error
 
     def _lease(self, cluster: Cluster, lease_id: str, deadline_s: float) -> Ec2Lease:
         """A new one, or the one that a dead controller left before it had its machines. Raises ProviderError."""
@@ -152,7 +127,7 @@ class Ec2Machines:
                 raise ProviderError(f"lease {lease_id} exists already")
             words = {name: getattr(known, name) or value for name, value in words.items()}
             return replace(known, controller=myself(), boot_id=boot_id(), **words)
-        now, region = self.clock.now(), cluster.members[0].region
+        now, region = self.api.clock.now(), cluster.members[0].region
         return Ec2Lease.new(cluster, lease_id=lease_id, deadline_s=deadline_s, now=now, region=region, **words)
 
     def _begin(self, lease: Ec2Lease) -> None:
@@ -167,26 +142,23 @@ class Ec2Machines:
         self.leases.mailbox(lease.lease_id).mkdir(exist_ok=True)
 
     def _script(self, lease: Ec2Lease, bucket_region: str) -> Callable[[float], str]:
-        choices = self.choices
-
-        def script(deadline_s: float) -> str:
-            return user_data(
-                bucket=lease.bucket,
-                prefix=lease.prefix,
-                region=bucket_region,
-                endpoint=endpoint(),
-                code_sha256=lease.code_sha256,
-                lease_id=lease.lease_id,
-                role_id=lease.role_id,
-                deadline_s=deadline_s,
-                python=choices.python,
-            )
-
-        return script
+        """The user-data of a machine that is to end itself after so many seconds."""
+        boot = NodeBoot(
+            bucket=lease.bucket,
+            prefix=lease.prefix,
+            region=bucket_region,
+            code_sha256=lease.code_sha256,
+            lease_id=lease.lease_id,
+            role_id=lease.role_id,
+            python=self.choices.python,
+            # of an emulation, which the machines must be able to reach too
+            endpoint=os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "",
+        )
+        return partial(user_data, boot)
 
     def _running(self, launcher: Launcher, rung: Rung, store: Store) -> Ec2Cluster:
         mailbox = self.leases.mailbox(launcher.lease.lease_id)
-        running = Ec2Cluster(self.api, self.clock, launcher, rung, mailbox, self._mirror(launcher.lease, store))
+        running = Ec2Cluster(self.api, launcher, rung, mailbox, self._mirror(launcher.lease, store))
         running.mirror.sync()
         if self.threaded:
             running.mirror.start()
@@ -198,7 +170,7 @@ class Ec2Machines:
             lease_prefix(lease.prefix or self.choices.prefix, lease.lease_id),
             self.leases.mailbox(lease.lease_id),
             places_of(lease),
-            lambda: self.clock.now().timestamp(),
+            lambda: self.api.clock.now().timestamp(),
         )
 
     def _release(self, launcher: Launcher, running: Ec2Cluster | None, store: Store) -> str:
@@ -221,10 +193,10 @@ class Ec2Machines:
                 launcher.keep(replace(lease, releasing=True, note=sentence))
             return f"{sentence}; {until(lease)}"
         if running is not None:
-            await_shutdown(self.api, self.clock, lease)
-            lease = replace(lease, fetched=pulled_with_retries(running.mirror, self.clock))
+            await_shutdown(self.api, lease)
+            lease = replace(lease, fetched=pulled_with_retries(self.api, running.mirror))
         if lease.machines or lease.refusals:
-            self.leases.close(lease, self.clock.now(), "released" if lease.machines else "refused")
+            self.leases.close(lease, self.api.clock.now(), "released" if lease.machines else "refused")
         else:
             self.leases.forget(lease.lease_id)
         tidy(self.api, lease.region, lease.deployment, lambda tags: tags.get("srift:lease") == lease.lease_id)
@@ -233,9 +205,9 @@ class Ec2Machines:
     def _let_leave(self, running: Ec2Cluster) -> None:
         """Agents that were told to leave are waited for: their couriers upload what is left and go down."""
         running.mirror.turn_by_hand()
-        give_up = self.clock.now() + timedelta(seconds=LEAVE_S)
-        while (running.mailbox / "done.json").exists() and self.clock.now() < give_up and not running.all_down():
-            self.clock.sleep(2.0)
+        give_up = self.api.clock.now() + timedelta(seconds=LEAVE_S)
+        while (running.mailbox / "done.json").exists() and self.api.clock.now() < give_up and not running.all_down():
+            self.api.clock.sleep(2.0)
             running.mirror.turn_by_hand()
 
     def _store(self, lease: Ec2Lease) -> Store:
@@ -247,7 +219,7 @@ class Ec2Machines:
         return self.choices.bucket
 
 
-def pulled_with_retries(mirror: Mirror, clock: Clock) -> bool:
+def pulled_with_retries(api: Ec2Api, mirror: Mirror) -> bool:
     """Whether a pull went through whole, tried for half a minute."""
 
     def pull() -> None:
@@ -255,11 +227,6 @@ def pulled_with_retries(mirror: Mirror, clock: Clock) -> bool:
             raise AwsRefused(mirror.problem, code="", kind="unsure")
 
     with suppress(AwsRefused):
-        with_retries(clock, pull)
+        with_retries(api, pull)
         return True
     return False
-
-
-def endpoint() -> str | None:
-    """Where the store is if it is not AWS's: an emulation, which the machines must be able to reach too."""
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None

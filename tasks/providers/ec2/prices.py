@@ -7,18 +7,16 @@ prices as known in November 2025, not asked for: the table expects a region's ow
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
 from models.domain.cluster import ANY_ZONE, InstanceType, Offer, bucket_hazard
-from tasks.providers.base import ProviderError
 from tasks.providers.ec2.settings import Ec2
 
 Answer = Mapping[str, Any]
-ByType = Mapping[str, float]
 
 
 def advised_buckets(advisor: Answer, region: str) -> dict[str, int]:
@@ -71,7 +69,7 @@ def newest_spot_prices(rows: Iterable[Answer]) -> dict[tuple[str, str], float | 
 
 
 def on_demand_offers(
-    types: Iterable[InstanceType], prices: ByType, *, region: str, price_as_of: datetime
+    types: Iterable[InstanceType], prices: Mapping[str, float | None], *, region: str, price_as_of: datetime
 ) -> list[Offer]:
     """One offer a type of `types`, with its price or none."""
     return [
@@ -122,14 +120,6 @@ def zone_scores(answers: Iterable[Answer], zones: Iterable[Answer]) -> dict[str,
         for row in answers
         if str(row.get("AvailabilityZoneId")) in names and "Score" in row
     }
-
-
-def scores_or_why(ask: Callable[[], dict[str, int]]) -> tuple[dict[str, int], str]:
-    """What `ask` is told, or no scores and a sentence that says why not: many may launch who may not ask for these."""
-    try:
-        return ask(), ""
-    except ProviderError as error:
-        return {}, f"zones of equal price come by name, since spot placement scores were not told: {error}"
 
 
 HOURS_A_MONTH = 730.0  # as AWS counts the month of a volume

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from models.domain.cluster import Cluster, InstanceType, Offer
+from models.domain.suggestions import nearest_names
 from tasks.providers.base import Capabilities, EndedLease, Lease, NotSupported, NotSwept, ProviderError, RunningCluster
 from tasks.providers.ec2 import api as ec2_api
 from tasks.providers.ec2 import prices as ec2_prices
 from tasks.providers.ec2 import reaper as ec2_reaper
-from tasks.providers.ec2.api import Clients, MachinesApi
+from tasks.providers.ec2.api import Clients, Clock, Ec2Api
 from tasks.providers.ec2.catalogue import GPU, described, family, image_line, is_gpu, may_be_wanted, off_image, wanted
 from tasks.providers.ec2.errors import NO_CREDENTIALS
 from tasks.providers.ec2.leases import Ec2Leases
@@ -24,7 +25,6 @@ from tasks.providers.ec2.machines import NO_BUCKET, Ec2Machines
 from tasks.providers.ec2.settings import Ec2
 from tasks.providers.ec2.snapshot import RENEW, packaged, several_interfaces
 from tasks.providers.ec2.survey import Surveyor, not_launched
-from tasks.providers.ec2.termination import Clock
 
 _AT_ONCE = 8  # regions that are asked side by side
 NOT_LOOKED = (
@@ -199,10 +199,7 @@ class Ec2Provider:
         leases = self._leases
         if leases is None:
             return []
-        found, unreadable = leases.read_all()
-        for error in unreadable.values():
-            raise error
-        return [one.over(leases.mailbox(one.lease_id)) for one in found if one.ended_at is not None]
+        return [one.over(leases.mailbox(one.lease_id)) for one in leases.known() if one.ended_at is not None]
 
     def forget(self, lease_id: str) -> None:
         """Delete an ended lease and its mailbox. Raises ProviderError while it is held."""
@@ -248,7 +245,6 @@ class Ec2Provider:
             surveyor=Surveyor(self._api, self._choices),
             leases=self._leases,
             node_package=self._node_package,
-            clock=self._clock,
             threaded=self._threaded,
         )
 
@@ -263,10 +259,10 @@ class Ec2Provider:
         return [one for one in (*self._told, *self.packaged_offers()) if one.region == region]
 
     @cached_property
-    def _api(self) -> MachinesApi:
+    def _api(self) -> Ec2Api:
         if self._given is None and not ec2_api.has_credentials():
             raise ProviderError(NO_CREDENTIALS)
-        return MachinesApi(self._given or ec2_api.boto_clients())
+        return Ec2Api(self._given or ec2_api.boto_clients(), self._clock)
 
     @cached_property
     def _offered(self) -> dict[str, set[str]]:
@@ -286,9 +282,8 @@ class Ec2Provider:
         for region, names in self._offered.items():
             answers += self._api.instance_types(region, sorted(left & names))
             left -= names
-        types, _ = described(answers)
         self._several_interfaces |= set(several_interfaces(answers))
-        return {one.name: one for one in wanted(types, self._choices.instance_types, self._line)}
+        return {one.name: one for one in wanted(described(answers), self._choices.instance_types, self._line)}
 
     def _offers_of(
         self, region: str, now: datetime, types: dict[str, InstanceType], advisor: dict[str, Any]
@@ -309,12 +304,9 @@ class Ec2Provider:
         return f"{snapshot.prices_as_of:%Y-%m-%d} ({snapshot.sources}; renewed by `{RENEW}`), without spot"
 
     def _unknown(self, region: str) -> str:
-        known: Sequence[str] = sorted(packaged().usd)
-        if region in known:
-            return ""
-        near = difflib.get_close_matches(region, known, n=2)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(known)}"
-        return f"{region!r} is no region that the packaged prices know; {hint}"
+        known = packaged().usd
+        why = f"{region!r} is no region that the packaged prices know; {nearest_names(region, known)}"
+        return "" if region in known else why
 
     def _matchless(self, pattern: str) -> str:
         types = packaged().instance_types

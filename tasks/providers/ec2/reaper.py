@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tasks.providers.base import LeaseUnreadable, NotSwept, ProviderError
-from tasks.providers.ec2.api import ALIVE, Answer
+from tasks.providers.ec2.api import ALIVE
 from tasks.providers.ec2.errors import AwsRefused
 from tasks.providers.ec2.leases import Ec2Lease, Ec2Leases
 from tasks.providers.ec2.machines import Ec2Machines
@@ -107,7 +107,7 @@ def _end(machines: Ec2Machines, lease: Ec2Lease, now: datetime, why: str) -> tup
     """The sentence, and whether no machine of it is known to live on."""
     before = sum(one.ended_at is None for one in lease.machines)
     tags = lease_tags(lease.lease_id, lease.deployment or machines.choices.deployment, machines.leases.token)
-    lease, sentence = end_machines(machines.api, machines.clock, lease, tags)
+    lease, sentence = end_machines(machines.api, lease, tags)
     what = f"lease {lease.lease_id} ({lease.cluster}): {why}; "
     try:
         if sentence:
@@ -120,7 +120,7 @@ def _end(machines: Ec2Machines, lease: Ec2Lease, now: datetime, why: str) -> tup
                 machines.leases.forget(lease.lease_id)
             return f"{what}it had no machines", True
         outcome = "released" if lease.releasing else "reaped"
-        await_shutdown(machines.api, machines.clock, lease)
+        await_shutdown(machines.api, lease)
         lease = machines.fetched(machines.leases.close(lease, now, outcome), patient=True)
     except OSError as error:
         written = f"lease.json cannot be written ({error.strerror})"
@@ -152,8 +152,8 @@ def _sweep(machines: Ec2Machines, region: str, deployments: Iterable[str], now: 
             for deployment in sorted(deployments)
             for one in api.instances(region, tags={"srift:deployment": deployment}, states=ALIVE)
         ]
-        ends = {str(one["InstanceId"]): why for one in found if (why := _why_stray(machines, tags_of(one), now))}
-        stays = end_these(api, machines.clock, region, ends)
+        ends = {str(one["InstanceId"]): why for one in found if (why := _why_over(machines, tags_of(one), now))}
+        stays = end_these(api, region, ends)
     except AwsRefused as error:
         return [], f"it could not be looked through for machines that should be dead: {error}"
     for one in found:
@@ -162,14 +162,17 @@ def _sweep(machines: Ec2Machines, region: str, deployments: Iterable[str], now: 
             done = "it does not end; `srift reap` tries again" if name in stays else "it was ended"
             sentences.append(f"machine {name} ({one['InstanceType']}, {region}): {ends[name]}; {done}")
         elif not _deadline(tags_of(one)):
-            where = f"{_lease_of(one)}, {region}"
-            sentences.append(f"machine {name} ({where}) has no srift:deadline that can be read: look at it")
+            lease_id = tags_of(one).get("srift:lease", "no lease")
+            sentences.append(
+                f"machine {name} ({lease_id}, {region}) has no srift:deadline that can be read: look at it"
+            )
     for deployment in sorted(deployments):
-        tidy(api, region, deployment, lambda tags: _over(machines, tags, now))
+        tidy(api, region, deployment, lambda tags: bool(_why_over(machines, tags, now)))
     return sentences, f"these machines do not end: {', '.join(sorted(stays))}" if stays else ""
 
 
-def _why_stray(machines: Ec2Machines, tags: dict[str, str], now: datetime) -> str:
+def _why_over(machines: Ec2Machines, tags: dict[str, str], now: datetime) -> str:
+    """Why nothing can need what has these tags any more; empty where something may."""
     deadline = _deadline(tags)
     lease_id = tags.get("srift:lease", "")
     if deadline and now.timestamp() >= deadline:
@@ -177,13 +180,6 @@ def _why_stray(machines: Ec2Machines, tags: dict[str, str], now: datetime) -> st
     if tags.get("srift:controller") == machines.leases.token and _is_over(machines, lease_id):
         return f"its lease {lease_id} is over"
     return ""
-
-
-def _over(machines: Ec2Machines, tags: dict[str, str], now: datetime) -> bool:
-    """Whether nothing can need what has these tags any more."""
-    deadline = _deadline(tags)
-    mine = tags.get("srift:controller") == machines.leases.token and _is_over(machines, tags.get("srift:lease", ""))
-    return mine or bool(deadline and now.timestamp() >= deadline)
 
 
 def _is_over(machines: Ec2Machines, lease_id: str) -> bool:
@@ -205,7 +201,3 @@ def _deadline(tags: dict[str, str]) -> float:
         return float(tags.get("srift:deadline", ""))
     except ValueError:
         return 0.0
-
-
-def _lease_of(one: Answer) -> str:
-    return tags_of(one).get("srift:lease", "no lease")

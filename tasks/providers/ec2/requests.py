@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.providers.ec2.capacity_ladder import Group, Rung, worst_usd
+from tasks.providers.ec2.capacity_ladder import Group, Rung
 from tasks.providers.ec2.catalogue import TypeFacts
-from tasks.providers.ec2.prices import most_usd_per_hour_beside, other_usd_per_hour, storage_usd_per_hour
+from tasks.providers.ec2.prices import other_usd_per_hour, storage_usd_per_hour
 
 Request = dict[str, Any]
-
-BOOT_S = 180.0  # a machine sets its own end when it has come up, this much after it was asked for at the latest
-_TEMPLATE_NAME = "srift-{token}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +47,6 @@ class LaunchSpec:
         """What a machine costs beside its own price, as expected: volume, requests, and a public address if any."""
         return storage_usd_per_hour(self.region, self.volume_gib) + other_usd_per_hour(public=self.public)
 
-    @property
-    def most_usd_per_hour_more(self) -> float:
-        """The same at most."""
-        return most_usd_per_hour_beside(self.volume_gib)
-
     def token(self, *parts: object) -> str:
         """The same for the same thing, for ever; different for everything else."""
         words = (self.deployment, self.controller, self.lease_id, *map(str, parts))
@@ -65,17 +56,6 @@ class LaunchSpec:
 def group_name(rung: Rung, group: Group) -> str:
     """How a group of a rung is called in tags and in lease.json."""
     return f"{rung.number}.{group.number}"
-
-
-def shutdown_minutes(deadline_s: float) -> int:
-    """After how many minutes of life a machine ends itself, as its user-data says."""
-    return math.ceil(deadline_s / 60)
-
-
-def worst_case_usd(rungs: list[Rung], spec: LaunchSpec, deadline_s: float) -> float:
-    """Most that a launch can cost, whatever becomes of the controller. Minutes are whole, and boots take time."""
-    seconds = 60.0 * shutdown_minutes(deadline_s) + BOOT_S
-    return worst_usd(rungs, seconds, spec.most_usd_per_hour_more)
 
 
 def tags(spec: LaunchSpec, group: str) -> list[Request]:
@@ -157,7 +137,7 @@ def launch_template(spec: LaunchSpec, rung: Rung, group: Group, *, name: str, se
 
 def template_name(spec: LaunchSpec, name: str) -> str:
     """Of the launch template of a group."""
-    return _TEMPLATE_NAME.format(token=spec.token("template", name)[:16])
+    return f"srift-{spec.token('template', name)[:16]}"
 
 
 def create_fleet(spec: LaunchSpec, rung: Rung, group: Group, *, name: str, attempt: int = 0) -> Request:

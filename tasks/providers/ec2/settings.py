@@ -6,27 +6,51 @@ Credentials are AWS's own and never stand here.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from models.domain.suggestions import nearest_names
+
+
+def _of_form(pattern: str, says: str) -> AfterValidator:
+    """Of a word, of each of several, or of a table's names: what is refused begins the sentence."""
+
+    def checked(value: Any) -> Any:
+        for word in [value] if isinstance(value, str) else value or ():
+            if re.fullmatch(pattern, word) is None:
+                raise ValueError(f"{word!r} {says}")
+        return value
+
+    return AfterValidator(checked)
+
 
 # Of the image's lines the one with the torch that pyproject.toml pins: another version's step times are not pooled.
 AMI_PARAMETER = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.13-ubuntu-26.04/latest/ami-id"
 _TORCH = re.compile(r"pytorch-(\d+\.\d+)")
-_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
-_PATTERN = re.compile(r"[a-z0-9.*?\[\]-]+")
-_TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
-# S3's own rule, without the dots that it allows: they break TLS for a client that puts the bucket into the host name.
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
-_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")  # no '*' or '$': it enters policies
-_PROFILE = re.compile(r"[A-Za-z0-9+=,.@_-]{1,128}")
-_VPC = re.compile(r"vpc-([0-9a-f]{8}|[0-9a-f]{17})")
-_PARAMETER = re.compile(r"(/[A-Za-z0-9._-]+)+")
-_PYTHON = re.compile(r"(/[A-Za-z0-9._+-]+)+")
-SUBNETS = ("public", "private")
-_DEPLOYMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_REGION = _of_form(r"[a-z]{2}(-[a-z]+)+-\d", "is not of the form us-east-1 (a region, not one of its zones)")
+_PATTERN = r"[a-z0-9.*?\[\]-]+"
+_TYPE = _of_form(
+    r"[a-z0-9-]+\.[a-z0-9-]+", "is no name of an instance type like 'p5.48xlarge'; patterns take discounts"
+)
+_BUCKET = _of_form(  # S3's own rule, without the dots that it allows: they break TLS where the host name has them
+    r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]",
+    "is no bucket's name: 3 to 63 lower case letters, digits and '-', without dots, and without s3:// and a path (the"
+    " path is the key prefix)",
+)
+_PREFIX = _of_form(  # no '*' or '$': it enters policies
+    r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*",
+    "is not of the form srift or team/srift (letters, digits, '.', '_', '-'; no '/' at either end, no '*' or '$')",
+)
+_PARAMETER = _of_form(
+    r"(/[A-Za-z0-9._-]+)+",
+    f"is not of the form {AMI_PARAMETER} (an SSM parameter that holds the id of an image, not the id)",
+)
+_PYTHON = _of_form(
+    r"(/[A-Za-z0-9._+-]+)+",
+    "is not of the form /opt/pytorch/bin/python3 (the interpreter with torch, as the image has it)",
+)
+_SUBNETS = ("public", "private")
 
 
 class OwnPrice(BaseModel):
@@ -59,23 +83,48 @@ class Ec2(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    regions: tuple[str, ...] = Field(default=("us-east-1",), min_length=1)
-    instance_types: tuple[str, ...] = Field(default=("gpu",), min_length=1)
+    regions: Annotated[
+        tuple[str, ...], Field(min_length=1), _REGION, AfterValidator(lambda found: tuple(dict.fromkeys(found)))
+    ] = ("us-east-1",)
+    instance_types: Annotated[
+        tuple[str, ...],
+        Field(min_length=1),
+        _of_form(_PATTERN, "is no name of an instance type, no pattern like 'g5.*', and not 'gpu'"),
+    ] = ("gpu",)
     max_hosts: int = Field(default=64, ge=1, le=64)  # of a cluster that is planned; a campaign buys by its own limit
     markets: tuple[Literal["on-demand", "spot"], ...] = Field(default=("on-demand", "spot"), min_length=1)
-    bucket: str | None = None
-    prefix: str = "srift"
-    instance_profile: str = "srift-node"
-    vpc: str | None = None
+    bucket: Annotated[str | None, _BUCKET] = None
+    prefix: Annotated[str, _PREFIX] = "srift"
+    instance_profile: Annotated[
+        str,
+        _of_form(
+            r"[A-Za-z0-9+=,.@_-]{1,128}", "is not of the form srift-node (the instance profile's name, not its ARN)"
+        ),
+    ] = "srift-node"
+    vpc: Annotated[
+        str | None,
+        _of_form(
+            r"vpc-([0-9a-f]{8}|[0-9a-f]{17})",
+            "is not of the form vpc-0123456789abcdef0; without the key: the default VPC",
+        ),
+    ] = None
     subnets: Literal["public", "private"] = "public"
-    ami_parameter: str = AMI_PARAMETER
+    ami_parameter: Annotated[str, _PARAMETER] = AMI_PARAMETER
     volume_gib: int = Field(default=100, ge=8, le=16384)
-    python: str = "/opt/pytorch/bin/python3"
-    deployment: str = "srift"
+    python: Annotated[str, _PYTHON] = "/opt/pytorch/bin/python3"
+    deployment: Annotated[
+        str,
+        _of_form(
+            r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
+            "is not of the form srift (1 to 63 letters, digits, '.', '_' and '-'; the tag's value)",
+        ),
+    ] = "srift"
     max_usd_per_month: float = Field(default=100.0, ge=0, allow_inf_nan=False)
     max_minutes: float = Field(default=120.0, gt=0, le=10080, allow_inf_nan=False)
-    prices: dict[str, OwnPrice] = {}
-    discounts: dict[str, Discount] = {}
+    prices: Annotated[dict[str, OwnPrice], _TYPE] = {}
+    discounts: Annotated[
+        dict[str, Discount], _of_form(_PATTERN, "is no name of an instance type and no pattern like 'g5.*'")
+    ] = {}
     emulated: bool = False
 
     @property
@@ -100,88 +149,13 @@ class Ec2(BaseModel):
     @classmethod
     def _priced(cls, prices: dict[str, OwnPrice]) -> dict[str, OwnPrice]:
         for name, one in prices.items():
-            if _TYPE.fullmatch(name) is None:
-                raise ValueError(f"{name!r} is no name of an instance type like 'p5.48xlarge'; patterns take discounts")
             if one.on_demand_usd_per_hour is None and one.spot_usd_per_hour is None:
                 raise ValueError(f"{name!r} has no price: give it on_demand_usd_per_hour or spot_usd_per_hour")
         return prices
 
-    @field_validator("discounts")
-    @classmethod
-    def _discounted(cls, discounts: dict[str, Discount]) -> dict[str, Discount]:
-        for pattern in discounts:
-            if _PATTERN.fullmatch(pattern) is None:
-                raise ValueError(f"{pattern!r} is no name of an instance type and no pattern like 'g5.*'")
-        return discounts
-
-    @field_validator("regions")
-    @classmethod
-    def _regions(cls, regions: tuple[str, ...]) -> tuple[str, ...]:
-        for region in regions:
-            if _REGION.fullmatch(region) is None:
-                raise ValueError(f"{region!r} is not of the form us-east-1 (a region, not one of its zones)")
-        return tuple(dict.fromkeys(regions))
-
-    @field_validator("instance_types")
-    @classmethod
-    def _patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in patterns:
-            if _PATTERN.fullmatch(pattern) is None:
-                raise ValueError(f"{pattern!r} is no name of an instance type, no pattern like 'g5.*', and not 'gpu'")
-        return patterns
-
-    @field_validator("bucket")
-    @classmethod
-    def _bucket(cls, bucket: str | None) -> str | None:
-        if bucket is not None and _BUCKET.fullmatch(bucket) is None:
-            raise ValueError(
-                f"{bucket!r} is no bucket's name: 3 to 63 lower case letters, digits and '-', without dots, and without"
-                " s3:// and a path (the path is the key prefix)"
-            )
-        return bucket
-
-    @field_validator("prefix")
-    @classmethod
-    def _prefix(cls, prefix: str) -> str:
-        return _of_form(
-            prefix, _PREFIX, "srift or team/srift (letters, digits, '.', '_', '-'; no '/' at either end, no '*' or '$')"
-        )
-
-    @field_validator("instance_profile")
-    @classmethod
-    def _profile(cls, profile: str) -> str:
-        return _of_form(profile, _PROFILE, "srift-node (the instance profile's name, not its ARN)")
-
-    @field_validator("vpc")
-    @classmethod
-    def _vpc(cls, vpc: str | None) -> str | None:
-        return None if vpc is None else _of_form(vpc, _VPC, "vpc-0123456789abcdef0; without the key: the default VPC")
-
     @field_validator("subnets", mode="before")
     @classmethod
-    def _subnets(cls, subnets: object) -> object:
-        if subnets not in SUBNETS:
-            raise ValueError(f"{subnets!r} is neither 'public' nor 'private'; {nearest_names(str(subnets), SUBNETS)}")
+    def _near(cls, subnets: object) -> object:
+        if subnets not in _SUBNETS:
+            raise ValueError(f"{subnets!r} is neither 'public' nor 'private'; {nearest_names(str(subnets), _SUBNETS)}")
         return subnets
-
-    @field_validator("ami_parameter")
-    @classmethod
-    def _parameter(cls, parameter: str) -> str:
-        form = f"{AMI_PARAMETER} (an SSM parameter that holds the id of an image, not the id)"
-        return _of_form(parameter, _PARAMETER, form)
-
-    @field_validator("python")
-    @classmethod
-    def _python(cls, python: str) -> str:
-        return _of_form(python, _PYTHON, "/opt/pytorch/bin/python3 (the interpreter with torch, as the image has it)")
-
-    @field_validator("deployment")
-    @classmethod
-    def _deployment(cls, deployment: str) -> str:
-        return _of_form(deployment, _DEPLOYMENT, "srift (1 to 63 letters, digits, '.', '_' and '-'; the tag's value)")
-
-
-def _of_form(value: str, pattern: re.Pattern[str], form: str) -> str:
-    if pattern.fullmatch(value) is None:
-        raise ValueError(f"{value!r} is not of the form {form}")
-    return value

@@ -51,9 +51,8 @@ class Snapshot:
         found: list[Offer] = []
         for region in regions:
             prices = self.usd.get(region, {})
-            known = {name: usd for name, usd in prices.items() if usd is not None}
             here = [one for one in types if one.name in prices]
-            found += on_demand_offers(here, known, region=region, price_as_of=self.prices_as_of)
+            found += on_demand_offers(here, prices, region=region, price_as_of=self.prices_as_of)
         return found
 
 
@@ -81,9 +80,8 @@ def combined(
     answers: list[Mapping[str, Any]], offered: Mapping[str, set[str]], list_prices: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, list[Any]]:
     """The object `instance_types` of the file. `offered`: region -> types; `list_prices`: type -> region -> dollars."""
-    types, _ = described(answers)
     rows: dict[str, list[Any]] = {}
-    for one in types:
+    for one in described(answers):
         told = {region: known_price(usd) for region, usd in list_prices.get(one.name, {}).items()}
         priced = {region: usd for region, usd in told.items() if usd is not None and _REGION.fullmatch(region)}
         unpriced = {region: None for region, names in offered.items() if one.name in names}

@@ -20,28 +20,24 @@ import re
 import tarfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from models.domain.cluster import Cluster, Offer
 from tasks.providers.base import NoCapacity, NotSupported, ProviderError
-from tasks.providers.ec2 import capacity_ladder as ec2_ladder
-from tasks.providers.ec2.api import Answer, Ec2Api, MachinesApi
-from tasks.providers.ec2.capacity_ladder import Rung
+from tasks.providers.ec2.api import Answer, Ec2Api
+from tasks.providers.ec2.capacity_ladder import Rung, ladder, spot_ties
 from tasks.providers.ec2.catalogue import (
     TypeFacts,
     facts_of,
     image_line,
-    least_gib,
     off_image,
     quota_of,
-    quota_sentence,
     vcpus_by_quota,
     vcpus_held,
 )
 from tasks.providers.ec2.errors import DENIED, AwsRefused
-from tasks.providers.ec2.prices import scores_or_why
 from tasks.providers.ec2.requests import LaunchSpec
 from tasks.providers.ec2.settings import Ec2
 
@@ -58,7 +54,7 @@ class Account:
 class Surveyor:
     """Asks AWS what a launch stands on."""
 
-    def __init__(self, api: MachinesApi, choices: Ec2) -> None:
+    def __init__(self, api: Ec2Api, choices: Ec2) -> None:
         self._api, self._choices = api, choices
         self._accounts: dict[str, Account] = {}
         self._facts: dict[str, TypeFacts] = {}
@@ -68,12 +64,10 @@ class Surveyor:
         """Raises NotSupported or AwsRefused with the fix."""
         if region not in self._accounts:
             choices = self._choices
-            public = choices.subnets == "public"
-            network = network_of(self._api, region, vpc=choices.vpc, public=public, bucket=choices.bucket)
             self._accounts[region] = Account(
+                network=network_of(self._api, region, choices),
                 image=self._api.image(region, choices.ami_parameter),
-                role_id=self._api.role_id(region, choices.instance_profile),
-                network=network,
+                role_id=str(self._api.roles(region, choices.instance_profile)[0]["RoleId"]),
             )
         return self._accounts[region]
 
@@ -102,7 +96,6 @@ class Surveyor:
         if why := not_launched(cluster, self._choices, several):
             raise NotSupported(why)
         account, choices = self.account(region), self._choices
-        root = str(account.image.get("RootDeviceName") or "/dev/sda1")
         if why := too_small(choices.volume_gib, account.image):
             raise NotSupported(why)
         return LaunchSpec(
@@ -112,7 +105,7 @@ class Surveyor:
             public=account.network.public,
             types=types,
             image_id=str(account.image["ImageId"]),
-            root_device=root,
+            root_device=root_device(account.image),
             volume_gib=choices.volume_gib,
             instance_profile=choices.instance_profile,
             deployment=choices.deployment,
@@ -126,14 +119,18 @@ class Surveyor:
         zones = set(spec.subnets)
         for name in spec.types:
             zones &= self._api.zones_offering(spec.region, name)
-        rungs, said = ec2_ladder.ladder(cluster, offers, sorted(zones), self._choices.markets)
-        if ec2_ladder.spot_ties(rungs) and not self._no_scores:
-            names = list(spec.types)
-            scores, why = scores_or_why(lambda: self._api.placement_scores(spec.region, names, len(cluster.members)))
-            self._no_scores = bool(why)
-            rungs, said = ec2_ladder.ladder(cluster, offers, sorted(zones), self._choices.markets, scores)
-            said += [why] if why else []
-        refused = {market: self._over_quota(spec, market, rungs) for market in dict.fromkeys(r.markets for r in rungs)}
+        climb = partial(ladder, cluster, offers, sorted(zones), self._choices.markets)
+        rungs, said = climb()
+        if spot_ties(rungs) and not self._no_scores:
+            try:
+                rungs, said = climb(self._api.placement_scores(spec.region, list(spec.types), len(cluster.members)))
+            except ProviderError as error:
+                self._no_scores = True
+                said += [f"zones of equal price come by name, since spot placement scores were not told: {error}"]
+        refused: dict[str, str] = {}
+        for rung in rungs:
+            if rung.markets not in refused:
+                refused[rung.markets] = self.over_quota(rung.cluster)
         said += [sentence for sentence in refused.values() if sentence]
         left = [rung for rung in rungs if not refused[rung.markets]]
         if not left:
@@ -145,7 +142,7 @@ class Surveyor:
         region = cluster.members[0].region
         types = self.types(region, [one.instance_type.name for one in cluster.members])
         found: list[str] = []
-        held: dict[str, int] | None = None
+        held: Mapping[str, int] | None = None
         for code, wanted in vcpus_by_quota(cluster.members, types).items():
             try:
                 name, value = self._api.quota(region, code)
@@ -153,12 +150,14 @@ class Surveyor:
                     held = vcpus_held(self._api.instances(region, states=("pending", "running")))
             except ProviderError:
                 continue  # a right that is missing here shows when machines are refused; nothing is bought by it
-            sentence = quota_sentence(code, name, value, wanted=wanted, held=held.get(code, 0), region=region)
-            found += [sentence] if sentence else []
+            mine = held.get(code, 0)
+            if wanted + mine > value:
+                used = f", of which {mine} are held now" if mine else ""
+                found.append(
+                    f"{wanted} vCPUs are wanted and the quota {name!r} ({code}) in {region} is {value:g}{used}: ask for"
+                    " more in Service Quotas, or take a smaller cluster"
+                )
         return "; ".join(found)
-
-    def _over_quota(self, spec: LaunchSpec, market: str, rungs: Sequence[Rung]) -> str:
-        return self.over_quota(next(rung.cluster for rung in rungs if rung.markets == market))
 
 
 def not_launched(cluster: Cluster, choices: Ec2, several_interfaces: Collection[str]) -> str:
@@ -179,9 +178,15 @@ def not_launched(cluster: Cluster, choices: Ec2, several_interfaces: Collection[
     return ""
 
 
+def root_device(image: Answer) -> str:
+    """Name of the device that the image starts from."""
+    return str(image.get("RootDeviceName") or "/dev/sda1")
+
+
 def too_small(volume_gib: int, image: Answer) -> str:
     """Why machines of `image` cannot have a volume of so many GiB; empty where they can."""
-    least = least_gib(image)
+    volumes = (one.get("Ebs", {}) for one in image.get("BlockDeviceMappings", ()))
+    least = max((int(one.get("VolumeSize", 0)) for one in volumes), default=0)
     if volume_gib >= least:
         return ""
     return f"{image['ImageId']} needs {least} GiB, and [ec2] volume_gib is {volume_gib}: set it to at least {least}"
@@ -229,20 +234,20 @@ class Network:
     note: str = ""
 
 
-def network_of(api: Ec2Api, region: str, *, vpc: str | None, public: bool, bucket: str | None) -> Network:
+def network_of(api: Ec2Api, region: str, choices: Ec2) -> Network:
     """The network that launches in `region` use, as AWS describes it now.
 
-    `vpc` None is the default one. Raises NotSupported with the fix where no subnet will do, AwsRefused where AWS does.
+    Raises NotSupported with the fix where no subnet will do, AwsRefused where AWS does.
     """
-    name = _vpc(api, region, vpc)
-    inside: list[Answer] = [{"Name": "vpc-id", "Values": [name]}]
+    name, public = _vpc(api, region, choices.vpc), choices.subnets == "public"
+    inside = partial(api.ask_all, region=region, Filters=[{"Name": "vpc-id", "Values": [name]}])
     subnets = [
         one
-        for one in _all(api, "ec2:DescribeSubnets", region, "Subnets", inside)
+        for one in inside("Subnets", "ec2:DescribeSubnets")
         if re.fullmatch(f"{region}[a-z]", str(one["AvailabilityZone"]))  # us-east-1-atl-1a is a Local Zone
     ]
     try:
-        tables: list[Answer] | None = _all(api, "ec2:DescribeRouteTables", region, "RouteTables", inside)
+        tables: list[Answer] | None = list(inside("RouteTables", "ec2:DescribeRouteTables"))
     except AwsRefused as error:
         if error.code not in DENIED or not public:  # without it nobody knows which private subnets reach S3
             raise
@@ -252,8 +257,8 @@ def network_of(api: Ec2Api, region: str, *, vpc: str | None, public: bool, bucke
         if not found:
             raise NotSupported(_no_public(name, region))
         return Network(vpc=name, subnets=found, public=True, note=_ON_TRUST if tables is None else "")
-    endpoints = _all(api, "ec2:DescribeVpcEndpoints", region, "VpcEndpoints", inside)
-    if bucket is not None and api.bucket_region(region, bucket) != region:
+    endpoints = list(inside("VpcEndpoints", "ec2:DescribeVpcEndpoints"))
+    if choices.bucket is not None and api.bucket_region(region, choices.bucket) != region:
         endpoints = []  # of an endpoint S3 is reached in its own region alone
     found = private_subnets(subnets, tables or [], s3_endpoints(endpoints, region))
     if not found:
@@ -346,20 +351,11 @@ def _gateway(table: Answer) -> str:
 
 def _vpc(api: Ec2Api, region: str, vpc: str | None) -> str:
     words: dict[str, Any] = {"VpcIds": [vpc]} if vpc else {"Filters": [{"Name": "is-default", "Values": ["true"]}]}
-    try:
-        found = api.ask("ec2:DescribeVpcs", region, **words)["Vpcs"]
-    except AwsRefused as error:
-        if error.code != "InvalidVpcID.NotFound":
-            raise
-        found = []
+    found = api.ask_unless(("InvalidVpcID.NotFound",), "ec2:DescribeVpcs", region, **words).get("Vpcs")
     if not found:
         missing = f"{vpc} is not there" if vpc else f"there is no default VPC in {region}"
         raise NotSupported(f"{missing}: name one in [ec2] vpc, or run `aws ec2 create-default-vpc --region {region}`")
     return str(found[0]["VpcId"])
-
-
-def _all(api: Ec2Api, action: str, region: str, key: str, filters: list[Answer]) -> list[Answer]:
-    return [one for page in api.ask_pages(action, region, Filters=filters) for one in page[key]]
 
 
 def _no_public(vpc: str, region: str) -> str:

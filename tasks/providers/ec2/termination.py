@@ -7,40 +7,35 @@ deadline all the same.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from tasks.providers.ec2.api import ALIVE, Answer, MachinesApi
+from tasks.providers.ec2.api import ALIVE, Answer, Ec2Api
 from tasks.providers.ec2.errors import AwsRefused
 from tasks.providers.ec2.leases import Ec2Lease, Machine, utc
 
 BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 SETTLED = timedelta(seconds=120)  # EC2 shows a machine by its tags some seconds after it was asked for
 FORGETS = timedelta(minutes=45)  # EC2 goes on showing a terminated machine for about an hour
-LATEST = timedelta(
-    seconds=300
-)  # past the time it was given, a machine's timer may fire: a minute's rounding, and its boot
+LATEST = timedelta(seconds=300)  # that a machine's timer may fire late: a minute's rounding, and its boot
 LAST_WORDS_S = 25.0  # a courier that is told to go down carries for twenty seconds what it has
 _LOOKS = 5
 _LOOK_EVERY_S = 2.0
 _ENDED = "Client.UserInitiatedShutdown"
 _GMT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) GMT\)")
+_LEFTOVERS = (  # groups and templates cost nothing, and fill up quotas
+    ("LaunchTemplates", "ec2:DescribeLaunchTemplates", "ec2:DeleteLaunchTemplate", "LaunchTemplateName"),
+    ("PlacementGroups", "ec2:DescribePlacementGroups", "ec2:DeletePlacementGroup", "GroupName"),
+    ("SecurityGroups", "ec2:DescribeSecurityGroups", "ec2:DeleteSecurityGroup", "GroupId"),
+)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
-    """Where the seconds come from, so that a test need not wait for them."""
-
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    sleep: Callable[[float], None] = time.sleep
-
-
-def with_retries(clock: Clock, ask: Callable[[], T], *, new: bool = False) -> T:
+def with_retries(api: Ec2Api, ask: Callable[[], T], *, new: bool = False) -> T:
     """`ask()`, again and again with longer pauses while AWS wants fewer requests or does not answer. Bounded.
 
     `new`: it names what this lease has just made, which EC2 may not find yet: "gone" is asked again too.
@@ -51,7 +46,7 @@ def with_retries(clock: Clock, ask: Callable[[], T], *, new: bool = False) -> T:
         except AwsRefused as error:
             if error.kind not in (("throttled", "unsure", "gone") if new else ("throttled", "unsure")):
                 raise
-        clock.sleep(pause_s)
+        api.clock.sleep(pause_s)
     return ask()
 
 
@@ -60,26 +55,26 @@ def lease_tags(lease_id: str, deployment: str, controller: str) -> dict[str, str
     return {"srift:lease": lease_id, "srift:deployment": deployment, "srift:controller": controller}
 
 
-def end_machines(api: MachinesApi, clock: Clock, lease: Ec2Lease, tags: dict[str, str]) -> tuple[Ec2Lease, str]:
+def end_machines(api: Ec2Api, lease: Ec2Lease, tags: dict[str, str]) -> tuple[Ec2Lease, str]:
     """The lease with every machine of it ended, and ""; or with what is known, and why some may live on."""
     region = lease.region
     try:
-        shown = with_retries(clock, lambda: api.instances(region, tags=tags))
+        shown = with_retries(api, lambda: api.instances(region, tags=tags))
         lease = lease.with_machines(*(_stray(lease, one) for one in shown if _unknown(lease, one)))
-        lease = lease.with_machines(*_unheard(lease, clock.now()))
+        lease = lease.with_machines(*_unheard(lease, api.clock.now()))
         found = [one for one in shown if one["State"]["Name"] in ALIVE]
         alive = {str(one["InstanceId"]) for one in found}
         ids = sorted(alive | {one.instance_id for one in lease.machines if not one.ended_at})
-        known = with_retries(clock, lambda: api.instances(region, ids=ids)) if ids else []
+        known = with_retries(api, lambda: api.instances(region, ids=ids)) if ids else []
         gone = [one for one in known if one["State"]["Name"] not in ALIVE]
-        young = {one.instance_id for one in lease.machines if clock.now() < one.launched_at + SETTLED}
-        stays = end_these(api, clock, region, ids, young)
+        young = {one.instance_id for one in lease.machines if api.clock.now() < one.launched_at + SETTLED}
+        stays = end_these(api, region, ids, young)
     except AwsRefused as error:
         return lease, f"machines of lease {lease.lease_id} in {region} could not be ended ({error})"
     if stays:
         return lease, f"machines of lease {lease.lease_id} in {region} do not end: {', '.join(sorted(stays))}"
-    lease = _ended(lease, {str(one["InstanceId"]): one for one in gone}, alive, clock.now())
-    waiting = [one for one in lease.asked if not one.answered and clock.now() < one.newest_at + SETTLED]
+    lease = _ended(lease, {str(one["InstanceId"]): one for one in gone}, alive, api.clock.now())
+    waiting = [one for one in lease.asked if not one.answered and api.clock.now() < one.newest_at + SETTLED]
     return lease, not_answered(lease) if waiting else ""
 
 
@@ -88,24 +83,24 @@ def not_answered(lease: Ec2Lease) -> str:
     return f"EC2 did not answer a request of lease {lease.lease_id} in {lease.region}: it may still have been served"
 
 
-def await_shutdown(api: MachinesApi, clock: Clock, lease: Ec2Lease) -> None:
+def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
     """Wait until machines that were ended from outside are down: until then they may still upload what they measured.
 
     They cost nothing any more.
     """
     ids = [one.instance_id for one in lease.machines]
-    give_up = clock.now() + timedelta(seconds=LAST_WORDS_S)
-    while ids and clock.now() < give_up:
+    give_up = api.clock.now() + timedelta(seconds=LAST_WORDS_S)
+    while ids and api.clock.now() < give_up:
         try:
             found = api.instances(lease.region, ids=ids, states=("shutting-down",))
         except AwsRefused:
             found = [{"StateReason": {"Code": _ENDED}}]  # nobody knows: the time is what there is to go by
         if all(one.get("StateReason", {}).get("Code") != _ENDED for one in found):
             return
-        clock.sleep(_LOOK_EVERY_S)
+        api.clock.sleep(_LOOK_EVERY_S)
 
 
-def end_these(api: MachinesApi, clock: Clock, region: str, ids: Iterable[str], young: Iterable[str] = ()) -> set[str]:
+def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Iterable[str] = ()) -> set[str]:
     """Terminate, look, and terminate again; those that are still alive then. Raises AwsRefused.
 
     One of `young` that EC2 does not know is not gone: it was launched a moment ago, and EC2 will know it.
@@ -115,9 +110,9 @@ def end_these(api: MachinesApi, clock: Clock, region: str, ids: Iterable[str], y
         if not left:
             break
         if look:
-            clock.sleep(_LOOK_EVERY_S)
-        unknown = with_retries(clock, partial(api.terminate, region, left))
-        alive = with_retries(clock, partial(api.instances, region, ids=left, states=ALIVE))
+            api.clock.sleep(_LOOK_EVERY_S)
+        unknown = with_retries(api, partial(api.terminate, region, left))
+        alive = with_retries(api, partial(api.instances, region, ids=left, states=ALIVE))
         left = sorted({str(one["InstanceId"]) for one in alive} | (unknown & {*young}))
     return set(left)
 
@@ -132,23 +127,17 @@ def tags_of(one: Answer) -> dict[str, str]:
     return {str(tag["Key"]): str(tag["Value"]) for tag in one.get("Tags", ())}
 
 
-def tidy(api: MachinesApi, region: str, deployment: str, over: Callable[[dict[str, str]], bool]) -> None:
+def tidy(api: Ec2Api, region: str, deployment: str, over: Callable[[dict[str, str]], bool]) -> None:
     """Delete groups and templates of leases that are over, by their tags. What is still in use waits for another day.
 
     They cost nothing, so nobody is told where this fails.
     """
-    deletes: dict[str, Callable[[Any], None]] = {
-        "template": lambda one: api.delete_launch_template(region, one["LaunchTemplateName"]),
-        "placement": lambda one: api.delete_placement_group(region, one["GroupName"]),
-        "security": lambda one: api.delete_security_group(region, one["GroupId"]),
-    }
-    try:
-        for kind, found in api.leftovers(region, deployment).items():
-            for one in found:
-                if over(tags_of(one)):
-                    deletes[kind](one)
-    except AwsRefused:
-        return
+    filters = [{"Name": "tag:srift:deployment", "Values": [deployment]}]
+    with suppress(AwsRefused):
+        for key, describe, delete, name in _LEFTOVERS:
+            for one in list(api.ask_all(key, describe, region, Filters=filters)):
+                if over(tags_of(one)):  # one that is gone is no error, nor is one that its machines still leave
+                    api.ask_unless(("gone", "busy"), delete, region, **{name: one[name]})
 
 
 def _unknown(lease: Ec2Lease, one: Answer) -> bool:

@@ -9,6 +9,7 @@ import ast
 import math
 import re
 import shlex
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -33,29 +34,23 @@ _FORMS = {
 }
 
 
-def user_data(
-    *,
-    bucket: str,
-    prefix: str,
-    region: str,
-    endpoint: str | None,
-    code_sha256: str,
-    lease_id: str,
-    role_id: str,
-    deadline_s: float,
-    python: str,
-) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeBoot:
+    """What all machines of a lease are told. `endpoint`: where the store is if it is not AWS's, else empty."""
+
+    bucket: str
+    prefix: str
+    region: str
+    code_sha256: str
+    lease_id: str
+    role_id: str
+    python: str
+    endpoint: str = ""
+
+
+def user_data(boot: NodeBoot, deadline_s: float) -> str:
     """The script that the machine runs as root when it has come up. Raises NotSupported, naming what is wrong."""
-    words = {
-        "bucket": bucket,
-        "prefix": prefix,
-        "region": region,
-        "endpoint": endpoint or "",
-        "code_sha256": code_sha256,
-        "lease_id": lease_id,
-        "role_id": role_id,
-        "python": python,
-    }
+    words = {name: getattr(boot, name) for name in _FORMS}
     for name, value in words.items():
         form, meaning = _FORMS[name]
         if re.fullmatch(form, value) is None:
@@ -63,8 +58,8 @@ def user_data(
     if not 1.0 <= deadline_s <= _LONGEST_S:
         raise NotSupported(f"a machine's deadline must be 1 s to {_LONGEST_S:.0f} s away, not {deadline_s} s")
     values = {name: shlex.quote(value) for name, value in words.items()} | {
-        "lease": shlex.quote(lease_id),
-        "endpoint_option": f"--endpoint {shlex.quote(endpoint)}" if endpoint else "",
+        "lease": shlex.quote(boot.lease_id),
+        "endpoint_option": f"--endpoint {shlex.quote(boot.endpoint)}" if boot.endpoint else "",
         "minutes": str(math.ceil(deadline_s / 60)),
         "seconds": str(int(deadline_s)),
         "mark": _MARK,

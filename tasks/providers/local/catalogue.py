@@ -10,51 +10,23 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cached_property
-from typing import Protocol
 
 from models.domain.cluster import Cluster, InstanceType, Offer
 from tasks.providers.base import NoCapacity
 from tasks.providers.local import cpu_shares as local_cpu
 from tasks.providers.local import network as local_hosts
 from tasks.providers.local.processes import hosts
+from tasks.providers.local.settings import LocalInstanceType
 
 SPARE_CORES = 0.25  # left to the controller and the system, so that a measurement is never a fight for the processor
 _ZONE, _REGION = "local-a", "local"
 _MOST_HOSTS = 250  # addresses of one bridge
 
 
-class LocalInstance(Protocol):
-    """What `srift.toml` states of one local instance type."""
-
-    @property
-    def cores(self) -> float:
-        """CPU share of the machine's cores."""
-
-    @property
-    def memory_gib(self) -> float:
-        """Memory, GiB."""
-
-    @property
-    def bandwidth_gbps(self) -> float:
-        """Rate of its link each way, gigabit/s."""
-
-    @property
-    def usd_per_hour(self) -> float | None:
-        """Price on demand (illustrative); None: unknown."""
-
-    @property
-    def spot_usd_per_hour(self) -> float | None:
-        """Price on the spot market (illustrative); None: unknown."""
-
-    @property
-    def spot_interruptions_per_hour(self) -> float:
-        """Mean revocations an hour of a spot host."""
-
-
 class LocalCatalogue:
     """The local instance types of `srift.toml`, as far as this machine and this user allow."""
 
-    def __init__(self, instance_types: Mapping[str, LocalInstance]) -> None:
+    def __init__(self, instance_types: Mapping[str, LocalInstanceType]) -> None:
         self._specs = dict(instance_types)
 
     @cached_property

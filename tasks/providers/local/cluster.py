@@ -15,9 +15,8 @@ from subprocess import Popen
 
 from models.domain.cluster import Cluster
 from tasks.providers.base import NodeState, ProviderError
-from tasks.providers.local import cpu_shares as local_pinning
 from tasks.providers.local import network as local_hosts
-from tasks.providers.local.cpu_shares import CpuShares, members
+from tasks.providers.local.cpu_shares import CpuShares, members, pin, place, promised_to_others
 from tasks.providers.local.leases import LeaseStore, LocalLease
 from tasks.providers.local.network import Host, HostPlan, Isolation
 from tasks.providers.local.processes import HostMark, end, identify
@@ -94,16 +93,14 @@ class LocalCluster:
     def settle(self) -> None:
         """Put the CPU shares in force, each on cores of its own as far as they go."""
         shares = [offer.instance_type.cores for offer in self.cluster.members]
-        placed = local_pinning.place(shares, local_pinning.promised_to_others(self.lease_id))
+        placed = place(shares, promised_to_others(self.lease_id))
         for index, cores in enumerate(shares):
-            self._share(index, cores)
-            self._pin(index, placed[index])
+            self._share(index, cores, placed[index])
 
     def unsettle(self) -> None:
         """Lift the CPU shares."""
         for index in range(len(self.cluster.members)):
-            self._share(index, None)
-            self._pin(index, os.sched_getaffinity(0))
+            self._share(index, None, os.sched_getaffinity(0))
 
     def nodes(self) -> Sequence[NodeState]:
         """State of each host, in rank order."""
@@ -172,18 +169,15 @@ class LocalCluster:
         self._lease = replace(self._lease, processes=processes, groups=names)
         self._around.store.write(self._lease)
 
-    def _share(self, index: int, cores: float | None) -> None:
+    def _share(self, index: int, cores: float | None, pinned_to: set[int]) -> None:
+        """A quota of `cores`, or none. An affinity that gives the share already must stay as it is."""
         name, shares = self._name(index), self._around.shares
         try:
-            shares.unsettle(name) if cores is None else shares.settle(name, cores)
+            shares.settle(name, cores)
         except OSError as error:
             raise ProviderError(f"the CPU share of host {index} cannot be set: {error}") from error
-
-    def _pin(self, index: int, cores: set[int]) -> None:
-        """Only where a quota gives the share: an affinity that gives it must stay as it is."""
-        group = self._around.shares.group(self._name(index))
-        if group is not None:
-            local_pinning.pin(members(group), cores)
+        if (group := shares.group(name)) is not None:
+            pin(members(group), pinned_to)
 
     def _state(self, index: int) -> NodeState:
         with self._lock:

@@ -1,7 +1,7 @@
 """CPU shares of local hosts: by quota where control groups can be written (v1 or v2), else whole cores by affinity.
 
-A quota is in force only between `settle` and `unsettle`: starting up is not what is measured. With it goes the greatest
-weight there is, so that whatever else runs on the machine waits for a measurement, not the other way round. An affinity
+A quota is in force only while it is settled: starting up is not what is measured. With it goes the greatest weight
+there is, so that whatever else runs on the machine waits for a measurement, not the other way round. An affinity
 holds from the beginning, since a whole core costs a starting host nothing.
 """
 
@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Protocol
 
 from tasks.providers.base import NoCapacity
 from tasks.providers.local.processes import Process, end, hosts, identify
@@ -24,34 +23,34 @@ _PERIOD_US = 10_000  # short, so that steps stay smooth
 _LEAST_QUOTA_US = 1_000  # the kernel refuses less
 
 
-class CpuShares(Protocol):
-    """A way of giving a host its share and no more."""
+class CpuShares(ABC):
+    """A way of giving a host its share and no more. `why_not`: why no parts of a core can be given, else empty."""
 
-    why_not: str  # why parts of a core cannot be enforced; empty where they can
+    why_not = ""
 
+    @abstractmethod
     def enforces(self, cores: float) -> bool:
         """Whether a share of `cores` can be enforced."""
 
-    def group(self, name: str) -> Path | None:
-        """The directory that will stand for the host `name`; None where there is none."""
-
-    def groups(self, prefix: str) -> list[Path]:
-        """Directories of hosts whose name starts so."""
-
+    @abstractmethod
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:
         """Put a host's first processes under control; what they start follows. Raises OSError, NoCapacity."""
 
-    def settle(self, name: str, cores: float) -> None:
-        """From now on the host gets `cores` and no more. Raises OSError."""
+    def settle(self, name: str, cores: float | None) -> None:
+        """From now on the host gets `cores` and no more; None: full speed again. Raises OSError."""
+        return
 
-    def unsettle(self, name: str) -> None:
-        """Full speed again. Raises OSError."""
+    def group(self, name: str) -> Path | None:
+        """The directory that will stand for the host `name`; None where there is none."""
+        return None
+
+    def groups(self, prefix: str) -> list[Path]:
+        """Directories of hosts whose name starts so."""
+        return []
 
 
-class Cgroups(ABC):
-    """Quotas below one directory of a cgroup hierarchy that may be written."""
-
-    why_not = ""
+class Cgroups(CpuShares):
+    """Quotas below one directory of a cgroup hierarchy that may be written; a group has none before it is settled."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -69,22 +68,20 @@ class Cgroups(ABC):
         return sorted(path for path in self.base.glob(f"{prefix}*") if path.is_dir())
 
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:
-        """Make the group, without a quota yet, and move the processes in."""
+        """Make the group and move the processes in."""
         group = self.group(name)
         group.mkdir(exist_ok=True)
         for pid in pids:
             (group / "cgroup.procs").write_text(str(pid))
 
-    def settle(self, name: str, cores: float) -> None:
-        """A quota from now on."""
-        period_us = max(_PERIOD_US, math.ceil(_LEAST_QUOTA_US / cores))
-        self._write(self.group(name), round(cores * period_us), period_us)
+    def settle(self, name: str, cores: float | None) -> None:
+        """A quota, or none."""
+        if cores is None:
+            self._write(self.group(name), None, _PERIOD_US)
+        else:
+            period_us = max(_PERIOD_US, math.ceil(_LEAST_QUOTA_US / cores))
+            self._write(self.group(name), round(cores * period_us), period_us)
 
-    def unsettle(self, name: str) -> None:
-        """No quota."""
-        self._write(self.group(name), None, _PERIOD_US)
-
-    @abstractmethod
     def prepare(self) -> None:
         """Make children of the base controllable. Raises OSError."""
 
@@ -94,9 +91,6 @@ class Cgroups(ABC):
 
 class CgroupsV1(Cgroups):
     """The `cpu` hierarchy of version 1: cpu.cfs_quota_us over cpu.cfs_period_us."""
-
-    def prepare(self) -> None:
-        """They are: every group of this version has the controllers of its hierarchy."""
 
     def _write(self, group: Path, quota_us: int | None, period_us: int) -> None:
         # Lifted first: no pair of an old quota and a new period is ever in force.
@@ -120,8 +114,8 @@ class CgroupsV2(Cgroups):
         (group / "cpu.weight").write_text("100" if quota_us is None else "10000")
 
 
-class Affinity:
-    """Whole cores, each host on cores of its own: what an ordinary user can enforce."""
+class Affinity(CpuShares):
+    """Whole cores, each host on cores of its own from `add` on: what an ordinary user can enforce."""
 
     def __init__(self, why_not: str) -> None:
         self.why_not = why_not
@@ -129,14 +123,6 @@ class Affinity:
     def enforces(self, cores: float) -> bool:
         """Whole cores only."""
         return cores >= 1 and float(cores).is_integer()
-
-    def group(self, name: str) -> None:
-        """An affinity has no directory."""
-        return
-
-    def groups(self, prefix: str) -> list[Path]:
-        """None."""
-        return []
 
     def add(self, name: str, pids: Sequence[int], cores: float) -> None:
         """Pin the processes to cores that no other host is pinned to. Raises NoCapacity where there are too few."""
@@ -151,12 +137,6 @@ class Affinity:
             raise NoCapacity(f"{int(cores)} whole cores wanted, {len(free)} not given to another host")
         for pid in pids:
             os.sched_setaffinity(pid, free)
-
-    def settle(self, name: str, cores: float) -> None:
-        """In force since `add`."""
-
-    def unsettle(self, name: str) -> None:
-        """A whole core is full speed."""
 
 
 def detect(mounts: Path = Path("/proc/mounts"), own: Path = Path("/proc/self/cgroup")) -> CpuShares:

@@ -14,7 +14,7 @@ from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 
-from tasks.providers.base import Lease, LeaseUnreadable, ProviderError
+from tasks.providers.base import LeaseUnreadable, ProviderError
 from tasks.providers.leases import NAME, HeldLease, LeaseFolder
 from tasks.providers.local.cpu_shares import CpuShares, remove
 from tasks.providers.local.processes import Process, boot_id, end, of_environment
@@ -29,18 +29,6 @@ class LocalLease(HeldLease):
     processes: tuple[Process, ...] = ()
     groups: tuple[str, ...] = ()
 
-    def public(self) -> Lease:
-        """As every provider states it."""
-        return self.held("local")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """What ending a lease found still there."""
-
-    processes: int
-    groups: int
-
 
 class LeaseStore(LeaseFolder[LocalLease]):
     """The leases of one home. `token` tells its hosts and groups from another home's."""
@@ -51,16 +39,12 @@ class LeaseStore(LeaseFolder[LocalLease]):
     def __init__(self, home: Path) -> None:
         super().__init__(home.resolve() / "leases")
         self.token = sha256(os.fsencode(self.root)).hexdigest()[:8]
+        self.prefix = f"srift-{self.token}-"  # of the names of this home's CPU groups
 
-    @property
-    def prefix(self) -> str:
-        """How the names of this home's CPU groups begin."""
-        return f"srift-{self.token}-"
-
-    def end(self, lease_id: str, shares: CpuShares) -> Ended:
+    def end(self, lease_id: str, shares: CpuShares) -> tuple[int, int]:
         """Kill whatever belongs to a lease and remove its CPU groups; nothing is left when this returns.
 
-        Raises ProviderError naming what would not end.
+        Returns how many processes and groups were still there. Raises ProviderError naming what would not end.
         """
         try:
             lease = self.read(lease_id)
@@ -80,7 +64,7 @@ class LeaseStore(LeaseFolder[LocalLease]):
             removed = sum(remove(group) for group in groups if group.name.startswith(self.prefix))
         except OSError as error:
             raise ProviderError(f"lease {lease_id}: {error.filename} is still busy; run `srift reap` again") from error
-        return Ended(processes=len(killed), groups=removed)
+        return len(killed), removed
 
     def close(self, lease_id: str, now: datetime, outcome: str) -> LocalLease | None:
         """Mark a lease ended, once, and drop its code; its mailbox stays. A full disk leaves it to the reaper."""
@@ -88,7 +72,7 @@ class LeaseStore(LeaseFolder[LocalLease]):
         if lease is None or lease.ended_at is not None:
             return lease
         lease = replace(
-            lease, ended_at=now, usd=lease.public().usd_until(now), outcome=outcome, processes=(), groups=()
+            lease, ended_at=now, usd=lease.held("local").usd_until(now), outcome=outcome, processes=(), groups=()
         )
         directory = self.directory(lease_id)
         shutil.rmtree(directory / "code", ignore_errors=True)

@@ -146,11 +146,7 @@ def find_inner(host: Host) -> None:
 
 
 def join(
-    isolation: Isolation,
-    switch: subprocess.Popen[bytes],
-    hosts: Sequence[tuple[Host, HostPlan]],
-    *,
-    first: int = 0,
+    isolation: Isolation, switch: subprocess.Popen[bytes], hosts: Sequence[tuple[Host, HostPlan]], *, first: int = 0
 ) -> None:
     """Make a shaped link to each host, and before the first one the bridge; `first` is how many were joined before.
 

@@ -11,46 +11,31 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from models.domain.cluster import Cluster, InstanceType, Offer
+from models.domain.cluster import Cluster
 from tasks.providers.base import Capabilities, EndedLease, Lease, NoCapacity, NotSupported, NotSwept, ProviderError
 from tasks.providers.local import catalogue as local_catalogue
-from tasks.providers.local.catalogue import LocalCatalogue, LocalInstance, cores_of
+from tasks.providers.local.catalogue import LocalCatalogue, cores_of
 from tasks.providers.local.cluster import LocalCluster, Surroundings
 from tasks.providers.local.leases import LeaseStore, LocalLease
+from tasks.providers.local.settings import LocalInstanceType
 
 _CARRIED = ("HOME", "LANG")  # no credentials and no settings of ours reach a host
 
 CAPABILITIES = Capabilities(spends_money=False, simulated=True)
 
 
-class LocalProvider:
+class LocalProvider(LocalCatalogue):
     """Hosts on this machine, leases under `home`/leases. `python` runs a copy of `node_package` on each host."""
 
     name = "local"
 
     def __init__(
-        self, home: Path, instance_types: Mapping[str, LocalInstance], node_package: Path, python: str
+        self, home: Path, instance_types: Mapping[str, LocalInstanceType], node_package: Path, python: str
     ) -> None:
-        self._store = LeaseStore(home)
-        self._catalogue = LocalCatalogue(instance_types)
+        super().__init__(instance_types)
+        self.store = LeaseStore(home)
         self._node_package = node_package
         self._python = python
-
-    def instance_types(self) -> list[InstanceType]:
-        """Types whose share can be enforced and that this machine is large enough for."""
-        return self._catalogue.instance_types()
-
-    def offers(self, now: datetime) -> list[Offer]:
-        """Every type on demand and on the spot market, at the prices of `srift.toml`."""
-        return self._catalogue.offers(now)
-
-    def limits(self) -> list[str]:
-        """What cannot be done here, why, and how to put it right."""
-        return self._catalogue.limits()
-
-    def fits(self, cluster: Cluster) -> str:
-        """Empty if idle hosts of this machine could be `cluster`, else why they never can."""
-        return self._catalogue.fits(cluster)
 
     @contextmanager
     def acquire(self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int) -> Iterator[LocalCluster]:
@@ -63,15 +48,15 @@ class LocalProvider:
             raise NoCapacity(why) if cores_of(cluster) > local_catalogue.most_cores() else NotSupported(why)
         lease = LocalLease.new(cluster, lease_id=lease_id, deadline_s=deadline_s, now=datetime.now(UTC))
         running = LocalCluster(self._around(), cluster, lease, seed)
-        with self._store.locked():
-            self._catalogue.refuse_if_taken(cores_of(cluster))
-            self._store.create(lease)
+        with self.store.locked():
+            self.refuse_if_taken(cores_of(cluster))
+            self.store.create(lease)
         yielded = False
         try:
-            with self._store.locked():
+            with self.store.locked():
                 running.start()
                 # Seen again with our own hosts waiting: a controller of another home may have come at the same moment.
-                self._catalogue.refuse_if_taken(0.0)
+                self.refuse_if_taken(0.0)
                 running.go()
             yielded = True
             yield running
@@ -82,53 +67,56 @@ class LocalProvider:
         finally:
             running.release()
             if yielded:
-                self._store.close(lease_id, datetime.now(UTC), "released")
+                self.store.close(lease_id, datetime.now(UTC), "released")
             else:
-                self._store.forget(lease_id)
+                self.store.forget(lease_id)
 
     def leases(self) -> list[Lease]:
         """What is held now, by any controller of this home."""
-        found, unreadable = self._store.read_all()
-        held = [lease.public() for lease in found if lease.ended_at is None]
-        return held + [self._store.unknown(lease_id, error, "local") for lease_id, error in unreadable.items()]
+        found, unreadable = self.store.read_all()
+        held = [lease.held("local") for lease in found if lease.ended_at is None]
+        return held + [self.store.unknown(lease_id, error, "local") for lease_id, error in unreadable.items()]
 
     def ended(self) -> list[EndedLease]:
         """Leases that are over and not forgotten, with their mailboxes: what a killed controller did not load too."""
-        store = self._store
+        store = self.store
         return [lease.over(store.mailbox(lease.lease_id)) for lease in store.all() if lease.ended_at is not None]
 
     def forget(self, lease_id: str) -> None:
         """Delete an ended lease and its mailbox. Raises ProviderError while it is held."""
-        self._store.forget_ended(lease_id)
+        self.store.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
         """End leases of this home whose controller is gone or whose deadline has passed, and strays of no lease.
 
         Raises NotSwept, once all else is done, where a lease cannot be read; its hosts are left alone.
         """
-        if not self._store.root.is_dir():
+        if not self.store.root.is_dir():
             return []
         sentences: list[str] = []
-        with self._store.locked():
-            found, unreadable = self._store.read_all()
+        with self.store.locked():
+            found, unreadable = self.store.read_all()
             known = {lease.lease_id: lease for lease in found}
-            theirs = {*self._store.ids(), *self._store.stray_ids(self._catalogue.shares)}
+            theirs = {*self.store.ids(), *self.store.stray_ids(self.shares)}
             for lease_id in sorted(theirs - unreadable.keys()):
                 lease = known.get(lease_id)
-                why = _why_end(lease, now, all_of_them)
+                if lease is None:
+                    why = "nothing tells who holds it"
+                else:
+                    why = "it was over" if lease.ended_at else lease.why_end(now, all_of_them=all_of_them)
                 if not why:
                     continue
                 try:
-                    ended = self._store.end(lease_id, self._catalogue.shares)
-                    kept = self._store.set_aside(lease_id) if lease is None else None
+                    processes, groups = self.store.end(lease_id, self.shares)
+                    kept = self.store.set_aside(lease_id) if lease is None else None
                 except ProviderError as error:
                     sentences.append(str(error))
                     continue
                 if lease is not None and lease.ended_at is None:
-                    self._store.close(lease_id, now, "reaped")
-                elif lease is not None and not ended.processes and not ended.groups:
+                    self.store.close(lease_id, now, "reaped")
+                elif lease is not None and not processes and not groups:
                     continue
-                what = f"{ended.processes} processes and {ended.groups} CPU groups were ended"
+                what = f"{processes} processes and {groups} CPU groups were ended"
                 what += f"; its records were moved to {kept}" if kept is not None else ""
                 cluster = f" ({lease.cluster})" if lease is not None else ""
                 sentences.append(f"lease {lease_id}{cluster}: {why}; {what}")
@@ -138,19 +126,10 @@ class LocalProvider:
 
     def _around(self) -> Surroundings:
         return Surroundings(
-            store=self._store,
-            isolation=self._catalogue.isolation,
-            shares=self._catalogue.shares,
+            store=self.store,
+            isolation=self.isolation,
+            shares=self.shares,
             node_package=self._node_package,
             python=self._python,
             environment={name: os.environ[name] for name in _CARRIED if name in os.environ},
         )
-
-
-def _why_end(lease: LocalLease | None, now: datetime, all_of_them: bool) -> str:
-    """Why a lease is to be ended; empty where it is not."""
-    if lease is None:
-        return "nothing tells who holds it"
-    if lease.ended_at is not None:
-        return "it was over"
-    return lease.why_end(now, all_of_them=all_of_them)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -10,9 +11,10 @@ import pytest
 from scipy.stats import norm
 
 from models.campaign.pilots import Pilots, choose_pilots, expected_regret
-from models.campaign.value_of_information import Belief, Contenders, Question, contenders_of
+from models.campaign.value_of_information import Belief, ChoiceSet, Question, choice_set_of
 from models.domain.setup_table import setup_key
 from models.domain.workload import Goal, Setup
+from models.planner.candidates import Supply
 from models.planner.planner import candidates
 from tests.models.planning import LineModel, cores_fit, frame, offers, workload
 
@@ -20,60 +22,57 @@ DEADLINE = Goal(goal="cheapest_within_deadline", hours=2.0)
 JOB = replace(workload("mlp", 64, 128), goals=(DEADLINE,))
 
 
-def open_choice(line: LineModel) -> tuple[Contenders, list[Setup]]:
-    setups = candidates(JOB, offers(), max_hosts=3, fits=cores_fit, line=lambda name: line.compute_line("", name))
-    return contenders_of(JOB, setups, line.predict(frame(setups))), setups
+def open_choice(line: LineModel) -> tuple[ChoiceSet, list[Setup]]:
+    setups = candidates(JOB, Supply(offers=offers(), max_hosts=3, fits=cores_fit), line)
+    return choice_set_of(JOB, setups, line.predict(frame(setups))), setups
 
 
+@cache
 def pilots(line: LineModel, count: int = 3, goal: str = DEADLINE.goal, seed: int = 1) -> Pilots:
-    contenders, setups = open_choice(line)
-    return choose_pilots(contenders, frame(setups), line.joint, goal=goal, count=count, seed=seed)
+    choice_set, setups = open_choice(line)
+    return choose_pilots(choice_set, frame(setups), line.joint, goal=goal, count=count, seed=seed)
 
 
 UNSURE, SURE = LineModel(own=0.15), LineModel(own=1e-4, shared=0.0)
 
 
-def test_each_pilot_is_expected_to_better_an_open_choice() -> None:
+def test_each_pilot_is_expected_to_better_an_open_choice_and_a_settled_one_has_nothing_to_lose() -> None:
     found = pilots(UNSURE)
     assert len(set(found.chosen)) == 3 and len(found.after) == 3
     assert found.regret > 0.01 and found.after[-1] < 0.9 * found.regret
     assert all(after >= -1e-9 for after in found.after)
-
-
-def test_a_choice_that_is_settled_has_nothing_to_lose() -> None:
+    assert pilots.__wrapped__(UNSURE) == found, "equal arguments, equal pilots"
+    assert pilots(UNSURE, goal="cheapest_within_moonlight").chosen == ()
     assert pilots(SURE).regret < 1e-3
 
 
-def test_equal_arguments_give_equal_pilots_and_an_unknown_goal_none() -> None:
-    assert pilots(UNSURE) == pilots(UNSURE)
-    assert pilots(UNSURE, goal="cheapest_within_moonlight").chosen == ()
-
-
 def test_the_first_pilot_is_the_best_single_one_of_a_few_by_the_regret_after_it() -> None:
-    contenders, setups = open_choice(UNSURE)
-    mean, covariance, noise = UNSURE.joint(frame([*contenders.setups, *setups]))
+    choice_set, setups = open_choice(UNSURE)
+    mean, covariance, noise = UNSURE.joint(frame([*choice_set.setups, *setups]))
     belief = Belief(mean=mean, covariance=covariance, noise=noise)
-    questions = [one for one in contenders.questions if one.name == DEADLINE.goal]
-    first = len(contenders.setups)
+    questions = [one for one in choice_set.questions if one.name == DEADLINE.goal]
+    first = len(choice_set.setups)
     best = pilots(UNSURE, count=1).chosen[0]
     others = [int(at) for at in np.random.default_rng(0).choice(len(setups), 12, replace=False)]
     after = {at: expected_regret(questions, belief, [first + at], seed=3) for at in {best, *others}}
     assert after[best] <= min(after.values()) + 0.004
 
 
-def test_to_measure_every_contender_without_noise_leaves_no_regret_but_luck() -> None:
-    contenders, _ = open_choice(UNSURE)
-    mean, covariance, noise = UNSURE.joint(frame(list(contenders.setups)))
+def test_to_measure_every_contender_without_noise_and_spread_leaves_no_regret() -> None:
+    choice_set, _ = open_choice(UNSURE)
+    mean, covariance, noise = UNSURE.joint(frame(list(choice_set.setups)))
     belief = Belief(mean=mean, covariance=covariance, noise=0 * noise)
-    questions = [replace(one, luck=0 * one.luck) for one in contenders.questions if one.name == DEADLINE.goal]
+    questions = [
+        replace(one, irreducible_sd=0 * one.irreducible_sd) for one in choice_set.questions if one.name == DEADLINE.goal
+    ]
     known = expected_regret(questions, belief, range(len(mean)), seed=3)
     assert known == pytest.approx(0, abs=2e-3) and expected_regret(questions, belief, [], seed=3) > 0.01
 
 
 def test_the_second_pilot_is_not_the_first_again() -> None:
-    contenders, setups = open_choice(UNSURE)
+    choice_set, setups = open_choice(UNSURE)
     twice = frame([*setups, *setups])
-    found = choose_pilots(contenders, twice, UNSURE.joint, goal=DEADLINE.goal, count=4, seed=1)
+    found = choose_pilots(choice_set, twice, UNSURE.joint, goal=DEADLINE.goal, count=4, seed=1)
     assert len({at % len(setups) for at in found.chosen}) == 4
 
 
@@ -85,7 +84,7 @@ def two(noise: float, pilot: int = 0) -> float:
         fixed_hours=np.zeros(2),
         hours_per_step_s=np.ones(2),
         usd_per_hour=np.ones(2),
-        luck=np.zeros(2),
+        irreducible_sd=np.zeros(2),
         aim="hours",
     )
     belief = Belief(mean=np.array([0.0, -0.2]), covariance=0.3**2 * np.eye(2), noise=np.full(2, noise))
@@ -104,7 +103,7 @@ def test_what_is_left_after_a_noisy_run_is_what_a_noisy_run_leaves(noise: float)
 
 
 def test_of_two_runs_that_tell_of_the_same_the_one_with_less_noise_is_the_pilot() -> None:
-    contenders, setups = open_choice(UNSURE)
+    choice_set, setups = open_choice(UNSURE)
     best = setups[pilots(UNSURE, count=1).chosen[0]]
 
     def joint(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -112,21 +111,21 @@ def test_of_two_runs_that_tell_of_the_same_the_one_with_less_noise_is_the_pilot(
         noise[-2] = 1.0
         return mean, covariance, noise
 
-    found = choose_pilots(contenders, frame([best, best]), joint, goal=DEADLINE.goal, count=1, seed=1)
+    found = choose_pilots(choice_set, frame([best, best]), joint, goal=DEADLINE.goal, count=1, seed=1)
     assert found.chosen == (1,)
 
 
 def test_where_nobody_is_sure_to_meet_the_deadline_pilots_tell_of_the_likeliest_and_how_sure_one_then_is() -> None:
-    contenders, setups = open_choice(UNSURE)
-    (asked,) = [one for one in contenders.questions if one.name == DEADLINE.goal]
-    mean = UNSURE.joint(frame(list(contenders.setups)))[0]
+    choice_set, setups = open_choice(UNSURE)
+    (asked,) = [one for one in choice_set.questions if one.name == DEADLINE.goal]
+    mean = UNSURE.joint(frame(list(choice_set.setups)))[0]
     work = asked.fixed_hours + asked.hours_per_step_s * np.exp(mean[asked.places])
-    tight = replace(asked, limit=float(work.min()) * 1.01, luck=0 * asked.luck)
-    doubted = replace(contenders, questions=(tight,))
+    tight = replace(asked, limit=float(work.min()) * 1.01, irreducible_sd=0 * asked.irreducible_sd)
+    doubted = replace(choice_set, questions=(tight,))
     found = choose_pilots(doubted, frame(setups), UNSURE.joint, goal=DEADLINE.goal, count=3, seed=1)
-    likeliest = contenders.setups[int(asked.places[np.argmin(work)])]
+    likeliest = choice_set.setups[int(asked.places[np.argmin(work)])]
     assert setup_key(setups[found.chosen[0]]) == setup_key(likeliest), "a run of itself tells most of it"
     assert len(found.assured) == 3 and 0.2 < found.assured[0] < 0.95
     assert found.assured[-1] >= found.assured[0] - 0.05
-    easy = replace(contenders, questions=(replace(asked, limit=np.inf),))
+    easy = replace(choice_set, questions=(replace(asked, limit=np.inf),))
     assert choose_pilots(easy, frame(setups), UNSURE.joint, goal=DEADLINE.goal, count=3, seed=1).assured == ()

@@ -15,16 +15,15 @@ from models.campaign.value_of_information import (
     Belief,
     Question,
     choice,
-    contenders_of,
+    choice_set_of,
     gain,
-    judged,
-    left_of,
-    worths,
+    objective_and_chance,
+    run_values,
 )
 from models.domain.cluster import Cluster
 from models.domain.workload import Goal, Setup
 from models.job import duration as spot
-from models.job.job_conditions import Stated
+from models.job.job_conditions import Pool, Stated
 from tests.models.planning import offer, workload
 
 NOBODY = 1e-9
@@ -38,7 +37,7 @@ def question(count: int, **changes: object) -> Question:
         fixed_hours=nothing,
         hours_per_step_s=nothing + 1,
         usd_per_hour=nothing + 1,
-        luck=nothing,
+        irreducible_sd=nothing,
         aim="hours",
     )
     return replace(plain, **changes)  # type: ignore[arg-type]
@@ -77,26 +76,21 @@ def test_no_run_is_worth_less_than_nothing_and_equals_get_equal(asked: tuple[Que
     assert np.array_equal(found.regret, again.regret) and np.array_equal(found.chance, again.chance)
 
 
-def test_a_run_that_tells_nothing_about_a_contender_is_worth_nothing() -> None:
+def test_a_run_is_worth_something_where_it_tells_of_a_near_rival_and_little_where_it_is_all_noise() -> None:
     believed = belief([1.0, 1.01, 1.0], [0.1, 0.1, 0.1])
     found = gain(question(2), believed, [0, 1, 2])  # the third contends for nothing and shares nothing
     assert found.regret[2] == found.chance[2] == 0.0 and np.all(found.regret[:2] > 0.01)
-
-
-def test_what_is_known_is_worth_nothing_and_a_run_that_is_all_noise_hardly_anything() -> None:
-    assert gain(question(2), belief([1.0, 1.01], [1e-8, 1e-8]), [0, 1]).regret.tolist() == [0.0, 0.0]
+    assert gain(question(2), belief([1.0, 1.01], [1e-8, 1e-8]), [0, 1]).regret.tolist() == [0.0, 0.0], "all is known"
     clear, noisy = (gain(question(2), belief([1.0, 1.01], [0.1, 0.1], noise=n), [1]).regret[0] for n in (NOBODY, 10.0))
     assert noisy < clear / 10
-
-
-def test_a_clear_loser_is_worth_less_than_a_near_rival() -> None:
+    near, loser = range(2)
     found = gain(question(3), belief([1.0, 1.05, 3.0], [0.1, 0.1, 0.1]), [1, 2])
-    assert found.regret[0] > 0.01 and found.regret[1] < 1e-6
-    assert found.chance[0] > 0.2 and found.chance[1] < 1e-3
+    assert found.regret[near] > 0.01 and found.regret[loser] < 1e-6
+    assert found.chance[near] > 0.2 and found.chance[loser] < 1e-3
 
 
 def test_the_worth_is_that_of_the_textbook() -> None:
-    """Two contenders, one known: the knowledge gradient in logs is sd f(-gap / sd), f(z) = z Phi(z) + phi(z)."""
+    """Two setups to choose from, one known: the knowledge gradient is sd f(-gap / sd), f(z) = z Phi(z) + phi(z)."""
     gap, sd = 0.05, 0.1
     z = -gap / sd
     expected = sd * (z * 0.308538 + 0.352065)  # Phi(-0.5), phi(-0.5)
@@ -133,35 +127,23 @@ def test_a_measurement_narrows_what_errs_with_it_by_the_conditional_normal() -> 
 def test_questions_add_up_and_what_saves_next_to_nothing_counts_nothing() -> None:
     believed = belief([1.0, 1.05, 3.0], [0.1, 0.1, 0.1])
     dollars = question(3, name="cheapest", aim="usd")
-    both = worths([question(3), dollars], believed, [0, 1, 2])
+    both = run_values([question(3), dollars], believed, [0, 1, 2])
     alone = gain(question(3), believed, [0, 1, 2])
     assert both.regret[1] == pytest.approx(2 * alone.regret[1]) and both.question[1] == "fastest"
     assert both.regret[2] == 0.0 and both.question[2] == ""
     twins = belief([1.0, 1.0], [0.001, 0.001])
     assert gain(question(2), twins, [0]).chance[0] > 0.3 and gain(question(2), twins, [0]).regret[0] < LEAST_REGRET
-    assert worths([question(2)], twins, [0, 1]).regret.tolist() == [0.0, 0.0]
+    assert run_values([question(2)], twins, [0, 1]).regret.tolist() == [0.0, 0.0]
 
 
-def test_a_run_loses_what_those_before_it_tell() -> None:
-    worth = np.array([1.0, 1.0, 1.0])
+def test_runs_tell_the_same_by_the_square_of_their_correlation() -> None:
     alike = belief([1.0] * 3, [0.1] * 3, alike=0.6).alike()
-    assert left_of(worth, alike, [0]) == pytest.approx([0.0, 0.64, 0.64], abs=1e-6)
-    assert left_of(worth, alike, []) == pytest.approx(worth)
+    assert alike == pytest.approx(0.36 + 0.64 * np.eye(3), abs=1e-6)
 
 
-def test_luck_that_no_run_can_lower_counts_against_meeting_a_constraint() -> None:
-    question = Question(
-        name="deadline",
-        places=np.arange(2),
-        fixed_hours=np.zeros(2),
-        hours_per_step_s=np.ones(2),
-        usd_per_hour=np.ones(2),
-        luck=np.array([0.0, 0.5]),
-        aim="usd",
-        limited="hours",
-        limit=1.2,
-    )
-    _, meets = judged(question, np.zeros((2, 1, 1)), np.full((2, 1, 1), 0.01**2))
+def test_spread_that_no_run_can_lower_counts_against_meeting_a_constraint() -> None:
+    asked = question(2, irreducible_sd=np.array([0.0, 0.5]), aim="usd", limited="hours", limit=1.2)
+    _, meets = objective_and_chance(asked, np.zeros((2, 1, 1)), np.full((2, 1, 1), 0.01**2))
     assert meets is not None and meets[0, 0, 0] > 0.99 > 0.75 > meets[1, 0, 0] > 0.5
 
 
@@ -194,7 +176,7 @@ def test_those_that_are_safe_contend_beside_the_many_that_are_cheaper_and_may_mi
     deadline = Goal(goal="cheapest_within_deadline", hours=HOURS)
     cheap, safe = zones(45, 0, 1.0), zones(25, 45, 3.0)
     steps = predicted((45, 1.0, 1.2), (25, 0.5, 1.01))
-    found = contenders_of(replace(JOB, goals=(deadline,)), [*cheap, *safe], steps)
+    found = choice_set_of(replace(JOB, goals=(deadline,)), [*cheap, *safe], steps)
     asked = next(one for one in found.questions if one.name == deadline.goal)
     prices = [1.0 + at / 1e4 for at in range(30)] + [3.0 * (1 + at / 1e4) for at in range(45, 55)]
     assert asked.usd_per_hour == pytest.approx(prices)
@@ -204,7 +186,7 @@ def test_those_that_are_safe_contend_beside_the_many_that_are_cheaper_and_may_mi
 def test_start_up_is_paid_once_and_does_not_grow_with_the_step(market: str) -> None:
     def asked(**seconds: float) -> Question:
         setups, steps = zones(2, 0, 1.0, market), predicted((2, 1.0, 1.1))
-        found = contenders_of(JOB, setups, steps, conditions=Stated(**seconds))
+        found = choice_set_of(JOB, setups, steps, conditions=Stated(**seconds))
         return next(one for one in found.questions if one.name == "fastest")
 
     slow, quick = asked(startup_s=7200.0), asked(startup_s=0.0)
@@ -212,8 +194,8 @@ def test_start_up_is_paid_once_and_does_not_grow_with_the_step(market: str) -> N
     assert slow.hours_per_step_s == pytest.approx(quick.hours_per_step_s)
     hazard = 0.3 if market == "spot" else 0.0
     for one, startup_s in ((slow, 7200.0), (quick, 0.0)):
-        write_s = spot.checkpoint_seconds(0.0)
-        hours = spot.expected_hours(HOURS, hazard, startup_s=startup_s, checkpoint_s=write_s)
+        conditions = Stated(startup_s=startup_s).gangs([Pool("a", market, "z", hazard)], np.ones((1, 1), int), 0.0)
+        hours = float(spot.expected_hours([HOURS], conditions)[0])
         assert one.fixed_hours + one.hours_per_step_s == pytest.approx(np.full(2, hours))
     if market == "spot":
         assert (asked(replacement_s=3600.0).hours_per_step_s > 1.1 * quick.hours_per_step_s).all()

@@ -274,7 +274,7 @@ def test_a_workload_known_by_its_facts_alone_is_predicted_as_its_first_guess_and
     assert summary(TEST, found).set_index("group").loc["new", "rows"] == 2
 
 
-def test_what_is_missing_for_a_guess_is_named() -> None:
+def test_what_is_missing_for_a_guess_is_named_and_rows_without_its_compute_change_nothing() -> None:
     test = pd.concat([TEST, rows(("new", f"1x{ONE}+1xc.dark", 8), ("dark", f"1x{ONE}", 8))], ignore_index=True)
     found = backtest(with_facts(), test, seed=1)
     assert found["unpredicted"].tolist()[3:] == [
@@ -283,17 +283,11 @@ def test_what_is_missing_for_a_guess_is_named() -> None:
     ]
     assert not found["guessed"].iloc[3:].any() and found[list(PREDICTED)].iloc[3:].isna().all(axis=None)
     untold = guess_data().instance_types.assign(device_tflops=None)
-    assert (backtest(replace(with_facts(), instance_types=untold), TEST, seed=1)["unpredicted"] != "").tolist() == [
-        1,
-        0,
-        1,
-    ]
-
-
-def test_rows_that_tell_nothing_of_the_compute_leave_a_workload_to_its_facts() -> None:
+    unpredicted = backtest(replace(with_facts(), instance_types=untold), TEST, seed=1)["unpredicted"] != ""
+    assert unpredicted.tolist() == [True, False, True]
     mixed = asked("new", f"1x{ONE}+1x{OTHER}", 8).assign(step_s=1.0)
-    found = backtest(replace(with_facts(), runs=pd.concat([guess_data().runs, mixed], ignore_index=True)), TEST, seed=1)
-    assert found["guessed"].tolist() == [True, False, True]
+    more = replace(with_facts(), runs=pd.concat([guess_data().runs, mixed], ignore_index=True))
+    assert backtest(more, TEST, seed=1)["guessed"].tolist() == [True, False, True]
 
 
 def test_facts_in_the_rows_asked_for_are_facts_too_and_those_of_the_facts_come_first() -> None:
@@ -301,10 +295,6 @@ def test_facts_in_the_rows_asked_for_are_facts_too_and_those_of_the_facts_come_f
     own = backtest(guess_data(), by_rows, seed=1)
     assert own["guessed"].tolist() == [True, False, True]
     assert np.array_equal(own[list(PREDICTED)], backtest(with_facts(), TEST, seed=1)[list(PREDICTED)])
+    assert own.equals(backtest(guess_data(), by_rows.assign(step_s=TEST["step_s"][::-1].to_numpy()), seed=1))
     lying = backtest(with_facts(), by_rows.assign(flops_per_sample=9e12, gradient_bytes=9e9), seed=1)
     assert np.array_equal(lying[list(PREDICTED)], own[list(PREDICTED)])
-
-
-def test_what_was_measured_of_it_in_the_test_rows_stays_unseen() -> None:
-    first = backtest(with_facts(), TEST, seed=1)
-    assert first.equals(backtest(with_facts(), TEST.assign(step_s=TEST["step_s"][::-1].to_numpy()), seed=1))

@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 from scipy.stats import norm
 
-from models.monitoring.cross_validation import COLUMNS, SPLITS, calibration, fitted, held_out, predictions, summarise
+from models.monitoring.cross_validation import COLUMNS, SPLITS, calibration, fitted, held_out, summarise
 from models.step_time import serialization
-from models.step_time.model import TrainingData, fit
+from models.step_time.model import StepTimeModel, TrainingData, fit
 from tests.models.synthetic import World
 
 
@@ -24,21 +24,22 @@ def data() -> TrainingData:
 
 
 @cache
+def both() -> tuple[StepTimeModel, pd.DataFrame]:
+    return fitted(data(), seed=0)
+
+
 def held() -> pd.DataFrame:
-    return predictions(data(), seed=0)
-
-
-def board() -> pd.DataFrame:
-    return summarise(held())
+    return both()[1]
 
 
 def test_every_split_is_scored_by_group_and_pooled() -> None:
-    assert tuple(board().columns) == COLUMNS
-    assert set(board()["split"]) == set(SPLITS)
-    pooled = board()[board()["group"] == "all"].set_index("split")
+    board = summarise(held())
+    assert tuple(board.columns) == COLUMNS
+    assert set(board["split"]) == set(SPLITS)
+    pooled = board[board["group"] == "all"].set_index("split")
     assert pooled.loc["setup", "rows"] == pooled.loc["cluster_size", "rows"] == 60
     assert (pooled["mean_error"] < 0.1).all() and (pooled["coverage_90"] > 0.75).all()
-    assert set(board()[board()["split"] == "workload"]["group"]) == {"conv", "embed", "lm", "mlp", "all"}
+    assert set(board[board["split"] == "workload"]["group"]) == {"conv", "embed", "lm", "mlp", "all"}
 
 
 def test_the_rows_that_are_scored_are_not_in_the_data_that_is_fitted() -> None:
@@ -50,13 +51,17 @@ def test_the_rows_that_are_scored_are_not_in_the_data_that_is_fitted() -> None:
         if split == "setup":
             pairs = [set(zip(part["workload"], part["cluster"], strict=True)) for part in (training.runs, rows)]
             assert not pairs[0] & pairs[1]
+    _, _, training, rows = next(held_out(data(), seed=0))
+    model = fit(training, seed=0)
+    for column in ("step_s", "sync_s"):
+        pd.testing.assert_frame_equal(model.predict(rows.assign(**{column: 123.0})), model.predict(rows))
 
 
 def test_a_group_without_which_nothing_is_left_to_learn_from_is_skipped() -> None:
     runs = data().runs
     alone = runs[(runs["workload"] == "lm") & runs["cluster"].str.fullmatch("2x[^+]*")]
     assert alone["cluster"].nunique() > 1
-    scored = predictions(replace(data(), runs=alone, profiles=data().profiles.iloc[:0]), seed=0)
+    _, scored = fitted(replace(data(), runs=alone, profiles=data().profiles.iloc[:0]), seed=0)
     assert set(scored["split"]) == {"setup"} and sorted(scored["row"]) == list(range(len(alone)))
 
 
@@ -66,17 +71,15 @@ def test_groups_may_be_fitted_without_in_any_order_elsewhere() -> None:
     def backwards(one: Callable[[Any], Any], groups: Iterable[Any]) -> list[Any]:
         return [one(group) for group in reversed(list(groups))][::-1]
 
-    apart = predictions(few, seed=0)
-    pd.testing.assert_frame_equal(predictions(few, seed=0, each=backwards), apart, check_exact=True)
-    model, together = fitted(few, seed=0, each=backwards)
+    (model, apart), (again, together) = fitted(few, seed=0), fitted(few, seed=0, each=backwards)
     pd.testing.assert_frame_equal(together, apart, check_exact=True)
-    assert serialization.dump(model) == serialization.dump(fit(few, seed=0))
+    assert serialization.dump(model) == serialization.dump(again)
 
 
 def test_no_rows_give_an_empty_scoreboard_and_nothing_to_learn_from_no_model() -> None:
     with pytest.raises(ValueError, match="nothing to learn from"):
         fitted(replace(data(), runs=data().runs.iloc[:0], profiles=data().profiles.iloc[:0]), seed=0)
-    empty = predictions(replace(data(), runs=data().runs.iloc[:0]), seed=0)
+    _, empty = fitted(replace(data(), runs=data().runs.iloc[:0]), seed=0)
     assert len(summarise(empty)) == 0 and tuple(summarise(empty).columns) == COLUMNS
 
 
@@ -89,11 +92,3 @@ def test_calibration_states_how_many_lie_inside_narrower_intervals() -> None:
     wide = calibration(honest.assign(step_low_s=np.exp(-3.3 * spread), step_high_s=np.exp(3.3 * spread)))
     assert (wide["observed"] > wide["stated"] + 0.05).all() and set(wide["rows"]) == {1000}
     assert len(calibration(rows.iloc[:0])) == 0
-
-
-@pytest.mark.parametrize("column", ["step_s", "sync_s"])
-def test_a_held_out_rows_own_times_do_not_reach_its_prediction(column: str) -> None:
-    for _, _, training, rows in list(held_out(data(), seed=0))[:2]:
-        model = fit(training, seed=0)
-        plain = model.predict(rows)
-        pd.testing.assert_frame_equal(model.predict(rows.assign(**{column: 123.0})), plain)

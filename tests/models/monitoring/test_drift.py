@@ -56,16 +56,13 @@ def test_zones_are_told_apart_and_an_unknown_one_is_its_own() -> None:
     here = pd.concat([scored, runs({"1xa": 12}, {}).assign(zone="z2"), runs({"1xa": 12}, {}).assign(zone="")])
     found = {one.zone: one.drifting for one in judge(here, {}) if one.scope == "type"}
     assert found == {"z1": True, "z2": False, "": False}
+    assert named(judge(runs({"1xa": 4}, {"a": 2.0}), {})) == [], "few runs name nothing"
+    assert judge(scored.iloc[:0], {}) == []
 
 
 def test_what_is_slow_only_in_bad_company_is_not_blamed() -> None:
     found = judge(runs({"1xa": 10, "1xa+1xb": 15, "1xb": 10, "1xb+1xc": 8}, {"a": 1.3}), {})
     assert named(found)[:1] == ["a"] and "b" not in named(found) and "c" not in named(found)
-
-
-def test_few_runs_name_nothing_and_no_run_gives_no_judgement() -> None:
-    assert named(judge(runs({"1xa": 4}, {"a": 2.0}), {})) == []
-    assert judge(runs({"1xa": 1}, {}).iloc[:0], {}) == []
 
 
 def test_right_intervals_are_seldom_called_a_drift() -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from models.job import duration as spot
 from models.job.capacity import fit_startup
-from models.job.duration import prior_checkpoints
 from models.job.job_conditions import Learned
 from models.monitoring.regret_ledger import judge, ledger_summary
 
@@ -96,12 +95,9 @@ def test_what_was_measured_before_the_promise_or_at_an_unknown_time_judges_nothi
     (row,) = judged([promise(1), promise(2)], [run("a", 1, 0.1), run("b", 2, 0.05, night=-1)])
     assert row["verdict"] == "no_rival_measured" and row["regret"] is None and row["rivals_measured"] == 0
     assert row["measured_step_s"] == 0.1
-
-
-def test_the_same_machines_in_another_market_are_no_rival() -> None:
     twin = promise(2, cluster="2xa", market="spot", usd_per_hour=0.4)
     (row,) = judged([promise(1), twin], [run("a", 1, 0.1)])
-    assert row["verdict"] == "no_rival_measured" and row["rivals_named"] == 0
+    assert row["verdict"] == "no_rival_measured" and row["rivals_named"] == 0, "the same machines in another market"
 
 
 def test_a_choice_that_misses_its_constraint_is_a_failure_without_regret() -> None:
@@ -115,14 +111,11 @@ def test_a_choice_that_misses_its_constraint_is_a_failure_without_regret() -> No
     assert met["verdict"] == "compared" and met["met_constraint"] is True and met["regret"] == 0.0
 
 
-def test_a_rival_that_misses_the_constraint_is_no_comparison() -> None:
+def test_what_misses_the_constraint_is_no_comparison_and_on_the_spot_market_it_is_met_with_a_probability() -> None:
     goal = {"goal": "fastest_within_budget", "constraint_usd": 1.01 * hours(0.1), "p_required": 0.9}
     dear = promise(2, usd_per_hour=3.0, **goal)
     (row,) = judged([promise(1, **goal), dear], [run("a", 1, 0.1), run("b", 2, 0.05)])
     assert row["verdict"] == "compared" and row["regret"] == 0.0 and row["rivals_measured"] == 1
-
-
-def test_on_the_spot_market_the_constraint_is_met_with_a_probability() -> None:
     goal = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.105), "p_required": 0.9, "market": "spot"}
     (row,) = judged([promise(1, interruptions_per_hour=1.0, **goal)], [run("a", 1, 0.1)])
     assert 0.0 < row["measured_p_meets"] < 0.9 and row["verdict"] == "missed_constraint"
@@ -135,6 +128,9 @@ def test_a_promise_repeated_every_night_is_judged_once_a_measurement() -> None:
     assert [row["publication_id"] for row in rows] == ["night-2", "night-6"]
     assert [row["measured_step_s"] for row in rows] == [0.1, 0.2], "a run counted for two promises"
     assert [row["verdict"] for row in rows] == ["compared", "no_rival_measured"]
+    later = [promise(1, night=1, cluster="1xb"), promise(2, night=1, cluster="2xa")]
+    rows = judged([promise(1), promise(2), *later], [run("a", 1, 0.1, night=1.5)])
+    assert [(row["publication_id"], row["cluster"]) for row in rows] == [("night-0", "2xa")], "replaced before it was"
 
 
 def test_the_order_in_which_promises_and_runs_are_told_is_no_matter() -> None:
@@ -156,12 +152,6 @@ def test_the_order_in_which_promises_and_runs_are_told_is_no_matter() -> None:
     ]
     late = judged([promise(rank, night=4, goal="cheapest") for rank in (1, 2)] + nights[:2], runs)
     assert [row["publication_id"] for row in late] == ["night-1", "night-4"], "the earliest promise first"
-
-
-def test_a_choice_that_was_replaced_before_it_was_measured_is_judged_all_the_same() -> None:
-    later = [promise(1, night=1, cluster="1xb"), promise(2, night=1, cluster="2xa")]
-    rows = judged([promise(1), promise(2), *later], [run("a", 1, 0.1, night=1.5)])
-    assert [(row["publication_id"], row["cluster"]) for row in rows] == [("night-0", "2xa")]
 
 
 def test_more_runs_are_other_evidence_for_the_same_promise() -> None:
@@ -197,7 +187,7 @@ def test_the_summary_counts_failures_apart() -> None:
 def test_what_was_learned_of_start_up_counts_for_promise_and_rival_alike() -> None:
     seen = [("a", "on-demand", 7200.0)] * 40 + [("b", "on-demand", 3600.0)] * 40
     launches = pd.DataFrame(seen, columns=["instance_type", "market", "seconds"])
-    conditions = Learned(startup=fit_startup(launches), checkpoint=prior_checkpoints())
+    conditions = Learned(startup=fit_startup(launches))
     runs = pd.DataFrame([run("a", 1, 0.1), run("b", 2, 0.1)])
     (row,) = judge(pd.DataFrame([promise(1), promise(2)]), runs, WORKLOADS, {"a": 1, "b": 1}, conditions)
     assert row["measured_hours"] == pytest.approx(1.0 + 2.0, rel=0.05), "an hour of work after two of start-up"

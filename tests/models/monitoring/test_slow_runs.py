@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
@@ -19,11 +20,8 @@ def judged(share: float = 0.0, told: dict[str, float] = TOLD, **changes: Any) ->
     return alarms(pd.DataFrame([RUN | changes]), pd.DataFrame([told]), {("conv", "a"): share})
 
 
-def test_a_run_within_its_interval_is_no_alarm_and_neither_is_a_fast_one() -> None:
+def test_a_machine_that_computes_slower_than_its_equals_is_named_and_a_run_within_its_interval_is_no_alarm() -> None:
     assert judged(step_s=1.05) == [] and judged(step_s=0.5) == []
-
-
-def test_a_machine_that_computes_slower_than_its_equals_is_named() -> None:
     (one,) = judged(rank_compute_s=[1.0, 1.4, 1.0])
     assert (one.cause, one.instance_type) == ("machine", "a")
     assert one.detail == "node 1 (a) computes 40% slower than its equals"
@@ -42,24 +40,23 @@ def test_noise_of_the_steps_makes_no_slow_machine() -> None:
     assert judged(rank_compute_s=[1.0, 1.05, 1.0])[0].cause == "compute"
 
 
-def test_only_equals_are_compared() -> None:
+def test_only_equals_are_compared_each_as_slow_as_the_slowest_of_its_devices() -> None:
     mixed = {"cluster": "1xa+2xb", "batch_per_device": "16+8+8", "rank_compute_s": [2.0, 1.0, 1.0]}
     assert judged(**mixed)[0].cause == "compute"
     assert judged(**mixed | {"rank_compute_s": [2.0, 1.0, 1.3]})[0].detail.startswith("node 2 (b)")
-
-
-def test_a_machine_is_as_slow_as_the_slowest_of_its_devices() -> None:
     four = {"cluster": "2xa", "layout": "2", "rank_compute_s": [1.0, 1.5, 1.0, 1.0]}
     assert judged(**four)[0].detail.startswith("node 0 (a) computes 50%")
 
 
-def test_waiting_longer_for_gradients_than_expected_is_a_slow_link() -> None:
+def test_waiting_longer_for_gradients_is_a_slow_link_and_making_batches_for_long_is_input() -> None:
     (one,) = judged(sync_s=0.5)
     assert (one.cause, one.instance_type) == ("link", "") and "0.5 s wait for gradients, 0.1 s expected" in one.detail
+    said = sentence(asdict(one))
+    assert said.startswith(
+        "slow run: conv on 3xa in z took 1.5 s a step, 50% more than predicted (at most 1.1 s): a slow"
+    )
+    assert said.endswith("(run r, 2026-11-20 12:00 UTC)")
     assert judged(sync_s=0.2)[0].cause == "compute", "a fifth of the excess is not the cause of it"
-
-
-def test_a_step_that_makes_batches_most_of_the_time_is_bound_by_input() -> None:
     assert judged(share=0.5)[0].cause == "input"
     assert judged(share=0.1)[0].cause == "compute"
 
@@ -67,12 +64,3 @@ def test_a_step_that_makes_batches_most_of_the_time_is_bound_by_input() -> None:
 @pytest.mark.parametrize("missing", [{"rank_compute_s": None}, {"sync_s": None}, {"rank_compute_s": [1.0]}])
 def test_what_older_records_do_not_tell_is_not_guessed(missing: dict[str, Any]) -> None:
     assert judged(**missing)[0].cause == "compute"
-
-
-def test_the_sentence_says_where_how_much_and_why() -> None:
-    (one,) = judged(sync_s=0.5)
-    said = sentence({name: getattr(one, name) for name in Alarm.__slots__})
-    assert said.startswith(
-        "slow run: conv on 3xa in z took 1.5 s a step, 50% more than predicted (at most 1.1 s): a slow"
-    )
-    assert said.endswith("(run r, 2026-11-20 12:00 UTC)")

@@ -1,15 +1,21 @@
-"""The split sums exactly, finishes together, and no sample is better placed elsewhere."""
+"""Splits sum exactly, finish together, no sample is better placed elsewhere; in more steps only where memory lacks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import permutations, product
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.planner.batch_split import finish_together, global_batches
+from models.domain.cluster import Offer
+from models.domain.setup_table import read_setups
+from models.planner.batch_split import BatchSplits, finish_together, global_batches, splits_of
+from tests.models.planning import frame, machine, offer, workload
 
 
 def finish_s(lines: Sequence[tuple[float, float]], batches: Sequence[int]) -> float:
@@ -57,29 +63,25 @@ def test_a_cluster_is_dropped_only_if_it_is_dominated(lines: list[tuple[float, f
     assert lines[idle][0] + lines[idle][1] * 1 >= tau * (1 - 1e-6)
 
 
-def test_equal_machines_get_equal_shares_and_the_first_get_the_odd_samples() -> None:
-    assert finish_together([(0.1, 0.01)] * 4, 64) == (16, 16, 16, 16)
-    assert finish_together([(0.1, 0.01)] * 3, 64) == (22, 21, 21)
-
-
-def test_a_machine_twice_as_fast_gets_twice_the_samples() -> None:
-    assert finish_together([(0.0, 0.01), (0.0, 0.02)], 48) == (32, 16)
-
-
-def test_a_slow_start_is_paid_for_with_fewer_samples() -> None:
-    assert finish_together([(0.0, 0.01), (0.1, 0.01)], 50) == (30, 20)
-
-
-def test_a_machine_without_work_is_no_candidate() -> None:
-    assert finish_together([(0.0, 0.001), (5.0, 0.001)], 64) is None
-    assert finish_together([(0.0, 0.01)] * 3, 2) is None
-
-
-def test_devices_of_one_machine_share_its_line() -> None:
-    assert finish_together([(0.0, 0.01), (0.0, 0.01)], 60, devices=(4, 1)) == (12, 12)
-    assert finish_together([(0.0, 0.01)], 30, devices=(4,)) is None
-    assert finish_together([(0.0, 0.01)], 30, devices=(0,)) is None
-    assert finish_together([(0.0, 0.01), (0.0, 0.01)], 30, devices=(0, 1)) is None
+@pytest.mark.parametrize(
+    ("lines", "total", "devices", "shares"),
+    [
+        ([(0.1, 0.01)] * 4, 64, None, (16, 16, 16, 16)),
+        ([(0.1, 0.01)] * 3, 64, None, (22, 21, 21)),  # the first get the odd samples
+        ([(0.0, 0.01), (0.0, 0.02)], 48, None, (32, 16)),  # twice as fast, twice the samples
+        ([(0.0, 0.01), (0.1, 0.01)], 50, None, (30, 20)),  # a slow start is paid for
+        ([(0.0, 0.001), (5.0, 0.001)], 64, None, None),  # the second would get nothing
+        ([(0.0, 0.01)] * 3, 2, None, None),
+        ([(0.0, 0.01)] * 2, 60, (4, 1), (12, 12)),
+        ([(0.0, 0.01)], 30, (4,), None),
+        ([(0.0, 0.01)], 30, (0,), None),
+        ([(0.0, 0.01)] * 2, 30, (0, 1), None),
+    ],
+)
+def test_shares_by_hand(
+    lines: list[tuple[float, float]], total: int, devices: tuple[int, ...] | None, shares: tuple[int, ...] | None
+) -> None:
+    assert finish_together(lines, total, devices) == shares
 
 
 @given(lines=st.lists(LINE, min_size=2, max_size=4), total=st.integers(8, 400), data=st.data())
@@ -102,3 +104,96 @@ def test_a_range_of_batches_is_walked_by_doubling() -> None:
     assert global_batches(64, 64) == (64,)
     with pytest.raises(ValueError, match="no range"):
         global_batches(10, 5)
+
+
+TYPES = [machine("large"), machine("small", devices=4), machine("whole", devices=2)]
+OFFERS = {one.name: offer(one.name, instance_type=one) for one in TYPES}
+PACES = {"large": (0.01, 0.002), "small": (0.005, 0.004), "whole": (0.02, 0.001)}
+
+
+@dataclass
+class Lines:
+    """The parts of a step model that splits ask for."""
+
+    lines: dict[str, tuple[float, float]]
+    peak: Callable[[str, int], float]
+
+    def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
+        return self.lines[instance_type]
+
+    def peak_bytes(self, workload: str, instance_type: str, batch: int) -> float:
+        return self.peak(instance_type, batch)
+
+
+def splits(
+    counts: list[list[int]],
+    total: int,
+    peak: Callable[[str, int], float] = lambda name, batch: math.nan,
+    lines: dict[str, tuple[float, float]] = PACES,
+) -> BatchSplits:
+    wholes, model = np.array(counts, dtype=np.int64), Lines(lines, peak)
+    return splits_of(workload("w", total), TYPES, wholes, totals=[total], model=model)  # type: ignore[arg-type]
+
+
+def sold(name: str, count: int) -> list[Offer]:
+    return [OFFERS[name]] * count
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any),
+    total=st.integers(1, 600),
+    paces=st.lists(st.floats(1e-4, 0.05), min_size=3, max_size=3),
+)
+def test_machines_taken_together_share_as_they_do_one_by_one(count: list[int], total: int, paces: list[float]) -> None:
+    lines = {one.name: (0.01, pace) for one, pace in zip(TYPES, paces, strict=True)}
+    found = splits([count], total, lines=lines)
+    members = [one for one, many in zip(TYPES, count, strict=True) for _ in range(many)]
+    alone = finish_together([lines[one.name] for one in members], total, [one.devices for one in members])
+    if not len(found) or found.steps[0] > 1:
+        return
+    setup = found.setup(0, sold)
+    assert setup.global_batch == total and min(setup.batch_per_device) >= 1
+    assert [one.instance_type.name for one in setup.cluster.members] == [one.name for one in members]
+    if alone is not None and len({one.devices for one in members}) == 1:  # else a local optimum, in either way
+        own = [lines[one.name] for one in members]
+        assert finish_s(own, setup.batch_per_device) == pytest.approx(finish_s(own, alone), rel=1e-9)
+
+
+def test_the_arrays_are_those_of_the_setup_machine_by_machine() -> None:
+    found = splits([[2, 0, 3], [0, 1, 0], [1, 1, 1]], 96)
+    read, planned = read_setups(frame([found.setup(at, sold) for at in range(len(found))]), {}), found.arrays()
+    for name in ("ranks", "instances", "samples", "accumulation"):
+        assert getattr(read, name).tolist() == getattr(planned, name).tolist()
+    for at in range(len(found)):
+        width = len(read.types[at])
+        one_by_one = sorted(zip(read.types[at], read.layout[at, :width], read.batch[at, :width], strict=True))
+        columns = (planned.kind[at], planned.count[at], planned.layout[at], planned.batch[at])
+        together = sorted(
+            (planned.names[kind], devices, batch)
+            for kind, many, devices, batch in zip(*columns, strict=True)
+            for _ in range(int(many))
+        )
+        assert together == one_by_one
+
+
+def test_a_batch_that_memory_lacks_for_is_accumulated_in_the_least_steps_that_fit() -> None:
+    found = splits([[1, 0, 0], [4, 0, 0]], 96, lambda name, batch: batch * 2**31 / 5)  # five samples a device
+    steps = {(int(found.cluster[at]), int(found.steps[at])) for at in range(len(found))}
+    assert steps == {(0, 24), (1, 6)}  # 96 / 24 = 4 and 96 / (6 x 4) = 4; 16 steps of one machine would need 6
+    assert all(found.setup(at, sold).global_batch == 96 for at in range(len(found)))
+
+
+def test_where_some_of_the_usual_steps_fit_no_more_are_tried_and_unknown_memory_is_allowed() -> None:
+    found = splits([[1, 0, 0], [0, 0, 1]], 96, lambda name, batch: math.nan if name == "whole" else batch * 2**31 / 24)
+    steps = zip(found.cluster.tolist(), found.steps.tolist(), strict=True)
+    assert list(steps) == [(0, 4), (1, 1), (1, 2), (1, 4)]
+
+
+def test_what_fits_the_host_and_not_the_device_makes_no_split() -> None:
+    one = TYPES[0]
+    assert one.memory_gib > 2 * one.device_memory_gib, "else this test says nothing"
+    gib = one.device_memory_gib * 2**30
+    just, over = (splits([[1, 0, 0]], 96, lambda name, batch, most=most: gib * batch / most) for most in (96, 95))
+    assert just.samples.tolist()[0] == [96] and max(over.samples.tolist()) <= [95]
+    assert len(splits([[1, 0, 0]], 96, lambda name, batch: 2.0**40)) == 0

@@ -1,106 +1,95 @@
-"""Every candidate divides the batch exactly, can be had, fits memory; multisets, not sequences."""
+"""A mixture of markets wins where neither alone does; where nothing can be had a reader learns what would help."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
+from dataclasses import replace
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import numpy as np
+import pytest
 
-from models.domain.cluster import Cluster, parse_cluster
-from models.planner.planner import candidates
-from tests.models.planning import CORES, LineModel, cores_fit, offer, offers, workload
+from models.domain.cluster import Offer
+from models.domain.workload import Goal
+from models.job.job_conditions import Circumstances, Stated
+from models.planner.candidates import Supply
+from models.planner.explanations import obstacle
+from models.planner.planner import plan
+from models.planner.ranking import Row
+from tests.models.planning import CORES, GBPS, JointModel, machine, offer, workload
 
-MODEL = LineModel()
-
-
-def line(name: str) -> tuple[float, float]:
-    return MODEL.compute_line("mlp", name)
-
-
-@settings(max_examples=25, deadline=None)
-@given(least=st.integers(1, 300), times=st.sampled_from([1, 2, 4]), max_hosts=st.integers(1, 4))
-def test_the_global_batch_is_divided_exactly(least: int, times: int, max_hosts: int) -> None:
-    job = workload("mlp", least, least * times)
-    for setup in candidates(job, offers("spot"), max_hosts=max_hosts, fits=cores_fit, line=line):
-        assert least <= setup.global_batch <= least * times
-        assert setup.global_batch in {least, 2 * least, 4 * least}
-        assert len(setup.batch_per_device) == len(setup.cluster.members) <= max_hosts
-        assert not cores_fit(setup.cluster)
+MODEL = JointModel(
+    lines={"small": (0.0, 0.001)}, gbps={"small": 100.0}, memory={"small": np.nan}, slower=0.0, shared=0.0, own=0.0
+)
 
 
-def test_every_multiset_appears_once_per_market_and_mixtures_are_of_one_type_in_one_zone() -> None:
-    setups = candidates(workload(), offers(), max_hosts=3, fits=cores_fit, line=line)
-    setups = [one for one in setups if one.accumulation_steps == 1]
-    markets = [[o.market for o in s.cluster.members] for s in setups]
-    seen = [
-        (tuple(one) if len(set(one)) > 1 else one[0], tuple(sorted(parse_cluster(s.cluster.name))))
-        for one, s in zip(markets, setups, strict=True)
-    ]
-    assert len(seen) == len(set(seen))
-    mixed = {(names, one) for one, names in seen if isinstance(one, tuple)}
-    safe, cheap = "on-demand", "spot"
-    assert mixed == {
-        (("small",) * 2, (safe, cheap)),
-        (("small",) * 3, (safe, cheap, cheap)),
-        (("medium",) * 2, (safe, cheap)),
-        (("medium",) * 3, (safe, cheap, cheap)),
-        (("net",) * 2, (safe, cheap)),
-        (("net",) * 3, (safe, cheap, cheap)),
-        (("large",) * 2, (safe, cheap)),
-    }
-    assert {one for one, _ in seen if isinstance(one, str)} == {"on-demand", "spot"}
-    assert ("spot", ("large", "medium", "medium")) in seen
-    assert ("spot", ("whole", "whole")) not in seen  # two whole cores of 1.75
+def supply(offers: Sequence[Offer], max_hosts: int, circumstances: Circumstances | None = None) -> Supply:
+    return Supply(offers=offers, max_hosts=max_hosts, fits=lambda cluster: "", circumstances=circumstances or Stated())
 
 
-def test_the_order_of_offers_changes_nothing() -> None:
-    sold = offers()
-    first, second = (
-        candidates(workload(), order, max_hosts=3, fits=cores_fit, line=line) for order in (sold, sold[::-1])
+def test_the_mixture_wins_where_spot_alone_is_late_too_often_and_on_demand_costs_more() -> None:
+    """Eight machines for ten hours: an interruption is one too many, and on spot one comes in a sixth of draws."""
+    sold = [offer("small", usd_per_hour=1.0), offer("small", "spot", usd_per_hour=0.3, interruptions_per_hour=0.002)]
+    slow = Stated(startup_s=0.0, replacement_s=3600.0)  # an hour to find another machine
+    goal = Goal(goal="cheapest_within_deadline", hours=11.3, p_required=0.9)
+    job = workload("w", 64, None, goal, samples=64 * 4_500_000)
+
+    def won(offers: Sequence[Offer]) -> dict[str, int]:
+        first = plan(job, supply(offers, 8, slow), MODEL).rows[0]
+        assert first["goal"] == goal.goal and first["status"] == "recommended" and first["p_meets_constraint"] >= 0.9
+        return {one["market"]: one["count"] for one in first["cluster_offers"]}
+
+    assert won(sold[:1]) == {"on-demand": 8}
+    assert won(sold) == {"on-demand": 4, "spot": 4}
+
+
+def test_a_mixture_that_one_market_alone_beats_is_not_shown() -> None:
+    rows = plan(workload("w", 64), supply([offer("small"), offer("small", "spot")], 4), MODEL, top=20).rows
+    assert {row["market"] for row in rows} == {"on-demand", "spot"}
+
+
+def sold(devices: int, name: str = "small") -> Offer:
+    return offer(name, instance_type=machine(name, devices=devices))
+
+
+def reasons(offers: Sequence[Offer], least: int, most: int | None = None, *, gib_a_sample: float = 0.001) -> set[str]:
+    """Of the planner's rows; each device of the world has 2 GiB."""
+    model = JointModel(
+        lines=dict.fromkeys(CORES, (0.01, 0.002)), gbps=GBPS, memory=dict.fromkeys(CORES, gib_a_sample * 2**30)
     )
-    assert [s.row() for s in first] == [s.row() for s in second]
+    job = workload("mlp", least, most, Goal(goal="cheapest_within_deadline", hours=9.0))
+    rows: list[Row] = plan(job, supply(offers, 2), model).rows
+    return {str(row["reason"]) for row in rows if row["status"] == "infeasible"}
 
 
-def test_equal_hosts_share_equally_and_a_faster_host_gets_more() -> None:
-    setups = candidates(workload("mlp", 96), offers("spot"), max_hosts=3, fits=cores_fit, line=line)
-    shares = {(s.cluster.name, s.accumulation_steps): s.batch_per_device for s in setups}
-    assert shares["3xsmall", 1] == (32, 32, 32)
-    fast, slow = shares["1xlarge+1xmedium", 1]
-    assert fast > slow and fast + slow == 96
-    assert shares["2xmedium", 4] == (12, 12)
+@pytest.mark.parametrize(
+    ("devices", "least", "most", "says"),
+    [
+        ((8,), 100, 100, "batch of 100 equally among its devices (8 on each); a global batch of 96 or 104 would do"),
+        ((8,), 5, 5, "batch of 5 equally among its devices (8 on each); a global batch of 8 would do"),
+        ((8, 6), 100, 100, "(6 or 8 on each); a global batch of 96 or 102 would do"),
+        ((8,), 90, 100, "batch of 90 or 100 equally among its devices (8 on each); a global batch of 96 would do"),
+    ],
+)
+def test_a_batch_that_the_devices_cannot_share_is_told_with_the_nearest_that_they_can(
+    devices: tuple[int, ...], least: int, most: int, says: str
+) -> None:
+    offers = [sold(many, name) for many, name in zip(devices, ("small", "medium"), strict=False)]
+    (reason,) = reasons(offers, least, most)
+    assert reason.endswith(says) and "memory" not in reason
+    for named in reason.partition("; a global batch of ")[2].removesuffix(" would do").split(" or "):
+        assert not reasons(offers, int(named)), "what would do did not"
 
 
-def test_what_does_not_fit_memory_is_left_out_and_what_nobody_knows_stays() -> None:
-    def peak(name: str, batch: int) -> float:
-        return math.nan if name == "net" else batch * 2**30 / 16  # 2 GiB hold 32 samples
-
-    setups = candidates(workload(), offers("spot"), max_hosts=1, fits=cores_fit, line=line, peak_bytes=peak)
-    assert {(s.cluster.name, s.accumulation_steps) for s in setups if s.cluster.name != "1xnet"} == {
-        (f"1x{name}", steps) for name in CORES if name != "net" for steps in (2, 4)
-    }
-    assert ("1xnet", 1) in {(s.cluster.name, s.accumulation_steps) for s in setups}
+def test_a_device_too_small_for_one_sample_is_told_with_what_it_takes() -> None:
+    (reason,) = reasons([sold(8), sold(1, "medium")], 96, gib_a_sample=3.0)
+    assert "about 3 GiB are needed, and the largest has 2 GiB" in reason and "global batch" not in reason
+    assert not reasons([sold(8), sold(1, "medium")], 96, gib_a_sample=1.9), "in accumulation steps"
 
 
-def test_the_cheapest_offer_of_a_type_stands_for_it() -> None:
-    sold = [offer("small", usd_per_hour=0.5), offer("small", usd_per_hour=0.1), offer("small", usd_per_hour=None)]
-    setups = candidates(workload(), sold, max_hosts=1, fits=cores_fit, line=line)
-    assert {setup.cluster.usd_per_hour for setup in setups} == {0.1}
-
-
-def test_many_types_stay_countable() -> None:
-    """Fifty types on eight hosts are 2e9 multisets; the planner keeps to two types a cluster, in counts of a ladder."""
-    asked: list[Cluster] = []
-
-    def fits(cluster: Cluster) -> str:
-        asked.append(cluster)
-        return "none left"
-
-    one = offer("small").instance_type
-    many = [
-        offer("small", instance_type=type(one)(**{f: getattr(one, f) for f in one.__slots__} | {"name": f"t{i:02}"}))
-        for i in range(50)
-    ]
-    assert candidates(workload(), many, max_hosts=8, fits=fits, line=lambda _: (0.0, 1.0)) == []
-    assert len(asked) < 80_000
-    assert max(len({o.instance_type.name for o in c.members}) for c in asked) == 2
+def test_machines_that_hold_no_sample_or_cannot_be_had_share_no_batch() -> None:
+    model = replace(MODEL, memory={"small": np.nan, "medium": 3.0 * 2**30})
+    both = supply([sold(8), sold(3, "medium")], 2)
+    found = obstacle(workload("w", 100), both, model)
+    assert found.endswith("(8 on each); a global batch of 96 or 104 would do"), "what nobody knows is allowed"
+    for nothing in (replace(both, fits=lambda cluster: "not here"), replace(both, offers=[])):
+        assert obstacle(workload("w", 100), nothing, model) == ""

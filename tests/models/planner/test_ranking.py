@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from models.domain.cluster import Cluster, Offer
 from models.domain.workload import Goal, Setup, Workload
+from models.job.cost import job_costs
 from models.planner import explanations as explain
+from models.planner.candidates import Supply
 from models.planner.planner import candidates
 from models.planner.ranking import COLUMNS, recommend
 from tests.models.planning import CORES, LineModel, cores_fit, frame, offer, offers, workload
@@ -23,14 +25,14 @@ from tests.models.planning import CORES, LineModel, cores_fit, frame, offer, off
 MODEL = LineModel()
 DEADLINE = Goal(goal="cheapest_within_deadline", hours=0.45)
 BUDGET = Goal(goal="fastest_within_budget", usd=0.08)
+BESIDE = {"storage_usd_per_hour": 0.013, "other_usd_per_hour": 0.007}
 
 
 def table(job: Workload, sold: list[Offer] | None = None, **options: Any) -> list[dict[str, Any]]:
-    setups = candidates(
-        job, sold or offers(), max_hosts=4, fits=cores_fit, line=lambda name: MODEL.compute_line("", name)
-    )
+    setups = candidates(job, Supply(offers=sold or offers(), max_hosts=4, fits=cores_fit), MODEL)
     rows = frame(setups)
-    return recommend(job, setups, MODEL.predict(rows), MODEL.draws(rows, count=200, seed=1), **options)
+    costs = job_costs(job, setups, MODEL.predict(rows), MODEL.draws(rows, count=200, seed=1))
+    return recommend(job, costs, **options)
 
 
 def of(rows: list[dict[str, Any]], goal: str) -> list[dict[str, Any]]:
@@ -57,13 +59,6 @@ def test_the_winner_meets_the_deadline_and_nothing_cheaper_does() -> None:
     assert all("misses the deadline of 0.45 h" in row["reason"] for row in missed)
 
 
-def test_the_fastest_within_budget_keeps_to_it_at_the_90th_percentile() -> None:
-    rows = of(table(workload("mlp", 64, None, BUDGET)), "fastest_within_budget")
-    met = [row for row in rows if row["status"] != "misses_constraint"]
-    assert all(row["usd_p90"] <= 0.08 * 1.001 for row in met)
-    assert [row["hours"] for row in met] == sorted(row["hours"] for row in met)
-
-
 @settings(max_examples=20, deadline=None)
 @given(hours=st.floats(0.05, 20.0), p=st.floats(0.5, 0.99), samples=st.integers(10_000, 5_000_000))
 def test_a_looser_deadline_never_costs_more(hours: float, p: float, samples: int) -> None:
@@ -76,23 +71,16 @@ def test_a_looser_deadline_never_costs_more(hours: float, p: float, samples: int
     assert second["status"] == "recommended" and second["usd"] <= first["usd"] * (1 + 1e-9)
 
 
-def test_an_impossible_deadline_says_which_one_would_do_and_it_does() -> None:
-    job = workload("mlp", 64, None, Goal(goal="cheapest_within_deadline", hours=0.1))
-    (row,) = of(table(job), "cheapest_within_deadline")
+def test_an_impossible_deadline_or_budget_says_which_one_would_do_and_it_does() -> None:
+    job = workload("mlp", 64, None, replace(DEADLINE, hours=0.1), replace(BUDGET, usd=0.0001))
+    rows = table(job)
+    assert "would meet a budget of $0." in of(rows, BUDGET.goal)[0]["reason"]
+    (row,) = of(rows, DEADLINE.goal)
     assert (row["rank"], row["status"], row["cluster"], row["usd"]) == (1, "infeasible", None, None)
     assert tuple(row) == COLUMNS
     nearest = float(row["reason"].split("deadline of ")[1].split(" h")[0])
-    again = of(
-        table(workload("mlp", 64, None, Goal(goal="cheapest_within_deadline", hours=nearest))),
-        "cheapest_within_deadline",
-    )
+    again = of(table(workload("mlp", 64, None, replace(DEADLINE, hours=nearest))), DEADLINE.goal)
     assert again[0]["status"] == "recommended"
-
-
-def test_an_impossible_budget_says_which_one_would_do() -> None:
-    job = workload("mlp", 64, None, Goal(goal="fastest_within_budget", usd=0.0001))
-    (row,) = of(table(job), "fastest_within_budget")
-    assert row["status"] == "infeasible" and "would meet a budget of $0." in row["reason"]
 
 
 def test_where_none_is_sure_enough_the_best_bet_is_named_with_its_chance_and_what_it_costs() -> None:
@@ -135,26 +123,37 @@ def test_an_unknown_price_is_none_wins_no_money_goal_and_may_be_the_fastest() ->
     assert others and all("whole" not in row["cluster"] and row["usd"] > 0 for row in others)
 
 
-def test_without_any_price_money_goals_say_so() -> None:
-    rows = table(workload(), [offer("small", usd_per_hour=None)])
-    assert of(rows, "cheapest")[0]["status"] == "infeasible"
-    assert "price" in of(rows, "cheapest")[0]["reason"]
-    assert of(rows, "fastest")[0]["status"] == "recommended"
+def test_without_any_price_money_goals_say_so_and_no_sum_is_made_up() -> None:
+    rows = table(workload(), [offer("small", usd_per_hour=None, **BESIDE)])
+    assert of(rows, "cheapest")[0]["status"] == "infeasible" and "price" in of(rows, "cheapest")[0]["reason"]
+    fastest = of(rows, "fastest")[0]
+    assert fastest["status"] == "recommended"
+    assert (fastest["usd"], fastest["usd_machines"], fastest["usd_p90"]) == (None, None, None)
+    assert fastest["usd_storage"] > 0 and fastest["usd_other"] > 0
+
+
+def billed(*markets: str) -> list[Offer]:
+    return [offer(name, market, **BESIDE) for name in CORES for market in markets or ("on-demand", "spot")]
 
 
 def test_nothing_to_choose_from_is_a_row_and_not_silence() -> None:
-    rows = recommend(workload("mlp", 64, None, DEADLINE), [], MODEL.predict(frame([])), np.zeros((0, 10)))
+    job = workload("mlp", 64, None, DEADLINE)
+    rows = recommend(job, job_costs(job, [], MODEL.predict(frame([])), np.zeros((0, 10))))
     assert [row["status"] for row in rows] == ["infeasible"] * 3
     assert all("no cluster on offer" in row["reason"] for row in rows)
 
 
-def test_figures_hang_together() -> None:
+def test_figures_hang_together_and_the_parts_of_a_bill_are_its_sum_to_the_last_digit() -> None:
     job = workload("mlp", 64, None, DEADLINE)
-    for row in table(job):
+    for row in table(job, billed()):
         assert row["step_low_s"] < row["step_s"] < row["step_high_s"]
         assert row["hours"] <= row["hours_p90"] and row["usd"] <= row["usd_p90"]
-        price = sum(one["count"] * one["usd_per_hour"] for one in row["cluster_offers"])
-        assert row["usd"] == pytest.approx(price * row["hours"])
+        assert row["usd"] == row["usd_machines"] + row["usd_storage"] + row["usd_other"]
+        machines = sum(one["count"] * one["usd_per_hour"] for one in row["cluster_offers"])
+        count = sum(one["count"] for one in row["cluster_offers"])
+        parts = [row["usd_machines"], row["usd_storage"], row["usd_other"]]
+        assert parts == pytest.approx([row["hours"] * usd for usd in (machines, 0.013 * count, 0.007 * count)])
+        assert row["usd_p90"] == pytest.approx(row["hours_p90"] * (machines + count * 0.02))
         assert row["usd_per_million_samples"] == pytest.approx(row["usd"] / 0.6)
         assert row["samples_per_s"] == pytest.approx(row["global_batch"] / row["step_s"])
         assert row["hours"] >= job.samples / row["samples_per_s"] / 3600
@@ -163,10 +162,10 @@ def test_figures_hang_together() -> None:
 
 def test_a_certain_model_is_sure_and_shared_errors_do_not_change_who_is_best() -> None:
     job = workload()
-    setups = candidates(job, offers("on-demand"), max_hosts=2, fits=cores_fit, line=lambda n: MODEL.compute_line("", n))
+    setups = candidates(job, Supply(offers=offers("on-demand"), max_hosts=2, fits=cores_fit), MODEL)
     rows = frame(setups)
     shared = MODEL.predict(rows)["step_s"].to_numpy()[:, None] * np.exp(np.linspace(-0.5, 0.5, 101))
-    for row in recommend(job, setups, MODEL.predict(rows), shared):
+    for row in recommend(job, job_costs(job, setups, MODEL.predict(rows), shared)):
         assert row["p_best"] == (1.0 if row["rank"] == 1 else 0.0)
 
 
@@ -185,16 +184,9 @@ def test_a_range_of_batches_is_judged_by_the_whole_job() -> None:
     assert fastest["global_batch"] == 256
 
 
-def test_interruptions_make_the_same_machines_slower_and_spot_still_cheaper() -> None:
-    rows = [row for row in of(table(workload(), top=500), "cheapest") if row["cluster"] == "1xwhole"]
-    spot, on_demand = sorted(rows, key=lambda row: row["usd"])
-    assert spot["cluster_offers"][0]["market"] == "spot"
-    assert spot["hours"] > on_demand["hours"]
-
-
 def test_what_is_not_aligned_or_lacks_its_constraint_is_refused() -> None:
     with pytest.raises(ValueError, match="one of each a setup"):
-        recommend(workload(), [], MODEL.predict(frame([])), np.zeros((1, 10)))
+        job_costs(workload(), [], MODEL.predict(frame([])), np.zeros((1, 10)))
     with pytest.raises(ValueError, match="needs hours"):
         table(workload("mlp", 64, None, Goal(goal="cheapest_within_deadline")))
     with pytest.raises(ValueError, match="none of"):
@@ -215,15 +207,16 @@ def test_thousands_of_candidates_are_ranked_within_a_second() -> None:
     rows = frame(setups)
     predictions, draws = MODEL.predict(rows), MODEL.draws(rows, count=200, seed=0)
     started = time.process_time()
-    recommend(workload("mlp", 64, None, DEADLINE, BUDGET), setups, predictions, draws)
+    job = workload("mlp", 64, None, DEADLINE, BUDGET)
+    recommend(job, job_costs(job, setups, predictions, draws))
     assert time.process_time() - started < 3.0  # of the processor: what else runs does not count
 
 
 def test_the_reason_says_how_near_the_nearest_measurement_is() -> None:
     row = {"usd": 1.0, "hours": 1.0, "p_best": 1.0, "bottleneck": "compute"}
-    comparison = explain.Comparison(goal=Goal(goal="cheapest"), aim="usd", what=None, limit=None, clusters=3)
-    told = [explain.winner(row, None, comparison, nearest).split("; ")[-1] for nearest in (None, 0.0, 1.5)]
-    assert told == ["limited by compute", "measured itself", "nearest measurement 1.5 doublings away"]
+    goal = Goal(goal="cheapest")
+    ends = [explain.winner(row, None, goal, clusters=3, nearest=one).split("; ")[-1] for one in (None, 0.0, 1.5)]
+    assert ends == ["limited by compute", "measured itself", "nearest measurement 1.5 doublings away"]
 
 
 def test_a_cluster_of_which_one_split_meets_the_constraint_is_not_shown_as_missing_it_too() -> None:
@@ -237,31 +230,11 @@ def test_a_cluster_of_which_one_split_meets_the_constraint_is_not_shown_as_missi
     steps = np.array([1.5, 2.0, 0.9])  # hours; the third would cost 0.0495 dollars, the second 0.06
     draws = np.array([[0.5, 0.5, 0.5, 3.5] * 25, [2.0] * 100, [0.5, 3.5] * 50])
     predicted = MODEL.predict(frame(splits)).assign(step_s=steps)
-    rows = of(recommend(job, splits, predicted, draws), "cheapest_within_deadline")
+    rows = of(recommend(job, job_costs(job, splits, predicted, draws)), "cheapest_within_deadline")
     assert [(row["cluster"], row["accumulation_steps"], row["status"]) for row in rows] == [
         ("1xsmall", 2, "recommended"),
         ("1xmedium", 1, "misses_constraint"),
     ]
-
-
-BESIDE = {"storage_usd_per_hour": 0.013, "other_usd_per_hour": 0.007}
-
-
-def billed(*markets: str) -> list[Offer]:
-    return [offer(name, market, **BESIDE) for name in CORES for market in markets or ("on-demand", "spot")]
-
-
-def test_the_parts_of_a_bill_are_its_sum_to_the_last_digit() -> None:
-    for row in table(workload("mlp", 64, None, DEADLINE, BUDGET), billed()):
-        if row["status"] == "infeasible":
-            continue
-        machines = sum(one["count"] * one["usd_per_hour"] for one in row["cluster_offers"])
-        count = sum(one["count"] for one in row["cluster_offers"])
-        assert row["usd"] == row["usd_machines"] + row["usd_storage"] + row["usd_other"]
-        assert row["usd_machines"] == pytest.approx(row["hours"] * machines)
-        assert row["usd_storage"] == pytest.approx(row["hours"] * count * 0.013)
-        assert row["usd_other"] == pytest.approx(row["hours"] * count * 0.007)
-        assert row["usd_p90"] == pytest.approx(row["hours_p90"] * (machines + count * 0.02))
 
 
 def test_what_is_beside_the_machines_decides_too() -> None:
@@ -275,16 +248,12 @@ def test_what_is_beside_the_machines_decides_too() -> None:
 
 def test_a_budget_is_one_of_the_whole_bill() -> None:
     rows = of(table(workload("mlp", 64, None, BUDGET), billed()), "fastest_within_budget")
-    assert all(row["usd_p90"] <= 0.08 * 1.001 for row in rows if row["status"] in ("recommended", "alternative"))
+    met = [row for row in rows if row["status"] != "misses_constraint"]
+    assert all(row["usd_p90"] <= 0.08 * 1.001 for row in met)
+    assert [row["hours"] for row in met] == sorted(row["hours"] for row in met)
     dear = [replace(one, storage_usd_per_hour=10.0) for one in offers()]
     (nothing,) = of(table(workload("mlp", 64, None, BUDGET), dear), "fastest_within_budget")
     assert nothing["status"] == "infeasible" and rows[0]["status"] == "recommended"
-
-
-def test_an_unknown_price_leaves_the_sum_and_its_machines_unknown_and_never_nothing() -> None:
-    rows = of(table(workload(), [offer("small", usd_per_hour=None, **BESIDE)]), "fastest")
-    assert (rows[0]["usd"], rows[0]["usd_machines"], rows[0]["usd_p90"]) == (None, None, None)
-    assert rows[0]["usd_storage"] > 0 and rows[0]["usd_other"] > 0
 
 
 def test_the_market_is_told_and_so_is_the_risk_of_spot() -> None:

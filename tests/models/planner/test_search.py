@@ -11,42 +11,46 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 
-from models.domain.cluster import InstanceType, Offer
 from models.domain.workload import Goal
 from models.job.capacity import fit_startup
-from models.job.duration import prior_checkpoints
-from models.job.job_conditions import Learned, Stated
+from models.job.job_conditions import Circumstances, Learned, Stated
 from models.planner import ranking, search
-from models.planner.candidates import offered
-from models.planner.planner import plan
-from models.planner.search import Job, Prospects
+from models.planner.candidates import Supply, enumerate_candidates
+from models.planner.search import CandidateCosts
 from tests.models.brute_force import (
-    DRAWS,
     LAUNCHES,
     SEED,
     anything_fits,
     brute_force,
+    costs_of,
     difference,
     every_setup,
     planned,
     world_of,
     worlds,
 )
-from tests.models.planning import AS_OF, JointModel, frame, offer, workload
+from tests.models.planning import JointModel, offer, workload
 
 
 @pytest.fixture(autouse=True)
 def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small turns and few contenders, so that little worlds are pruned too."""
+    """Small turns and few decisions, so that little worlds are pruned too."""
     monkeypatch.setattr(search, "_TURN", 7)
-    monkeypatch.setattr(ranking, "CONTENDERS", 6)
+    monkeypatch.setattr(ranking, "CLUSTERS_COMPARED", 6)
 
 
 @settings(max_examples=60, deadline=None)
 @given(world=worlds())
-def test_the_answer_is_that_of_brute_force(world: dict[str, Any]) -> None:
-    found = planned(world)
+def test_answer_and_frontier_are_those_of_brute_force(world: dict[str, Any]) -> None:
+    found, setups = planned(world), every_setup(world)
     assert difference(found.rows, brute_force(world, found.clusters)) == ""
+    if not setups:
+        assert found.frontier == []
+        return
+    costs = costs_of(world, setups)
+    points = {(h, u) for h, u in zip(costs.hours, costs.expected("usd"), strict=True) if np.isfinite(u)}
+    best = sorted(p for p in points if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points))
+    assert [(one["hours"], one["usd"]) for one in found.frontier] == [pytest.approx(one, rel=1e-9) for one in best]
 
 
 RARE: dict[
@@ -69,7 +73,7 @@ RARE: dict[
 
 @pytest.mark.parametrize("what", RARE)
 def test_what_seldom_decides_is_kept(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking, "CONTENDERS", 2)
+    monkeypatch.setattr(ranking, "CLUSTERS_COMPARED", 2)
     asked, errors = RARE[what]
     world = world_of(**asked, batch=96, p_required=errors["p_required"], fits=anything_fits, most=20_000)
     world["model"] = replace(world["model"], own=errors["own"], loose=errors["loose"])
@@ -78,67 +82,15 @@ def test_what_seldom_decides_is_kept(what: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_most_is_left_out() -> None:
-    model = JointModel(
-        lines={f"t{at}": (0.002, 0.001 * 2**at) for at in range(4)},
-        gbps={f"t{at}": 4.0 for at in range(4)},
-        memory={f"t{at}": np.nan for at in range(4)},
-    )
-    types = [
-        InstanceType(
-            name=f"t{at}",
-            provider="ec2",
-            devices=1,
-            device="gpu",
-            cores=4.0,
-            memory_gib=8.0,
-            device_memory_gib=1.0,
-            bandwidth_gbps=4.0,
-        )
-        for at in range(4)
-    ]
-    sold = [
-        Offer(
-            instance_type=one,
-            market="on-demand",
-            zone="z",
-            region="r",
-            usd_per_hour=1.0 + at,
-            interruptions_per_hour=0.0,
-            price_as_of=AS_OF,
-        )
-        for at, one in enumerate(types)
-    ]
-    job = workload("w", 96, None, Goal(goal="cheapest_within_deadline", hours=1.0), samples=1_000_000)
-    found = plan(job, sold, model, max_hosts=8, fits=anything_fits)
+    asked = {"max_hosts": 8, "fits": anything_fits, "most": 20_000, "top": 5}
+    world = world_of(types=4, seed=3, slower=0.3, hours=3.0, usd=9.0, p_required=0.9, batch=96, **asked)
+    found = planned(world)
     assert found.candidates > 1000 and found.looked_at < 0.3 * found.candidates
     assert found.drawn_for < 0.2 * found.candidates and len(found.ranked) <= found.drawn_for
 
 
-@settings(max_examples=60, deadline=None)
-@given(world=worlds())
-def test_the_frontier_is_that_of_brute_force(world: dict[str, Any]) -> None:
-    setups = every_setup(world)
-    found = planned(world).frontier
-    if not setups:
-        assert found == []
-        return
-    rows = frame(setups)
-    view = ranking.outlook(
-        world["workload"],
-        setups,
-        world["model"].predict(rows),
-        world["model"].draws(rows, count=DRAWS, seed=SEED),
-        measured_runs=[0] * len(setups),
-        conditions=world["conditions"],
-        seed=SEED,
-    )
-    points = {(h, u) for h, u in zip(view.hours, view.usd, strict=True) if np.isfinite(u)}
-    best = sorted(p for p in points if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points))
-    assert [(one["hours"], one["usd"]) for one in found] == [pytest.approx(one, rel=1e-9) for one in best]
-
-
 def test_the_frontier_tells_the_chance_to_meet_the_constraint_where_there_is_one() -> None:
-    asked = {"max_hosts": 4, "fits": anything_fits, "most": 1000}
+    asked = {"max_hosts": 4, "fits": anything_fits, "most": 1000, "top": 5}
     world = world_of(types=3, seed=3, slower=0.3, hours=1.0, usd=1.0, p_required=0.9, batch=96, **asked)
     free = replace(world["workload"], goals=())
     hours = [one["hours"] for one in planned(world, workload=free).frontier]
@@ -177,35 +129,38 @@ def test_a_bound_that_is_no_bound_is_found_out() -> None:
     assert differing > 0
 
 
-def test_what_is_given_up_unlooked_would_not_have_met_the_limit() -> None:
-    """Start-up as unsure as before the first launch, and as long as the work: its mean says little of its draws."""
+def costs_of_two_types(
+    samples: int, *, slower: float, draws: int, markets: tuple[str, ...], circumstances: Circumstances
+) -> CandidateCosts:
+    """Up to three machines of two types, whose step times are certain."""
     names = ("small", "large")
     model = JointModel(
         lines={"small": (0.0, 0.001), "large": (0.0, 0.0004)},
         gbps=dict.fromkeys(names, 1.0),
         memory=dict.fromkeys(names, np.nan),
-        slower=0.0,
+        slower=slower,
+        shared=0.0,
         own=0.0,
     )
-    unsure = fit_startup(pd.DataFrame(columns=LAUNCHES).astype({"seconds": float}), {"on-demand": 100.0, "spot": 100.0})
-    job = workload("w", 100, samples=60_000)
-    sold = offered(
-        job,
-        [offer(name, market) for name in names for market in ("on-demand", "spot")],
-        max_hosts=3,
-        fits=anything_fits,
-        line=model.lines.__getitem__,
-        peak_bytes=None,
-        totals=[100],
-        conditions=Learned(startup=unsure, checkpoint=prior_checkpoints()),
+    job, sold = workload("w", 100, samples=samples), [offer(name, market) for name in names for market in markets]
+    found = enumerate_candidates(
+        job, Supply(offers=sold, max_hosts=3, fits=anything_fits, circumstances=circumstances), model
     )
-    known = Prospects(job, sold, fits=anything_fits, model=model, job=Job(draws=400, seed=SEED))
-    rows, given_up = np.arange(len(sold)), 0
+    return CandidateCosts(job, found, fits=anything_fits, model=model, draws=draws, seed=SEED)
+
+
+def test_what_is_given_up_unlooked_would_not_have_met_the_limit() -> None:
+    """Start-up as unsure as before the first launch, and as long as the work: its mean says little of its draws."""
+    unsure = fit_startup(pd.DataFrame(columns=LAUNCHES).astype({"seconds": float}), {"on-demand": 100.0, "spot": 100.0})
+    costs = costs_of_two_types(
+        60_000, slower=0.0, draws=400, markets=("on-demand", "spot"), circumstances=Learned(startup=unsure)
+    )
+    rows, given_up = np.arange(len(costs.candidates)), 0
     for times, p_required in product(np.linspace(0.5, 1.2, 15), (0.51, 0.6, 0.9)):
-        limit = times * float(np.median(known.least_hours))
-        before = known.hopeless(rows, "hours", limit, p_required)
-        known.look(rows)
-        assert (known.chance(rows[before], "hours", limit) < p_required).all()
+        limit = times * float(np.median(costs.least_hours))
+        before = costs.hopeless(rows, "hours", limit, p_required)
+        costs.look(rows)
+        assert (costs.p_meets(rows[before], "hours", limit) < p_required).all()
         given_up += int(before.sum())
     assert given_up > 0
 
@@ -213,37 +168,12 @@ def test_what_is_given_up_unlooked_would_not_have_met_the_limit() -> None:
 @pytest.mark.parametrize(("what", "times"), [*product(("hours", "usd"), (1.0001, 0.9999))])
 def test_what_just_keeps_to_the_limit_is_not_given_up(what: str, times: float) -> None:
     """Nothing is left to chance here, so that the limit of each row is what it takes."""
-    names = ("small", "large")
-    model = JointModel(
-        lines={"small": (0.0, 0.001), "large": (0.0, 0.0004)},
-        gbps=dict.fromkeys(names, 1.0),
-        memory=dict.fromkeys(names, np.nan),
-        slower=0.2,
-        shared=0.0,
-        own=0.0,
-    )
-    job = workload("w", 100, samples=60_000_000)
-    sold = offered(
-        job,
-        [offer(name) for name in names],
-        max_hosts=3,
-        fits=anything_fits,
-        line=model.lines.__getitem__,
-        peak_bytes=None,
-        totals=[100],
-        conditions=Stated(),
-    )
-    known = Prospects(job, sold, fits=anything_fits, model=model, job=Job(draws=40, seed=SEED))
-    rows = np.arange(len(sold))
-    known.look(rows)
+    costs = costs_of_two_types(60_000_000, slower=0.2, draws=40, markets=("on-demand",), circumstances=Stated())
+    rows = np.arange(len(costs.candidates))
+    costs.look(rows)
     keeps = times > 1
     assert len(rows) > 5
     for row in rows[:, None]:
-        limit = times * float(known.expected(what)[row][0])
-        assert known.chance(row, what, limit).tolist() == [float(keeps)]
-        assert known.hopeless(row, what, limit, 0.9).tolist() == [not keeps]
-
-
-def test_draws_come_in_pairs() -> None:
-    with pytest.raises(ValueError, match="3 draws: they come in pairs"):
-        Job(draws=3, seed=SEED)
+        limit = times * float(costs.expected(what)[row][0])
+        assert costs.p_meets(row, what, limit).tolist() == [float(keeps)]
+        assert costs.hopeless(row, what, limit, 0.9).tolist() == [not keeps]

@@ -28,7 +28,7 @@ from tasks.providers.ec2.capacity_ladder import SPOT_MARGIN
 from tasks.workspace.workspace import Workspace
 from tests.fakes import offer
 from tests.installed import NOON, DescribedMachines, install
-from warehouse.append import append_leases, append_records
+from warehouse.append import append, append_records
 
 PRICE = 0.125  # of s.large on demand, which bounds its price on the spot market
 # an hour of 100 GiB, a public address, and requests as often as they may be, in the dearest region
@@ -69,7 +69,7 @@ def spent(here: Workspace, usd: float | None, ended_at: datetime, lease_id: str 
            "started_at": ended_at - timedelta(hours=1), "ended_at": ended_at, "usd": usd,
            "refresh_id": lease_id.rpartition("-")[0], "outcome": "released"}  # fmt: skip
     with here.warehouse.transact() as connection:
-        append_leases(connection, [row | told])
+        append(connection, "raw_leases", [row | told])
 
 
 def held(lease_id: str = "other-00", hours: float = 2.0, usd_per_hour: float | None = 5.0, **told: Any) -> Lease:
@@ -134,11 +134,8 @@ def test_machines_that_another_controller_holds_count_to_their_deadline(here: Wo
     assert f"({0:.2f} spent, {expected:.2f} committed)" in refusal(here)
     machines(here).held = [held(hours=0.5)]
     assert refusal(here) == ""
-
-
-def test_this_campaigns_own_machines_that_would_not_end_count_against_its_cap_too(here: Workspace) -> None:
     machines(here).held = [held(LAUNCHED, hours=0.1)]
-    assert "this campaign's cap" in refusal(here, tally(0.5))
+    assert "this campaign's cap" in refusal(here, tally(0.5)), "its own machines that would not end"
     machines(here).held = [held("other-00", hours=0.1)]
     assert refusal(here, tally(0.5)) == "", "another campaign's cap is its own"
 
@@ -172,6 +169,12 @@ def test_where_spending_is_not_known_nothing_more_is_spent(here: Workspace) -> N
     assert refusal(here) != ""
 
 
+def test_a_type_without_a_price_is_not_launched(here: Workspace) -> None:
+    machines(here).unpriced = frozenset({"s.large"})
+    snapshot_offers.fn(here, "refresh-2", NOON)
+    assert "not known" in refusal(here)
+
+
 def test_spot_alone_is_bound_by_what_is_bid_and_so_are_machines_that_are_held(here: Workspace) -> None:
     ec2 = here.settings.ec2.model_copy(update={"markets": ("spot",)})
     here = replace(here, settings=here.settings.model_copy(update={"ec2": ec2}))
@@ -185,20 +188,13 @@ def test_spot_alone_is_bound_by_what_is_bid_and_so_are_machines_that_are_held(he
     assert month.committed_usd == pytest.approx(at_worst(SPOT_MARGIN * dearest, 7200.0))
 
 
-def test_a_type_without_a_price_is_not_launched(here: Workspace) -> None:
-    machines(here).unpriced = frozenset({"s.large"})
-    snapshot_offers.fn(here, "refresh-2", NOON)
-    assert "not known" in refusal(here)
-
-
-def test_before_the_first_refresh_nothing_was_spent(here: Workspace) -> None:
+def test_nothing_was_spent_before_the_first_refresh_and_money_on_this_machine_is_illustrative(
+    here: Workspace, tmp_path: Path
+) -> None:
     (here.home / "warehouse.duckdb").unlink()
     assert caps.spent_this_month(here, NOON) == (0.0, "")
-
-
-def test_money_on_this_machine_is_illustrative(tmp_path: Path) -> None:
-    made = install(tmp_path)
-    made = monthly(made, 0.0)
+    (tmp_path / "local").mkdir()
+    made = monthly(install(tmp_path / "local"), 0.0)
     assert caps.allowance(made, launch(made), tally(0.0), NOON).refusal == ""
 
 

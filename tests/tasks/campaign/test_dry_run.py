@@ -18,10 +18,10 @@ from tasks.campaign import budget as caps
 from tasks.campaign import dry_run
 from tasks.providers.ec2.capacity_ladder import ladder
 from tasks.providers.ec2.prices import billed
-from tasks.providers.ec2.requests import worst_case_usd
 from tasks.providers.ec2.settings import Ec2
 from tasks.workspace.workspace import Workspace, open_workspace
 from tests.account import REGION, account, project
+from tests.ec2_home import Prospect
 from tests.fakes import offer
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -145,7 +145,7 @@ def test_the_caps_reckon_with_no_less_than_climbing_the_whole_ladder_costs(
         price = dearest_usd_per_hour(one.cluster, known)
         assert price is not None
         reckoned = (price + machines * caps._beside(here)) * billed_s(deadline_s, caps.LATE_S) / 3600
-        assert worst_case_usd(rungs, spec, deadline_s) <= reckoned
+        assert Prospect(spec=spec, rungs=rungs, said=[]).worst_usd(deadline_s) <= reckoned
 
 
 def test_nothing_is_taken_for_granted_about_spot_where_its_price_is_known() -> None:

@@ -75,7 +75,7 @@ def refused_before_fitting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.pure, "backtest", fit)
 
 
-def test_the_predictions_are_the_test_rows_as_they_stood_with_three_columns_more(here: Path) -> None:
+def test_the_test_rows_get_three_columns_more_and_the_report_says_what_was_left_out_and_assumed(here: Path) -> None:
     (here / "out.csv").write_text("older\n")
     report = ran(here)
     header, *rows = table(here / "out.csv")
@@ -88,10 +88,6 @@ def test_the_predictions_are_the_test_rows_as_they_stood_with_three_columns_more
     assert [row[-3:] for row in rows[2:]] == [["", "", ""]] * 2
     assert (report.rows, report.predicted, report.provider) == (4, 2, "ec2")
     assert {one.name for one in here.iterdir()} == {f"{one}.csv" for one in ("train", "test", "facts", "types", "out")}
-
-
-def test_the_report_says_what_was_left_out_and_assumed(here: Path) -> None:
-    report = ran(here)
     said = "\n".join(report.sentences)
     assert "test.csv: column colour is not one of the contract's" in said
     assert "2 of 4 rows are without prediction" in said
@@ -112,8 +108,9 @@ def test_a_row_that_ends_early_is_filled_up_and_a_byte_order_mark_stays_out(here
     assert len(row) == len(header) == 9 and all(row[6:])
 
 
-def test_permuted_answers_give_the_same_predictions(here: Path) -> None:
+def test_neither_answers_nor_earlier_predictions_nor_the_kind_of_file_change_the_predictions(here: Path) -> None:
     ran(here)
+    first = table(here / "out.csv")
     header, *rows = [row for row in table(here / "test.csv") if row]
     for name in ("step_s", "sync_s"):
         at = header.index(name)
@@ -122,27 +119,19 @@ def test_permuted_answers_give_the_same_predictions(here: Path) -> None:
     with (here / "permuted.csv").open("w", newline="") as file:
         csv.writer(file).writerows([header, *rows])
     ran(here, test="permuted.csv", out="again.csv")
-    first, again = table(here / "out.csv"), table(here / "again.csv")
+    again = table(here / "again.csv")
     assert [row[0] for row in first] != [row[0] for row in again]
     assert [row[-3:] for row in first] == [row[-3:] for row in again]
-
-
-def test_parquet_says_the_same_as_csv_and_empty_cells_stay_empty(here: Path) -> None:
-    ran(here)
+    report = ran(here, test="out.csv", out="again.csv")
+    assert table(here / "again.csv") == first
+    assert "out.csv: its earlier predictions were not looked at" in report.sentences
     text = pd.read_csv(here / "test.csv", dtype=str, skip_blank_lines=True)
     text.assign(step_s=text["step_s"].astype(float)).to_parquet(here / "test.parquet")
     pd.read_csv(here / "train.csv").to_parquet(here / "train.parquet")
     ran(here, train="train.parquet", test="test.parquet", out="again.csv")
-    first, again = table(here / "out.csv"), table(here / "again.csv")
-    assert [row[1:] for row in again] == [row[1:] for row in first]
+    again = table(here / "again.csv")
+    assert [row[1:] for row in again] == [row[1:] for row in first], "empty cells stay empty"
     assert again[1][0] == "0.031"
-
-
-def test_what_was_predicted_can_be_predicted_again(here: Path) -> None:
-    ran(here)
-    report = ran(here, test="out.csv", out="again.csv")
-    assert (here / "again.csv").read_text() == (here / "out.csv").read_text()
-    assert "out.csv: its earlier predictions were not looked at" in report.sentences
 
 
 def test_the_catalogue_matters_and_its_holes_do_not(here: Path) -> None:

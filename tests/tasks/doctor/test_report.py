@@ -53,6 +53,9 @@ def test_an_account_that_is_set_up_is_well(aws: Account, tmp_path: Path) -> None
     assert checks >= {"settings", "credentials", "identity", "clock", "regions", "bucket", "bucket is private",
                       "bucket can be used", "instance profile", f"image in {REGION}", f"network in {REGION}",
                       f"quotas in {REGION}", "role AWSServiceRoleForEC2Spot"}  # fmt: skip
+    [keys] = [one for one in found if one.check == "encryption keys"]
+    assert keys.status == "note"
+    assert all(right in keys.says for right in ("kms:GenerateDataKey", "kms:Decrypt", "kms:CreateGrant"))
     refuse_unless_well(settings(tmp_path), "ec2", 5.0)
 
 
@@ -67,7 +70,7 @@ REFUSALS = [  # method, AWS's code, the check, what is said
     ("list_objects_v2", "AccessDenied", "bucket can be used", "may not call s3:ListBucket"),
     ("get_instance_profile", "NoSuchEntity", "instance profile", "check [ec2] instance_profile"),
     ("get_parameter", "ParameterNotFound", f"image in {REGION}", "check [ec2] ami_parameter"),
-    ("describe_images", "InvalidAMIID.NotFound", f"image in {REGION}", "is gone: set [ec2] ami_parameter"),
+    ("describe_images", "InvalidAMIID.NotFound", f"image in {REGION}", "check [ec2] ami_parameter"),
     ("describe_vpcs", "UnauthorizedOperation", f"network in {REGION}", "may not call ec2:DescribeVpcs"),
     *((method, "UnauthorizedOperation", f"permissions in {REGION}", "may not call ec2:") for method in DRY),
 ]
@@ -103,50 +106,41 @@ def test_a_bucket_that_keeps_what_leases_leave_gets_a_rule_that_the_doctor_then_
 ) -> None:
     before = expiry(tmp_path)
     assert before.status == "note" and f"--bucket {BUCKET}" in before.says and "replaces" in before.says
-    rules = json.loads(before.says.partition("--lifecycle-configuration '")[2].rstrip("'"))
     s3 = aws.plain("s3")
-    s3.put_bucket_lifecycle_configuration(Bucket=BUCKET, LifecycleConfiguration=rules)
-    assert expiry(tmp_path).status == "ok" and "after 30 days" in expiry(tmp_path).says
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"Status": "Disabled"},
-        {"Filter": {"Prefix": "another/"}},
-        {"Filter": {"And": {"Prefix": "srift/leases/", "Tags": [{"Key": "a", "Value": "b"}]}}},
-    ],
-)
-def test_a_rule_that_leaves_some_of_it_is_none(aws: Account, tmp_path: Path, change: dict[str, Any]) -> None:
-    rule = doctor_ec2.lifecycle_rule(settings(tmp_path).ec2) | change
-    aws.plain("s3").put_bucket_lifecycle_configuration(Bucket=BUCKET, LifecycleConfiguration={"Rules": [rule]})
-    assert expiry(tmp_path).status == "note"
-
-
-def test_who_may_not_ask_for_the_rules_is_shown_one_and_may_launch(aws: Account, tmp_path: Path) -> None:
+    rules = json.loads(before.says.partition("--lifecycle-configuration '")[2].rstrip("'"))
+    of_some = {"Prefix": "srift/leases/", "Tags": [{"Key": "a", "Value": "b"}]}
+    for change, status in (
+        ({"Status": "Disabled"}, "note"),
+        ({"Filter": {"Prefix": "another/"}}, "note"),
+        ({"Filter": {"And": of_some}}, "note"),
+        ({}, "ok"),
+    ):
+        changed = {"Rules": [rules["Rules"][0] | change]}
+        s3.put_bucket_lifecycle_configuration(Bucket=BUCKET, LifecycleConfiguration=changed)
+        assert expiry(tmp_path).status == status, change
+    assert "after 30 days" in expiry(tmp_path).says
     aws.refuse["get_bucket_lifecycle_configuration"] = "AccessDenied"
     found = expiry(tmp_path)
     assert found.status == "note" and "s3:GetLifecycleConfiguration" in found.says and "Expiration" in found.says
     refuse_unless_well(settings(tmp_path), "ec2", 5.0)
 
 
-def test_own_prices_of_types_that_nobody_knows_are_named(aws: Account, tmp_path: Path) -> None:
+def test_types_that_nobody_knows_and_own_prices_of_them_are_noted_and_stop_nothing(
+    aws: Account, tmp_path: Path
+) -> None:
     lines = ('discounts = { "g5.*" = 0.1, "g7x.*" = 0.2 }', 'prices = { "p5.48xlarg" = { spot_usd_per_hour = 9.0 } }')
     found = examine(settings(tmp_path, *lines), "ec2")
     says = [one.says for one in found if one.check == "instance types"]
     assert len(says) == 2 and wrong(found) == {}
     assert "[ec2.prices]: 'p5.48xlarg'" in says[0] and "did you mean 'p5.48xlarge'" in says[0]
     assert "[ec2.discounts]: 'g7x.*'" in says[1]
-
-
-def test_a_misspelt_type_is_noted_and_stops_nothing_for_aws_may_know_it(aws: Account, tmp_path: Path) -> None:
     named = settings(tmp_path)
     assert [one.status for one in examine(named, "ec2") if one.check == "instance types"] == ["ok"]
-    misspelt = named.ec2.model_copy(update={"instance_types": ("p4d.24xlarg", "g4dn.*")})
-    found = examine(named.model_copy(update={"ec2": misspelt}), "ec2")
-    (note,) = [one for one in found if one.check == "instance types"]
-    assert note.status == "note" and "did you mean 'p4d.24xlarge'" in note.says
-    assert wrong(found) == {}
+    for types, said in ((("p4d.24xlarg", "g4dn.*"), "did you mean 'p4d.24xlarge'"), (("gpu",), "/ours/ami")):
+        other = named.model_copy(update={"ec2": named.ec2.model_copy(update={"instance_types": types})})
+        found = examine(other, "ec2")
+        (note,) = [one.says for one in found if one.check == "instance types" and one.status == "note"]
+        assert said in note and wrong(found) == {}
 
 
 @pytest.mark.parametrize(("region", "says"), [("us-esat-1", "no region us-esat-1"), ("ap-east-1", "is not enabled")])
@@ -156,6 +150,15 @@ def test_a_wrong_region_is_named(aws: Account, tmp_path: Path, region: str, says
     assert says in wrong(examine(settings(tmp_path, f'regions = ["{REGION}", "{region}"]'), "ec2"))["regions"]
 
 
+def image(**changes: Any) -> dict[str, Any]:
+    sound = {"ImageId": "ami-1", "Name": "x", "State": "available", "Architecture": "x86_64"}
+    return {"Images": [sound | changes]}
+
+
+def volumes(*gib: int) -> list[dict[str, Any]]:
+    return [{"Ebs": {"VolumeSize": one}} for one in gib]
+
+
 @pytest.mark.parametrize(
     ("method", "answer", "check", "says"),
     [
@@ -163,9 +166,13 @@ def test_a_wrong_region_is_named(aws: Account, tmp_path: Path, region: str, says
         ("get_bucket_policy_status", {"PolicyStatus": {"IsPublic": True}}, "bucket is private", "strangers"),
         ("list_objects_v2", {}, "bucket can be used", "not in the bucket's list"),
         ("get_instance_profile", {"InstanceProfile": {"Roles": []}}, "instance profile", "holds no role"),
+        ("describe_images", image(Architecture="arm64"), f"image in {REGION}", "is for arm64"),
+        ("describe_images", image(State="pending"), f"image in {REGION}", "is gone"),
+        ("describe_images", image(BlockDeviceMappings=volumes(200)), f"image in {REGION}", "volume_gib"),
+        ("describe_images", image(BlockDeviceMappings=volumes(8, 200)), f"image in {REGION}", "volume_gib"),
     ],
 )
-def test_a_bucket_or_a_profile_that_will_not_do_is_wrong(
+def test_a_bucket_a_profile_or_an_image_that_will_not_do_is_wrong(
     aws: Account, tmp_path: Path, method: str, answer: dict[str, Any], check: str, says: str
 ) -> None:
     aws.answers[method] = answer
@@ -190,24 +197,21 @@ def test_what_cannot_be_deleted_again_is_said(aws: Account, tmp_path: Path) -> N
     aws.plain("s3").delete_object(Bucket=BUCKET, Key=left)
 
 
-def test_a_missing_service_role_is_made_by_the_command_that_is_printed(aws: Account, tmp_path: Path) -> None:
-    aws.refuse["get_role"] = "NoSuchEntity"
+@pytest.mark.parametrize(("code", "more"), [("NoSuchEntity", ""), ("AccessDenied", "iam:GetRole")])
+def test_a_service_role_that_is_missing_or_not_shown_is_made_by_the_command_that_is_printed(
+    aws: Account, tmp_path: Path, code: str, more: str
+) -> None:
+    """IAM judges a role that is not there by its bare name: a policy for its path is answered with AccessDenied."""
+    aws.refuse["get_role"] = code
     says = wrong(examine(settings(tmp_path), "ec2"))
-    assert "create-service-linked-role --aws-service-name spot.amazonaws.com" in says["role AWSServiceRoleForEC2Spot"]
-    assert "ec2fleet.amazonaws.com" in says["role AWSServiceRoleForEC2Fleet"]
+    assert set(says) == {"role AWSServiceRoleForEC2Spot", "role AWSServiceRoleForEC2Fleet"}
+    for check, service in (("Spot", "spot"), ("Fleet", "ec2fleet")):
+        said = says[f"role AWSServiceRoleForEC2{check}"]
+        assert f"create-service-linked-role --aws-service-name {service}.amazonaws.com" in said and more in said
     on_demand = settings(tmp_path, 'markets = ["on-demand"]', "[campaign]", 'market = "on-demand"')
     assert wrong(examine(on_demand, "ec2")) == {}
-
-
-@pytest.mark.parametrize(("changes", "says"), [
-    ({"Architecture": "arm64"}, "is for arm64"), ({"State": "pending"}, "is gone"),
-    ({"BlockDeviceMappings": [{"Ebs": {"VolumeSize": 200}}]}, "volume_gib"),
-    ({"BlockDeviceMappings": [{"Ebs": {"VolumeSize": 8}}, {"Ebs": {"VolumeSize": 200}}]}, "volume_gib"),
-])  # fmt: skip
-def test_an_image_that_does_not_fit_is_wrong(aws: Account, tmp_path: Path, changes: dict[str, Any], says: str) -> None:
-    image = {"ImageId": "ami-1", "Name": "x", "State": "available", "Architecture": "x86_64"}
-    aws.answers["describe_images"] = {"Images": [image | changes]}
-    assert says in wrong(examine(settings(tmp_path), "ec2"))[f"image in {REGION}"]
+    aws.refuse["get_role"] = "ExpiredToken"
+    assert "sign in again" in wrong(examine(settings(tmp_path), "ec2"))["role AWSServiceRoleForEC2Spot"]
 
 
 def test_a_network_without_a_way_to_the_bucket_is_wrong(aws: Account, tmp_path: Path) -> None:
@@ -258,7 +262,7 @@ def test_local_machines_have_limits_that_are_worth_knowing(tmp_path: Path) -> No
         examine(settings(tmp_path), "loca")
 
 
-def test_the_command_prints_a_line_a_finding_and_ends_with_1_where_something_is_wrong(
+def test_the_command_prints_a_line_a_finding_or_the_policies_and_ends_with_1_where_something_is_wrong(
     aws: Account, tmp_path: Path
 ) -> None:
     settings(tmp_path)
@@ -270,43 +274,11 @@ def test_the_command_prints_a_line_a_finding_and_ends_with_1_where_something_is_
     body = json.loads(ill.stdout)
     assert not body["well"] and {"check", "status", "says"} == set(body["findings"][0])
     assert "very-secret-key" not in well.output + ill.output
-
-
-def test_the_command_prints_the_policies_with_the_names_of_this_installation(aws: Account, tmp_path: Path) -> None:
-    settings(tmp_path)
     printed = CliRunner().invoke(app, ["doctor", "--print-policies"])
     assert printed.exit_code == 0, printed.output
-    body = json.loads(printed.stdout)
-    assert f"arn:aws:s3:::{BUCKET}/srift/code/*" in json.dumps(body["node-policy"])
-    assert "arn:aws:iam::123456789012:role/srift-node" in json.dumps(body["controller-policy"])
-
-
-def test_a_service_role_that_is_not_shown_gets_the_same_fix_and_the_right_that_may_be_lacking(
-    aws: Account, tmp_path: Path
-) -> None:
-    """IAM judges a role that is not there by its bare name: a policy for its path is answered with AccessDenied."""
-    aws.refuse["get_role"] = "AccessDenied"
-    says = wrong(examine(settings(tmp_path), "ec2"))
-    assert set(says) == {"role AWSServiceRoleForEC2Spot", "role AWSServiceRoleForEC2Fleet"}
-    fix = "create-service-linked-role --aws-service-name spot.amazonaws.com"
-    assert fix in says["role AWSServiceRoleForEC2Spot"] and "iam:GetRole" in says["role AWSServiceRoleForEC2Spot"]
-    aws.refuse["get_role"] = "ExpiredToken"
-    assert "sign in again" in wrong(examine(settings(tmp_path), "ec2"))["role AWSServiceRoleForEC2Spot"]
-
-
-def test_what_the_doctor_cannot_see_of_keys_is_said_with_the_rights_that_they_need(
-    aws: Account, tmp_path: Path
-) -> None:
-    [note] = [one for one in examine(settings(tmp_path), "ec2") if one.check == "encryption keys"]
-    assert note.status == "note"
-    assert all(right in note.says for right in ("kms:GenerateDataKey", "kms:Decrypt", "kms:CreateGrant"))
-
-
-def test_which_types_the_image_leaves_out_is_noted(aws: Account, tmp_path: Path) -> None:
-    made = settings(tmp_path)
-    every = made.model_copy(update={"ec2": made.ec2.model_copy(update={"instance_types": ("gpu",)})})
-    notes = [one.says for one in examine(every, "ec2") if one.check == "instance types" and one.status == "note"]
-    assert ["/ours/ami" in one for one in notes] == [True]
+    policies = json.loads(printed.stdout)
+    assert f"arn:aws:s3:::{BUCKET}/srift/code/*" in json.dumps(policies["node-policy"])
+    assert "arn:aws:iam::123456789012:role/srift-node" in json.dumps(policies["controller-policy"])
 
 
 def test_private_subnets_are_looked_at_where_they_are_wanted(aws: Account, tmp_path: Path) -> None:

@@ -13,32 +13,23 @@ from typing import Any
 import pytest
 
 from models.campaign.campaign import Launch
-from models.campaign.candidates import Measurement
 from models.domain.cluster import Cluster
 from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve, serve_launch
-from tasks.execution.collect import Collected, collect, end_and_collect, store_rows
+from tasks.execution.collect import Collected, collect, collect_launch, end_and_collect
 from tasks.market.offers import note_definitions
 from tasks.providers.base import NotSwept
 from tasks.workspace.settings import Settings
 from tasks.workspace.workspace import Workspace
 from tests.fakes import FakeCluster, FakeProvider, Step, armed, fails, fast, finished, offer, ready, reported
-from tests.tasks.execution.test_attempt import KILLED, job
+from tests.tasks.execution.test_job import wanted
+from tests.tasks.execution.test_session import KILLED, job
 from tests.warehouse.builders import NOON, fresh, setup
 from warehouse.database import WarehouseBusy
 from warehouse.reads import mart, training_frames
 
-TRAIN = Measurement(
-    kind="train",
-    workload="tiny",
-    nodes=(0, 1),
-    batches=(8, 8),
-    accumulation_steps=1,
-    message_bytes=(),
-    reason="a pilot",
-    est_s=10.0,
-)
-LAUNCH = Launch(cluster=Cluster.of((2, offer())), items=(TRAIN,) * 3, est_s=30.0, est_usd=0.1, reason="pilots")
+TRAINS = (wanted("train", "tiny", (0, 1), (8, 8)),) * 3
+LAUNCH = Launch(cluster=Cluster.of((2, offer())), items=TRAINS, est_s=30.0, est_usd=0.1, reason="pilots")
 
 
 def installation(home: Path, *scripts: tuple[Step, ...], refusal: str = "") -> Workspace:
@@ -101,7 +92,9 @@ def test_a_controller_that_was_killed_between_release_and_load_is_made_up_for_by
     shutil.copytree(kept, lease.mailbox.parent)  # it died after loading, before forgetting
     fake(here).over.append(lease)
     assert brought(here).new == 0 and set(known(here)) == {"a", "b", "c"}
-    assert here.warehouse.select("raw_leases")["usd"].tolist() == [0.5]
+    spent = mart(here.warehouse, "spend")[["refresh_id", "measured_runs", "usd"]].values.tolist()
+    assert spent == [["r", 3, 0.5]], "counted to the refresh that bought it, not to the reaper's"
+    assert here.warehouse.select("raw_records")["refresh_id"].unique().tolist() == ["r"]
 
 
 def blind(now: datetime) -> list[str]:
@@ -206,7 +199,7 @@ def test_a_launch_that_got_no_machines_is_stored_once(tmp_path: Path) -> None:
     here = installation(tmp_path, refusal="others hold the cores")
     refused = serve(here.provider, job(), stop_at=100.0, watch=lambda *_: None, clock=fast())
     for _ in range(2):
-        store_rows(here, refused, "r", NOON)
+        collect_launch.fn(here, refused, "r", NOON)
     assert known(here) == {"r-00-refused": "refused"}
     assert mart(here.warehouse, "failed_runs").reason.tolist() == ["others hold the cores"]
 
@@ -234,11 +227,3 @@ def test_a_workload_whose_file_changed_is_measured_anew_and_never_pooled_with_it
     (tmp_path / "tiny.py").write_text("def build(): ...\n")
     note_definitions.fn(here, NOON)
     assert training_frames(here.warehouse, "local")["runs"].run_id.tolist() == ["a"], "it is its old self again"
-
-
-def test_a_lease_that_another_refresh_brings_home_is_counted_to_the_one_that_bought_it(tmp_path: Path) -> None:
-    here = ran(tmp_path)
-    collect.fn(here, "later", NOON)
-    assert here.warehouse.select("raw_records")["refresh_id"].unique().tolist() == ["r"]
-    spent = mart(here.warehouse, "spend")
-    assert spent[["refresh_id", "measured_runs", "usd"]].values.tolist() == [["r", 3, 0.5]]

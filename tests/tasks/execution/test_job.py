@@ -19,16 +19,9 @@ from tests.installed import NOON, DescribedMachines, install
 
 
 def wanted(kind: str, workload: str, nodes: tuple[int, ...], batches: tuple[int, ...]) -> Measurement:
-    sizes = (4096,) if kind == "probe" else ()
+    of_kind = {"accumulation_steps": 2 if kind == "train" else 1, "message_bytes": (4096,) if kind == "probe" else ()}
     return Measurement(
-        kind=kind,
-        workload=workload,
-        nodes=nodes,
-        batches=batches,
-        accumulation_steps=2 if kind == "train" else 1,
-        message_bytes=sizes,
-        reason=f"a {kind}",
-        est_s=1.0,
+        kind=kind, workload=workload, nodes=nodes, batches=batches, reason=f"a {kind}", est_s=1.0, **of_kind
     )
 
 
@@ -100,7 +93,7 @@ def test_devices_travel_to_the_nodes_and_stand_in_the_layout(here: Workspace) ->
     assert job.envelopes["L-000"]["layout"] == "4+1"
 
 
-def test_an_envelope_is_rewritten_by_the_machines_that_were_really_got(job: Job) -> None:
+def test_an_envelope_is_rewritten_by_the_machines_that_were_really_got_and_tells_their_image(job: Job) -> None:
     dearer = tuple(replace(one, market="on-demand", zone="b", usd_per_hour=1.0) for one in job.cluster.members)
     got = with_acquired(job.envelopes, job.items, Cluster(members=(job.cluster.members[0], *dearer[1:])))
     assert (got["L-001"]["market"], got["L-001"]["zone"], got["L-001"]["usd_per_hour"]) == ("on-demand", "b", 1.0)
@@ -108,12 +101,8 @@ def test_an_envelope_is_rewritten_by_the_machines_that_were_really_got(job: Job)
     same = {name: value for name, value in got["L-001"].items() if name not in ("market", "zone", "usd_per_hour")}
     assert same.items() <= job.envelopes["L-001"].items()
     assert with_acquired(job.envelopes, job.items, job.cluster) == job.envelopes
-
-
-def test_the_image_of_the_machines_stands_with_every_run(job: Job) -> None:
-    got = with_acquired(job.envelopes, job.items, job.cluster, image_id="ami-1")
-    assert {one["image_id"] for one in got.values()} == {"ami-1"}
-    moved = with_acquired(got, job.items, job.cluster)
+    imaged = with_acquired(job.envelopes, job.items, job.cluster, image_id="ami-1")
+    moved = with_acquired(imaged, job.items, job.cluster)
     assert {one["image_id"] for one in moved.values()} == {"ami-1"}, "a replacement does not make it unknown"
 
 
@@ -133,21 +122,14 @@ MIXED = Cluster.of(
 )
 
 
-def test_a_machine_is_to_measure_what_its_type_has() -> None:
+def test_a_machine_is_to_measure_on_what_its_type_has_and_an_emulated_one_on_what_it_happens_to_have(job: Job) -> None:
     gpu, processor, host = expected_devices(MIXED, emulated=False)
     assert gpu == Devices(name="A10G", count=4, threads=1)
     assert processor == Devices(name=CPU, count=1, threads=0), "a rented processor computes with all its cores"
     assert host == Devices(name=CPU, count=1, threads=1), "a local host is a share of one"
-
-
-def test_only_emulated_machines_may_measure_on_what_they_happen_to_have() -> None:
-    gpu, processor, host = expected_devices(MIXED, emulated=True)
-    assert gpu == Devices(name=ANY, count=4) and processor == Devices(name=ANY, count=1)
-    assert host == expected_devices(MIXED, emulated=False)[2]
-
-
-def test_what_was_expected_travels_to_the_nodes_and_into_the_envelope(job: Job) -> None:
-    assert job.expected == (Devices(name=CPU, count=1, threads=1),) * 4
+    emulated = (Devices(name=ANY, count=4), Devices(name=ANY, count=1), host)
+    assert expected_devices(MIXED, emulated=True) == emulated
+    assert job.expected == (host,) * 4
     assert job.envelopes["L-000"]["expected_devices"] == [{"name": CPU, "count": 1, "threads": 1}] * 3
 
 

@@ -37,12 +37,8 @@ def test_what_does_not_need_it_goes_on_where_none_is_to_be_had() -> None:
     assert how(items=[FIRST], host=1) == "fewer", "the others met at its store"
 
 
-def test_a_rebalance_recommendation_changes_nothing() -> None:
-    assert how(MachineLoss(nodes=frozenset({1}), leaving_s=1.0, notice="rebalance")) == "go on"
-
-
 def going(leaving_s: float) -> MachineLoss:
-    return MachineLoss(nodes=frozenset({1}), leaving_s=leaving_s, notice="interruption")
+    return MachineLoss(nodes=frozenset({1}), leaving_s=leaving_s)
 
 
 def test_a_run_that_ends_before_its_machine_goes_is_let_end() -> None:
@@ -54,10 +50,7 @@ def test_a_run_that_ends_before_its_machine_goes_is_let_end() -> None:
 def test_a_run_that_does_not_need_the_leaving_machine_is_not_cut_short() -> None:
     assert how(going(2.0), items=[FIRST, BOTH]) == "go on"
     assert how(going(2.0), items=[SECOND, FIRST], no_replacement="no") == "fewer"
-
-
-def test_where_nothing_else_can_be_done_the_time_that_is_left_is_used() -> None:
-    assert how(going(2.0), no_replacement="no") == "go on"
+    assert how(going(2.0), no_replacement="no") == "go on", "where nothing else can be done the time left is used"
 
 
 @given(

@@ -18,10 +18,8 @@ from tasks.node.processes import EXIT_NO_DEVICE
 from tasks.providers.base import NodeState
 from tasks.workspace.workspace import Workspace
 from tests.fakes import FakeCluster, FakeProvider, Step, armed, fast, finished, offer, ready, reported
-from tests.tasks.execution.test_attempt import job
 from tests.tasks.execution.test_collect import installation
-from tests.tasks.execution.test_session import TAKEN, at, becomes, new, only, sells, served
-from tests.tasks.execution.test_session import job as service_job
+from tests.tasks.execution.test_session import TAKEN, at, becomes, job, new, only, sells, served, waits
 from tests.warehouse.builders import NOON
 from warehouse.reads import mart
 
@@ -42,6 +40,12 @@ def test_a_number_that_is_none_counts_as_zero(tmp_path: Path, number: str) -> No
     wrote(tmp_path, "node-0/records/b.json", f'{{"kind": "probe", "started_unix": 0, "ended_unix": {number}}}')
     assert Mailbox(path=tmp_path, nodes=2).under_way(1) == "b"
     assert benchmark_seconds(tmp_path) == 2.0
+    wrote(tmp_path, "node-0/records/c.json", '{"kind": "train", "values": [1]}')
+    wrote(tmp_path, "node-0/records/d.json", '{"kind": "train", "values": {"steps_s": "long"}}')
+    wrote(tmp_path, "node-0/records/torn.json", '{"kind": "tra')
+    assert benchmark_seconds(tmp_path) == 2.0
+    wrote(tmp_path, "node-1/records/a.json", '{"kind": "train", "values": {"steps_s": 2}}')
+    assert benchmark_seconds(tmp_path) == 2.0, "a run counts once, however many nodes tell of it"
 
 
 def test_a_node_speaks_for_itself_alone(tmp_path: Path) -> None:
@@ -57,24 +61,17 @@ def launched(home: Path, *script: Step) -> tuple[Workspace, pd.DataFrame]:
     return here, mart(here.warehouse, "machines")
 
 
-def waits(polls: int) -> list[Step]:
-    """So many polls (a tenth of a second each) in which nothing happens."""
-    return [lambda _: None] * polls
-
-
 def both_ready_one_earlier(cluster: FakeCluster) -> None:
     ready(cluster)
     moment = (cluster.mailbox / "node-1" / "ready.json").stat().st_mtime
     os.utime(cluster.mailbox / "node-0" / "ready.json", (moment - 2.0, moment - 2.0))
 
 
-def interrupted(cluster: FakeCluster) -> None:
-    cluster.states = [NodeState(alive=True), NodeState(alive=False, interrupted=True, reason="taken away")]
-
-
-def test_each_machine_tells_when_it_was_at_work_and_how_long_it_was_held(tmp_path: Path) -> None:
+def test_each_machine_tells_once_when_it_was_at_work_and_how_long_it_was_held(tmp_path: Path) -> None:
     script = (*waits(40), both_ready_one_earlier, *waits(20), armed(1), reported("a", "b", "c"), finished(1))
-    _, found = launched(tmp_path, *script)
+    here, found = launched(tmp_path, *script)
+    collect.fn(here, "r", NOON)
+    assert len(mart(here.warehouse, "machines")) == len(found) == 2
     assert found["instance_type"].tolist() == ["small", "small"] and set(found["market"]) == {"spot"}
     early, late = found["startup_s"]
     assert late == pytest.approx(6.1, abs=0.3) and late - early == pytest.approx(2.0, abs=0.01)
@@ -83,21 +80,15 @@ def test_each_machine_tells_when_it_was_at_work_and_how_long_it_was_held(tmp_pat
 
 
 def test_the_machine_that_the_market_took_is_told_from_the_one_that_stayed(tmp_path: Path) -> None:
-    _, found = launched(tmp_path, ready, armed(1), *waits(100), interrupted)
+    _, found = launched(tmp_path, ready, armed(1), *waits(100), becomes(1, TAKEN))
     assert found["interrupted"].tolist() == [False, True]
     assert found["hours"][1] == pytest.approx(10.3 / 3600, rel=0.1) and found["hours"][1] < found["hours"][0]
     assert found["interrupted_at"].notna().tolist() == [False, True]
 
 
 def test_one_that_never_came_to_work_was_held_all_the_same(tmp_path: Path) -> None:
-    _, found = launched(tmp_path, ready, *waits(3), interrupted)
+    _, found = launched(tmp_path, ready, *waits(3), becomes(1, TAKEN))
     assert found["startup_s"].isna().all() and (found["hours"] > 0).all()
-
-
-def test_brought_home_twice_it_is_there_once(tmp_path: Path) -> None:
-    here, found = launched(tmp_path, ready, armed(1), reported("a", "b", "c"), finished(1))
-    collect.fn(here, "r", NOON)
-    assert len(mart(here.warehouse, "machines")) == len(found) == 2
 
 
 def ended(home: Path, mailbox: Path | None) -> list[dict[str, Any]]:
@@ -128,7 +119,7 @@ def test_a_replacement_is_another_machine_in_the_same_place(tmp_path: Path) -> N
 
 def replaced(home: Path, *script: Step) -> list[dict[str, Any]]:
     """What became of the machines of a launch that serves one run on two hosts."""
-    seen, _ = served(home, service_job("b"), *script)
+    seen, _ = served(home, job("b"), *script)
     return ended(home, seen.mailbox)
 
 
@@ -165,9 +156,9 @@ def test_a_replacement_that_waited_for_its_peers_to_finish_did_not_start_so_slow
 
     monkeypatch.setattr(FakeCluster, "now_unix", lambda _: moment)
     script = (sells(1), ready, armed(1), at("b"), becomes(1, TAKEN), *waits(100))
-    meanwhile = (only(0, "armed-2.json"), came_early, *waits(300), reported("c"), finished(2, node=0), lambda _: None)
-    seen, _ = served(tmp_path, service_job("bc"), *script, *meanwhile, armed(4), reported("b-again-2"), finished(4))
-    assert seen.recorded == {"c", "b-again-2"}
+    meanwhile = (only(0, "armed-2.json"), came_early, *waits(300), reported("t"), finished(2, node=0), lambda _: None)
+    seen, _ = served(tmp_path, job("bt"), *script, *meanwhile, armed(4), reported("b-again-2"), finished(4))
+    assert seen.recorded == {"t", "b-again-2"}
     assert ended(tmp_path, seen.mailbox)[2]["startup_s"] == pytest.approx(10.0, abs=1.0)
 
 

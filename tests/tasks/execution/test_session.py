@@ -1,8 +1,12 @@
-"""Machines that are taken away: the run under way has its row, the rest goes on with fewer or with other machines."""
+"""Whatever ends a launch: what was reported stays, the rest says why there is none, and the machines are let go.
+
+Machines that are taken away cost the run under way; the rest goes on with fewer or with other machines.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,29 +15,51 @@ import pytest
 
 from models.domain.cluster import Cluster
 from tasks.campaign.campaign import serve
+from tasks.execution import job as job_module
+from tasks.execution import mailbox
 from tasks.execution.job import Job, Served
 from tasks.node.processes import EXIT_NO_DEVICE
-from tasks.node.record import Item
+from tasks.node.record import Devices, Item, WorkloadFile, write_json
 from tasks.providers.base import NodeState
-from tests.fakes import FakeCluster, FakeProvider, Step, armed, fast, finished, job_of, offer, ready, reported
-from tests.tasks.execution.test_attempt import LOST_PEER, rows
+from tasks.workspace.settings import digest_of
+from tests.fakes import FakeCluster, FakeProvider, Step, armed, fails, fast, finished, job_of, offer, ready, reported
 
+KILLED = {"exit_code": 1, "worker_exit_code": -9, "reason": "the worker ended with exit code -9"}
+LOST_PEER = {"exit_code": 1, "worker_exit_code": 4, "reason": "its peer is gone"}
+FAULT = {"exit_code": 1, "worker_exit_code": 3, "reason": "ValueError: row 17 is not a number"}
+NO_MODULE = {"exit_code": 1, "worker_exit_code": 1, "reason": "no module named torch"}
+REFUSED = {"exit_code": 1, "worker_exit_code": 5, "reason": "could not write b.json: No space left; free some space"}
+NO_DEVICE = {"exit_code": EXIT_NO_DEVICE, "worker_exit_code": EXIT_NO_DEVICE, "reason": "no GPU"}
 TAKEN = NodeState(alive=False, interrupted=True, reason="taken by the market")
-NODES = {"a": [0], "b": [0, 1], "c": [0], "d": [0, 1]}
 
 
-def job(runs: str, count: int = 2, **changes: Any) -> Job:
-    items = tuple(
-        Item(run_id=run_id, kind="train", nodes=NODES[run_id], workload="tiny", batches=[8] * len(NODES[run_id]))
-        for run_id in runs
-    )
-    return job_of(items, count, **changes)
+def job(runs: str = "abc", **changes: Any) -> Job:
+    """Runs of one letter each: s and t on the first of two machines, the others on both."""
+
+    def item(run_id: str) -> Item:
+        nodes = [0] if run_id in "st" else [0, 1]
+        return Item(run_id=run_id, kind="train", nodes=nodes, workload="tiny", batches=[8] * len(nodes))
+
+    return job_of([item(one) for one in runs], **changes)
+
+
+def serving(provider: FakeProvider, of: Job, stop_at: float = 1000.0) -> Served:
+    return serve(provider, of, stop_at=stop_at, watch=lambda *_: None, clock=fast())
 
 
 def served(home: Path, of: Job, *script: Step, stop_at: float = 1000.0) -> tuple[Served, FakeCluster]:
     provider = FakeProvider(home, script)
-    seen = serve(provider, of, stop_at=stop_at, watch=lambda *_: None, clock=fast())
+    seen = serving(provider, of, stop_at)
+    assert provider.held == [] and [lease.outcome for lease in provider.over] == ["released"]
     return seen, provider.clusters[0]
+
+
+def rows(seen: Served) -> list[tuple[str, str, str]]:
+    """The controller's rows as they lie on disk, which must be all that it knows."""
+    assert seen.mailbox is not None
+    told = [json.loads(file.read_text()) for file in sorted(seen.mailbox.glob("controller/rows/*.json"))]
+    assert {row["run_id"] for row in told} == {row["run_id"] for row in seen.rows}
+    return [(row["run_id"], row["status"], row["reason"]) for row in told]
 
 
 def plan(seen: Served) -> dict[str, Any]:
@@ -41,11 +67,19 @@ def plan(seen: Served) -> dict[str, Any]:
     return dict(json.loads((seen.mailbox / "plan.json").read_text()))
 
 
+def planned(seen: Served) -> str:
+    return "".join(item["run_id"] for item in plan(seen)["items"])
+
+
 def becomes(node: int, state: NodeState) -> Step:
     def step(cluster: FakeCluster) -> None:
         cluster.states = [state if n == node else one for n, one in enumerate(cluster.states)]
 
     return step
+
+
+def noticed(leaving_s: float, notice: str = "interruption") -> Step:
+    return becomes(1, NodeState(alive=True, leaving_s=leaving_s, notice=notice))
 
 
 def sells(count: int) -> Step:
@@ -64,23 +98,206 @@ def new(node: int) -> Step:
     return lambda cluster: cluster.say("ready.json", node, address=cluster.addresses[node])
 
 
+def waits(polls: int) -> list[Step]:
+    """So many polls (a tenth of a second each) in which nothing happens."""
+    return [lambda _: None] * polls
+
+
+GIVEN_UP = f"node 1: {TAKEN.reason}; all runs that are left need it, and no other machine is to be had"
+TAKEN_ROW = ("interrupted", f"node 1: {TAKEN.reason}")
+LAST, GOES = (armed(2), reported("c"), finished(2)), (ready, armed(1))
+HIT = (finished(1, 0, run_id="b", **LOST_PEER), finished(1, 1, run_id="b", **KILLED))
+NEVER_BORN = [finished(attempt, **NO_MODULE) for attempt in (1, 2, 3)]
+
+
+def own_account(cluster: FakeCluster) -> None:
+    """A peer tells of the loss itself before the provider does."""
+    at("a")(cluster)
+    cluster.report("a", status="failed", reason="odd error")
+    becomes(1, TAKEN)(cluster)
+
+
+@pytest.mark.parametrize(
+    ("runs", "script", "recorded", "told", "last"),
+    [
+        pytest.param("abc", (*GOES, reported(*"abc"), finished(1)), "abc", [], "abc", id="all goes well"),
+        pytest.param(
+            "a", (ready, finished(1), finished(2), armed(3), reported("a"), finished(3)), "a", [], "a",
+            id="a launch that ends well before it began is tried again",
+        ),
+        pytest.param(
+            "a", (ready, finished(1), finished(2), finished(3)), "",
+            [("r-00-launch", "failed", "torchrun ended on node 0, 1 before it had measured")], "a",
+            id="and told, when it never does",
+        ),
+        pytest.param(
+            "abc",
+            (*GOES, reported("a"), *HIT, *LAST),
+            "ac", [("b", "failed", "node 1: its rank was killed (SIGKILL): out of memory, or by somebody")], "c",
+            id="a killed rank costs the run that it was at",
+        ),
+        pytest.param(
+            "abc", (*GOES, finished(1, 0, run_id="b", **FAULT), *waits(60), armed(2), reported(*"ac"), finished(2)),
+            "ac", [("b", "failed", f"node 0: {FAULT['reason']}")], "ac",
+            id="the nodes say which run it was, and one that never speaks is not waited for",
+        ),
+        pytest.param(
+            "abc", (*GOES, reported(*"ab"), finished(1, run_id="b", **KILLED), *LAST), "abc", [], "c",
+            id="a run that was recorded before its rank died is neither lost nor repeated",
+        ),
+        pytest.param(
+            "abc", (ready, *NEVER_BORN), "", [("r-00-launch", "failed", "node 0: no module named torch")], "abc",
+            id="a launch that dies before any run blames none and is a row of its own",
+        ),
+        pytest.param(
+            "abc", (*GOES, reported("a"), finished(1, 0, run_id="b", **REFUSED)), "a",
+            [("b", "failed", f"node 0: {REFUSED['reason']}")], "abc",
+            id="a record that the disk refused ends the launch: another attempt would meet the same disk",
+        ),
+        pytest.param(
+            "abc", (*GOES, reported("a"), becomes(1, TAKEN)), "a", [("b", "interrupted", GIVEN_UP)], "abc",
+            id="a machine that is taken away interrupts the run under way and nothing else",
+        ),
+        pytest.param(
+            "abc", (ready, becomes(1, TAKEN)), "", [("r-00-launch", "interrupted", GIVEN_UP)], "abc",
+            id="taken away while it starts it interrupts the launch",
+        ),
+        pytest.param(
+            "abc", (*GOES, own_account), "a", [("r-00-launch", "interrupted", GIVEN_UP)], "abc",
+            id="a peer's own account of a loss leaves the next run unblamed",
+        ),
+        pytest.param(
+            "b", (*GOES, finished(1, 0, run_id="b", **LOST_PEER), *waits(300), becomes(1, TAKEN)), "",
+            [("b", "interrupted", GIVEN_UP)], "b",
+            id="peers of a lost machine are not blamed before its provider has spoken",
+        ),
+        pytest.param(
+            "sb", (only(0, "ready.json"), *waits(610), only(0, "armed-1.json"), reported("s"), finished(1, 0)), "s",
+            [("r-00-launch", "failed", "node 1 did not report itself within 60 s")], "s",
+            id="a machine that never boots costs only what needs it",
+        ),
+        pytest.param(
+            "st", (*GOES, reported("s"), becomes(1, TAKEN), reported("t")), "st", [("r-00-launch", *TAKEN_ROW)], "st",
+            id="a loss that nobody minds leaves the attempt alone",
+        ),
+        pytest.param(
+            "bdt",
+            (*GOES, at("b"), noticed(100.0), reported("b"), at("d"), noticed(8.0), only(0, "armed-2.json"),
+             reported("t"), finished(2, 0)),
+            "bt", [("d", "interrupted", "node 1: it goes in 8 s, says its interruption notice")], "t",
+            id="a notice lets a short run end, and then acts before the machine is gone",
+        ),
+        pytest.param(
+            "b", (*GOES, noticed(0.0, "rebalance"), reported("b"), finished(1)), "b", [], "b",
+            id="a rebalance recommendation ends nothing",
+        ),
+    ],
+)  # fmt: skip
+def test_what_ends_an_attempt_costs_what_it_hit_and_no_more(
+    tmp_path: Path, runs: str, script: Sequence[Step], recorded: str, told: list[tuple[str, ...]], last: str
+) -> None:
+    seen, _ = served(tmp_path, job(runs), *script)
+    assert (seen.recorded, rows(seen), planned(seen)) == (set(recorded), told, last)
+    if not told:
+        assert seen.outcome == "finished"
+
+
+def test_shares_are_in_force_while_it_measures_and_every_run_tells_its_image(tmp_path: Path) -> None:
+    script = (*GOES, reported("a"), finished(1, run_id="b", **KILLED), *LAST)
+    seen, cluster = served(tmp_path, job(), *script)
+    assert cluster.settled == [True, False, True] and seen.mailbox is not None
+    envelopes = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())
+    assert {one["image_id"] for one in envelopes.values()} == {"ami-1"}
+
+
+@pytest.mark.parametrize(("device", "after_s"), [("cpu", 90), ("H100", 150)])
+def test_machines_that_look_for_their_devices_may_take_longer_to_start(
+    tmp_path: Path, device: str, after_s: int
+) -> None:
+    seen, _ = served(tmp_path, job("a", expected=(Devices(name=device, count=1),) * 2), ready)
+    assert f"did not start torchrun within {after_s} s" in seen.rows[0]["reason"]
+
+
+@pytest.mark.parametrize("script", [(), (*GOES, reported("a"))])
+def test_when_the_time_is_up_what_is_left_is_simply_no_row(tmp_path: Path, script: tuple[Step, ...]) -> None:
+    seen, _ = served(tmp_path, job(), *script, stop_at=30.0)
+    assert rows(seen) == [] and seen.outcome == "time: the campaign's time is up"
+
+
+def test_ctrl_c_leaves_a_row_of_the_run_under_way_and_lets_the_machines_go(tmp_path: Path) -> None:
+    provider = FakeProvider(tmp_path, [*GOES, reported("a"), fails(KeyboardInterrupt())])
+    with pytest.raises(KeyboardInterrupt):
+        serving(provider, job())
+    [lease] = provider.over
+    assert provider.held == [] and (lease.mailbox / "done.json").exists()
+    row = json.loads((lease.mailbox / "controller" / "rows" / "b.json").read_text())
+    assert (row["status"], row["reason"]) == ("interrupted", "the controller was stopped by hand (Ctrl-C)")
+
+
+def full(_: Path, __: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_full_mailbox_ends_the_launch_with_a_sentence_and_the_row_is_written_once_there_is_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fills(cluster: FakeCluster) -> None:
+        cluster.report("a")
+        for module in (job_module, mailbox):
+            monkeypatch.setattr(module, "write_json", full)
+        cluster.everyone("finished-1.json", exit_code=1, worker_exit_code=-9, run_id="b")
+
+    released = FakeProvider.end
+
+    def end(self: FakeProvider, *arguments: Any) -> None:
+        monkeypatch.setattr(job_module, "write_json", write_json)
+        released(self, *arguments)
+
+    monkeypatch.setattr(FakeProvider, "end", end)
+    seen, _ = served(tmp_path, job(), *GOES, fills)
+    assert seen.outcome.startswith("lost: the mailbox is full (No space left on device): free some space at ")
+    assert seen.recorded == {"a"} and ("b", "failed") in [row[:2] for row in rows(seen)]
+
+
+def test_a_silent_node_on_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def falls_silent(cluster: FakeCluster) -> None:
+        cluster.everyone("heartbeat.json")
+        monkeypatch.setattr(FakeCluster, "now_unix", lambda _: 1e12)
+        monkeypatch.setattr(mailbox, "write_json", full)
+
+    seen, _ = served(tmp_path, job(), *GOES, falls_silent)
+    [(run_id, status, reason)] = rows(seen)
+    assert (run_id, status) == ("a", "failed") and reason.startswith("node 0 fell silent: the mailbox is full")
+
+
+def test_a_workload_whose_file_changes_before_it_travels_is_not_measured_under_its_old_name(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.py"
+    file.write_text("def build(): ... # another\n")
+    digest = digest_of(b"def build(): ...\n", "build", {})
+    spec = WorkloadFile(name="tiny", digest=digest, file="workloads/tiny.py", function="build")
+    seen, _ = served(tmp_path, job(files=((spec, file),)), *GOES)
+    [(run_id, status, reason)] = rows(seen)
+    assert (run_id, status) == ("r-00-launch", "failed") and "was just changed: refresh again" in reason
+
+
+def test_a_refusal_is_one_row_and_no_failure(tmp_path: Path) -> None:
+    seen = serving(FakeProvider(tmp_path, refusal="others hold the cores"), job())
+    assert seen.mailbox is None and seen.outcome == "refused: others hold the cores"
+    assert [(row["run_id"], row["status"]) for row in seen.rows] == [("r-00-refused", "refused")]
+
+
 def test_the_rest_is_finished_with_fewer_machines(tmp_path: Path) -> None:
-    script = (ready, armed(1), reported("a"), at("b"), becomes(1, TAKEN))
-    again = (only(0, "armed-2.json"), reported("c"), finished(2, node=0))
-    seen, _ = served(tmp_path, job("abcd"), *script, *again)
-    assert rows(seen) == [("b", "interrupted", "node 1: taken by the market")]
-    assert seen.recorded == {"a", "c"}
-    assert ([one["run_id"] for one in plan(seen)["items"]], plan(seen)["ranks"]) == (["c"], [0])
-    assert plan(seen)["patience_s"] == 0.0
+    again = (only(0, "armed-2.json"), reported("t"), finished(2, 0))
+    seen, _ = served(tmp_path, job("sbtd"), *GOES, reported("s"), at("b"), becomes(1, TAKEN), *again)
+    assert (rows(seen), seen.recorded, planned(seen)) == ([("b", *TAKEN_ROW)], {"s", "t"}, "t")
+    assert (plan(seen)["ranks"], plan(seen)["patience_s"]) == ([0], 0.0)
     assert seen.outcome == "finished; node 1: taken by the market: 2 runs left out, the others go on"
 
 
 def test_another_machine_takes_its_place_and_the_interrupted_run_is_tried_again_beside_its_row(tmp_path: Path) -> None:
-    script = (sells(1), ready, armed(1), at("b"), becomes(1, TAKEN))
-    again = (new(1), armed(3), reported("b-again-2"), finished(3))
-    seen, cluster = served(tmp_path, job("b"), *script, *again)
-    assert rows(seen) == [("b", "interrupted", "node 1: taken by the market")]
-    assert cluster.replaced == [1] and seen.recorded == {"b-again-2"}
+    script = (sells(1), *GOES, at("b"), becomes(1, TAKEN), new(1), armed(3), reported("b-again-2"), finished(3))
+    seen, cluster = served(tmp_path, job("b"), *script)
+    assert (rows(seen), seen.recorded, cluster.replaced) == ([("b", *TAKEN_ROW)], {"b-again-2"}, [1])
     assert plan(seen)["addresses"][1] == "10.0.1.1" and plan(seen)["ranks"] == []
     assert seen.mailbox is not None
     envelopes = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())
@@ -89,96 +306,53 @@ def test_another_machine_takes_its_place_and_the_interrupted_run_is_tried_again_
 
 
 def test_while_the_new_machine_starts_the_others_measure_what_they_can(tmp_path: Path) -> None:
-    script = (sells(1), ready, armed(1), at("b"), becomes(1, TAKEN))
-    meanwhile = (only(0, "armed-2.json"), reported("c"), finished(2, node=0), lambda _: None)
+    meanwhile = (only(0, "armed-2.json"), reported("t"), finished(2, 0), *waits(1))
     after = (new(1), armed(4), reported("b-again-2", "d"), finished(4))
-    seen, _ = served(tmp_path, job("bcd"), *script, *meanwhile, *after)
-    assert seen.recorded == {"c", "b-again-2", "d"} and len(rows(seen)) == 1
+    seen, _ = served(tmp_path, job("btd"), sells(1), *GOES, at("b"), becomes(1, TAKEN), *meanwhile, *after)
+    assert seen.recorded == {"t", "b-again-2", "d"} and len(rows(seen)) == 1
 
 
 def test_a_place_is_filled_three_times_at_most_and_then_a_row_says_so(tmp_path: Path) -> None:
     script: list[Step] = [sells(9), ready]
-    run_id = "b"
-    for attempt in (1, 3, 5, 7):
+    ids = ["b", "b-again-2", "b-again-3", "b-again-4"]
+    for attempt, run_id in zip((1, 3, 5, 7), ids, strict=True):
         script += [armed(attempt), at(run_id, attempt), becomes(1, TAKEN), new(1)]
-        run_id = f"b-again-{attempt // 2 + 2}"
     seen, cluster = served(tmp_path, job("b"), *script)
     assert cluster.replaced == [1, 1, 1]
-    assert {row[:2] for row in rows(seen)} == {
-        (run_id, "interrupted") for run_id in ("b", "b-again-2", "b-again-3", "b-again-4")
-    }
+    assert {row[:2] for row in rows(seen)} == {(run_id, "interrupted") for run_id in ids}
     assert seen.rows[-1]["reason"].endswith("all runs that are left need it, and 3 machines were replaced already")
 
 
-def test_a_machine_that_never_boots_costs_only_what_needs_it(tmp_path: Path) -> None:
-    script = [only(0, "ready.json")] + [lambda _: None] * 610
-    seen, _ = served(tmp_path, job("ab"), *script, only(0, "armed-1.json"), reported("a"), finished(1, node=0))
-    assert seen.recorded == {"a"}
-    assert rows(seen) == [("r-00-launch", "failed", "node 1 did not report itself within 60 s")]
-
-
 def test_a_machine_without_its_devices_fails_its_runs_and_the_others_measure_theirs(tmp_path: Path) -> None:
-    no_device = {"exit_code": EXIT_NO_DEVICE, "worker_exit_code": EXIT_NO_DEVICE, "reason": "no GPU"}
-    failed = [lambda cluster: cluster.report("b", status="failed", reason="node 1: no GPU")]
-    script = (ready, *failed, finished(1, node=1, **no_device), finished(1, node=0, **LOST_PEER))
-    others = (only(0, "armed-2.json"), reported("a", "c"), finished(2, node=0))
-    seen, _ = served(tmp_path, job("bac"), *script, *others)
-    assert plan(seen)["attempt"] == 2 and plan(seen)["ranks"] == [0]
-    assert [item["run_id"] for item in plan(seen)["items"]] == ["a", "c"]
-    assert seen.recorded == {"a", "b", "c"} and seen.outcome == "finished" and rows(seen) == []
-    assert seen.lacked_devices
-    alone, _ = served(
-        tmp_path / "alone", job("bd"), ready, finished(1, node=1, **no_device), finished(1, node=0, **LOST_PEER)
-    )
+    lacking = (finished(1, 1, **NO_DEVICE), finished(1, 0, **LOST_PEER))
+
+    def failed(cluster: FakeCluster) -> None:
+        cluster.report("b", status="failed", reason="node 1: no GPU")
+
+    others = (only(0, "armed-2.json"), reported("s", "t"), finished(2, 0))
+    seen, _ = served(tmp_path, job("bst"), ready, failed, *lacking, *others)
+    assert (plan(seen)["attempt"], plan(seen)["ranks"], planned(seen)) == (2, [0], "st")
+    assert (seen.recorded, seen.outcome, rows(seen)) == ({"s", "b", "t"}, "finished", []) and seen.lacked_devices
+    alone, _ = served(tmp_path / "alone", job("bd"), ready, *lacking)
     assert alone.outcome == "failed: node 1: no GPU" and plan(alone)["attempt"] == 1, "nothing is left to try"
 
 
-def test_a_loss_that_nobody_minds_leaves_the_attempt_alone(tmp_path: Path) -> None:
-    seen, cluster = served(tmp_path, job("ac"), ready, armed(1), reported("a"), becomes(1, TAKEN), reported("c"))
-    assert seen.recorded == {"a", "c"} and seen.outcome.startswith("finished")
-    assert rows(seen) == [("r-00-launch", "interrupted", "node 1: taken by the market")]
-    assert cluster.settled == [True], "no second attempt"
-
-
 def test_the_loss_of_the_machine_where_all_meet_is_not_waited_out(tmp_path: Path) -> None:
-    items = (Item(run_id="s", kind="train", nodes=[1], batches=[8]), Item(run_id="t", kind="train", nodes=[1]))
-    of = job_of(items)
-    script = (ready, armed(1), at("s"), becomes(0, TAKEN), only(1, "armed-2.json"), reported("s-again-2", "t"))
-    seen, _ = served(tmp_path, of, *script, finished(2, node=1))
+    of = job_of([Item(run_id=run_id, kind="train", nodes=[1], batches=[8]) for run_id in "st"])
+    again = (only(1, "armed-2.json"), reported("s-again-2", "t"), finished(2, 1))
+    seen, _ = served(tmp_path, of, *GOES, at("s"), becomes(0, TAKEN), *again)
     assert seen.recorded == {"s-again-2", "t"} and plan(seen)["ranks"] == [1]
 
 
-def test_a_notice_lets_a_short_run_end_and_then_acts_before_the_machine_is_gone(tmp_path: Path) -> None:
-    warned = NodeState(alive=True, leaving_s=100.0, notice="interruption")
-    nearly = NodeState(alive=True, leaving_s=8.0, notice="interruption")
-    script = (ready, armed(1), at("b"), becomes(1, warned), reported("b"), at("d"), becomes(1, nearly))
-    seen, _ = served(tmp_path, job("bdc"), *script, only(0, "armed-2.json"), reported("c"), finished(2, node=0))
-    assert seen.recorded == {"b", "c"}
-    assert rows(seen) == [("d", "interrupted", "node 1: it goes in 8 s, says its interruption notice")]
-
-
-def test_a_run_that_is_late_may_be_measured_again_and_does_not_end_before_the_machine_goes(tmp_path: Path) -> None:
-    soon, nearly = (NodeState(alive=True, leaving_s=left_s, notice="interruption") for left_s in (100.0, 8.0))
-    late: list[Step] = [lambda _: None] * 400  # looks: more seconds than such a run takes
-    noticed = (becomes(1, soon), *late, becomes(1, nearly), lambda _: None)
-    for patience_s, lost in ((0.0, []), (1e6, ["b"])):
-        home = tmp_path / f"{patience_s:g}"
-        of = replace(job("b"), patience_s=patience_s)
-        seen, _ = served(home, of, ready, armed(1), at("b"), *noticed, reported("b"), finished(1))
-        assert [row[0] for row in rows(seen) if "notice" in row[2]] == lost
-        assert plan(seen)["patience_s"] == patience_s
-
-
-def test_a_rebalance_recommendation_ends_nothing(tmp_path: Path) -> None:
-    risky = NodeState(alive=True, leaving_s=0.0, notice="rebalance")
-    seen, _ = served(tmp_path, job("b"), ready, armed(1), becomes(1, risky), reported("b"), finished(1))
-    assert rows(seen) == [] and seen.outcome == "finished"
-
-
-def test_peers_of_a_lost_machine_are_not_blamed_before_its_provider_has_spoken(tmp_path: Path) -> None:
-    script = (ready, armed(1), finished(1, node=0, run_id="b", **LOST_PEER), *[lambda _: None] * 300)
-    seen, _ = served(tmp_path, job("b"), *script, becomes(1, TAKEN))
-    assert [row[:2] for row in rows(seen)] == [("b", "interrupted")]
+@pytest.mark.parametrize(("patience_s", "lost"), [(0.0, []), (1e6, ["b"])])
+def test_a_run_that_is_late_may_be_measured_again_and_does_not_end_before_the_machine_goes(
+    tmp_path: Path, patience_s: float, lost: list[str]
+) -> None:
+    late = waits(400)  # more seconds than such a run takes
+    script = (*GOES, at("b"), noticed(100.0), *late, noticed(8.0), *waits(1), reported("b"), finished(1))
+    seen, _ = served(tmp_path, replace(job("b"), patience_s=patience_s), *script)
+    assert [row[0] for row in rows(seen) if "notice" in row[2]] == lost
+    assert plan(seen)["patience_s"] == patience_s
 
 
 @pytest.mark.parametrize(("got_usd", "measured"), [(3.6, 1), (36.0, 0)])
@@ -191,8 +365,7 @@ def test_on_dearer_machines_than_asked_for_the_money_ends_sooner(
         made(self, lease_id, Cluster.of((2, offer(got_usd))), *rest)
 
     monkeypatch.setattr(FakeCluster, "__init__", dearer)
-    script = (ready, armed(1), *[lambda _: None] * 200, reported("b"), finished(1))
-    seen, _ = served(tmp_path, job("b"), *script, stop_at=100.0)
+    seen, _ = served(tmp_path, job("b"), *GOES, *waits(200), reported("b"), finished(1), stop_at=100.0)
     assert len(seen.recorded) == measured
     assert seen.mailbox is not None
     envelope = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())["b"]

@@ -42,7 +42,7 @@ def held(here: Workspace, count: int, **changes: Any) -> None:
         for at in range(count)
     ]
     with here.warehouse.transact() as connection:
-        append.append_machines(connection, rows)
+        append.append(connection, "raw_machines", rows)
 
 
 def cheapest_hours(here: Workspace, market: str = "on-demand") -> dict[str, float]:
@@ -66,7 +66,7 @@ def test_twenty_launches_of_200_s_move_the_hours_of_the_table_and_without_any_th
     assert circumstances(here) == Stated()
 
 
-def test_launches_of_one_type_say_something_of_the_others_and_little_of_another_market(tmp_path: Path) -> None:
+def test_launches_of_one_type_tell_of_the_others_and_little_of_another_market(tmp_path: Path) -> None:
     here = ec2(tmp_path)
     held(here, 20)
     conditions = circumstances(here)

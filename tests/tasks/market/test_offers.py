@@ -45,6 +45,9 @@ def test_offers_come_back_as_they_were(here: Workspace) -> None:
     assert said == "prices: 10 offers of 5 instance types, 2 unpriced"
     assert sorted(prices.current_offers(here), key=by_type) == sorted(here.provider.offers(NOON), key=by_type)
     assert [o.usd_per_hour for o in prices.current_offers(here) if o.instance_type.name == "s.whole"] == [None, None]
+    offers = prices.current_offers(here)
+    assert {offer.market for offer in offers_of_market(offers, "spot")} == {"spot"}
+    assert offers_of_market(offers, "any") == offers
 
 
 def test_the_newest_snapshot_counts_and_silence_keeps_the_last(tmp_path: Path, here: Workspace) -> None:
@@ -70,12 +73,6 @@ def test_definitions_are_noted_once(here: Workspace) -> None:
     assert workloads.set_index("workload")["samples"].to_dict() == {"conv": 200_000, "lm": 100_000}
 
 
-def test_a_market_is_chosen_by_name(here: Workspace) -> None:
-    offers = here.provider.offers(NOON)
-    assert {offer.market for offer in offers_of_market(offers, "spot")} == {"spot"}
-    assert offers_of_market(offers, "any") == offers
-
-
 def test_a_market_without_a_price_is_named_with_what_to_set(tmp_path: Path, here: Workspace) -> None:
     machines = here.provider
     assert isinstance(machines, DescribedMachines)
@@ -86,9 +83,6 @@ def test_a_market_without_a_price_is_named_with_what_to_set(tmp_path: Path, here
     said = prices.snapshot_offers.fn(here, "refresh-2", NOON, buying=False)
     assert said == "prices: 10 offers of 5 instance types, 10 unpriced", "nothing is to be bought, so nothing lacks"
     assert "give one a usd_per_hour" in prices.nothing_to_buy(machines.offers(NOON), "on-demand")
-
-
-def test_where_no_type_is_stated_it_says_where_to_state_one_and_speaks_of_no_market() -> None:
     said = prices.nothing_to_buy([], "spot")
     assert "[local.instance_types.NAME]" in said and "market" not in said
 

@@ -27,7 +27,7 @@ from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, DescribedMachines, champion, install, measured
 from tests.warehouse.builders import record, setup
 from warehouse import reads
-from warehouse.append import append_drift, append_imports, append_records, note_instance_types, note_workloads
+from warehouse.append import append, append_imports, append_records, note_instance_types, note_workloads
 from warehouse.reads import mart
 
 LATER = pd.Timestamp(NOON).tz_localize(None) + pd.Timedelta(days=1)
@@ -101,7 +101,7 @@ def test_where_everything_drifts_every_type_is_measured_again_and_a_type_that_is
     whole = gone | {"scope": "provider", "instance_type": "", "model_version": "1"}
     with here.warehouse.transact() as connection:
         rows = [gone | {"model_version": "1"}, whole]
-        append_drift(connection, rows, provider="local", refresh_id="r0", judged_at=NOON)
+        append(connection, "raw_drift", rows, provider="local", refresh_id="r0", judged_at=NOON)
     (said,) = note_drift.fn(here, frames(), None, "r1", NOON)
     assert said.startswith("drift: everything runs slower")
     assert set(drifting_types(here)) == {one.name for one in here.provider.instance_types()} | {"s.gone"}

@@ -36,17 +36,6 @@ def lease(name: str, *, alive: bool, usd_per_hour: float | None = 0.5) -> Lease:
     )
 
 
-def test_a_lease_that_cannot_be_read_is_said(
-    here: Workspace, machines: DescribedMachines, capsys: pytest.CaptureFixture[str]
-) -> None:
-    unreadable = replace(lease("r-1", alive=True, usd_per_hour=None), cluster="", problem="lease.json cannot be read")
-    machines.held = [unreadable]
-    body, shown = found(capsys)
-    assert "lease r-1: lease.json cannot be read" in body["stale"]
-    assert shown.count("lease r-1:") == 1 and "unknown price" not in shown and "no machine is held" not in shown
-    assert "lease r-1: lease.json cannot be read" in shown and not any("reap" in one for one in body["stale"])
-
-
 def publish(here: Workspace, at: datetime) -> None:
     rows = recommend_all.fn(here, None, here.provider.offers(at), measured().runs)
     store_publication.fn(here, rows, None, f"refresh-{at:%d%H}", at)
@@ -87,6 +76,11 @@ def test_leases_say_what_they_cost_so_far_and_who_lost_their_controller(
     assert "lease good: 2xs.small, $1.0" in shown and "lease lost: 2xs.small, at an unknown price" in shown
     assert "lease lost has lost its controller: run `srift reap`" in shown
     assert "lease good has lost" not in shown
+    machines.held = [replace(lease("r-1", alive=True, usd_per_hour=None), cluster="", problem="lease.json: unreadable")]
+    body, shown = found(capsys)
+    assert "lease r-1: lease.json: unreadable" in body["stale"] and not any("reap" in one for one in body["stale"])
+    assert shown.count("lease r-1: lease.json: unreadable") == shown.count("lease r-1:") == 1
+    assert "unknown price" not in shown and "no machine is held" not in shown
 
 
 def test_ended_leases_wait_for_reap_unless_a_refresh_is_at_work(

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.node.agent import DEVICES_WITHIN_S, Agent, command, environment
+from tasks.node.agent import DEVICES_WITHIN_S, Agent, environment
 from tasks.node.processes import EXIT_NO_DEVICE
-from tasks.node.record import ANY, CPU, Devices, Item, Plan, RankLayout, write_json
+from tasks.node.record import ANY, CPU, Devices, Item, Plan, write_json
 
 
 def plan(attempt: int, *items: Item, ranks: tuple[int, ...] = ()) -> Plan:
@@ -77,28 +77,26 @@ def test_the_heartbeat_names_no_run_while_nothing_runs(agent: Agent) -> None:
     assert (beat["phase"], beat["run_id"]) == ("waiting", "")
 
 
-def told(whole: Plan, node: int) -> dict[str, str]:
-    return dict(pairwise(command(whole, RankLayout.of(whole), node, mailbox=Path("m"), plan_file=Path("p"))))
+ITEM = Item(run_id="r", kind="train", nodes=[1, 2], devices=[1, 4], batches=[8, 8])
+WAITED_FOR = [Devices(name=CPU, count=1), *[Devices(name="A10G", count=1)] * 2]
 
 
-def test_torchrun_is_told_its_place_and_every_attempt_has_its_own_port() -> None:
-    pairs = told(plan(3), 1)
-    assert (pairs["--nnodes"], pairs["--node-rank"], pairs["--nproc-per-node"]) == ("3", "1", "1")
-    assert (pairs["--master-addr"], pairs["--master-port"], pairs["--max-restarts"]) == ("10.0.0.1", "29503", "0")
-
-
-def test_torchrun_waits_for_those_who_look_for_their_devices_before_it() -> None:
-    gpus = replace(plan(1), expected=[Devices(name=CPU, count=1), Devices(name="A10G", count=1)], join_s=300.0)
-    assert told(gpus, 0)["--rdzv-conf"] == "timeout=600"
-    assert told(replace(gpus, expected=[Devices(name=ANY, count=1)] * 2), 0)["--rdzv-conf"] == "timeout=300"
-
-
-def test_without_a_lost_node_the_others_meet_at_the_first_that_is_left_each_with_its_devices() -> None:
-    item = Item(run_id="r", kind="train", nodes=[1, 2], devices=[1, 4], batches=[8, 8])
-    fewer = plan(2, item, ranks=(1, 2))
-    assert told(fewer, 2)["--node-rank"] == "1" and told(fewer, 2)["--nproc-per-node"] == "4"
-    assert told(fewer, 1)["--nproc-per-node"] == "1"
-    assert {told(fewer, node)["--master-addr"] for node in (1, 2)} == {"10.0.0.2"}
+@pytest.mark.parametrize(
+    ("whole", "node", "words"),
+    [
+        (plan(3), 1, "--nnodes 3 --node-rank 1 --nproc-per-node 1 --master-addr 10.0.0.1 --master-port 29503"),
+        # without a lost node the others meet at the first that is left, each with its devices
+        (plan(2, ITEM, ranks=(1, 2)), 1, "--node-rank 0 --nproc-per-node 1 --master-addr 10.0.0.2 --max-restarts 0"),
+        (plan(2, ITEM, ranks=(1, 2)), 2, "--node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.2"),
+        # torchrun waits for those who look for their devices before it
+        (replace(plan(1), expected=WAITED_FOR, join_s=300.0), 0, "--rdzv-conf timeout=600"),
+        (replace(plan(1), expected=[Devices(name=ANY, count=1)] * 3, join_s=300.0), 0, "--rdzv-conf timeout=300"),
+    ],
+)
+def test_torchrun_is_told_its_place_and_how_long_to_wait(whole: Plan, node: int, words: str) -> None:
+    one = Agent(mailbox=Path("m"), node=node, address="", deadline_unix=0.0)
+    told = dict(pairwise(one.command(whole)))
+    assert all(told[name] == value for name, value in zip(words.split()[::2], words.split()[1::2], strict=True))
 
 
 def test_who_takes_no_part_starts_nothing_and_neither_does_anybody_without_items(agent: Agent) -> None:
@@ -155,7 +153,9 @@ def test_a_rented_processor_is_there_without_a_check_and_computes_with_all_its_c
     agent: Agent, monkeypatch: pytest.MonkeyPatch, devices: Devices, threads: str
 ) -> None:
     monkeypatch.setattr("tasks.node.agent.cores", lambda: 48)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     words, seen = started(agent, monkeypatch, devices)
+    assert "AWS_SECRET_ACCESS_KEY" not in seen and seen["PATH"]
     assert (words[1:3] == ["-m", "torch.distributed.run"]) is (devices.name in (CPU, ANY))
     assert (seen["OMP_NUM_THREADS"], seen["MKL_NUM_THREADS"]) == (threads, threads)
 
@@ -174,13 +174,8 @@ def test_a_machine_without_its_devices_ends_the_attempt_by_that_name(agent: Agen
 
 @pytest.mark.local
 @pytest.mark.enable_socket
-def test_a_workload_sees_one_thread_the_right_interface_and_no_credentials(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    seen = environment("127.0.0.1", tmp_path, threads=1)
-    assert "AWS_SECRET_ACCESS_KEY" not in seen
-    assert (seen["GLOO_SOCKET_IFNAME"], seen["OMP_NUM_THREADS"], seen["MKL_NUM_THREADS"]) == ("lo", "1", "1")
+def test_a_workload_talks_on_the_interface_of_its_machines_address(tmp_path: Path) -> None:
+    assert environment("127.0.0.1", tmp_path, threads=1)["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 def test_the_agent_never_imports_torch() -> None:

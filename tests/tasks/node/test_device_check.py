@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,50 +66,35 @@ def test_a_run_is_judged_machine_by_machine_and_what_nobody_told_is_no_fault() -
     assert "NVIDIA A10G+cpu" in wrong_device([FOUR], [Devices(name="NVIDIA A10G+cpu", count=2)])
 
 
-class Machine:
+@pytest.mark.parametrize(
+    ("works_at", "cold_s", "wait_s", "said", "least_s", "most_s"),
+    [
+        (1e9, 0.0, 60.0, "bought for 4 x A10G.*Error 802", 60.0, 70.0),  # a wait has its end
+        (1e9, 0.0, 0.0, "Error 802", 0.0, 0.0),  # and one look there is
+        (30.0, 0.0, 60.0, "", 30.0, 32.0),  # a driver that comes up late is waited for
+        (0.0, 290.0, 60.0, "", 290.0, 290.0),  # a slow disk is no fault of the devices:
+        (170.0, 120.0, 60.0, "", 170.0, 172.0),  # the wait begins when the first look is over
+        (1e9, 1e9, 60.0, "torch did not answer within 300 s", 300.0, 300.0),  # which has its end too,
+        (1e9, 265.0, 60.0, "Error 802", 265.0, 300.0),  # and so has all of it
+    ],
+)
+def test_a_machine_is_waited_for_and_its_reason_is_what_torch_said(
+    clock: Any, works_at: float, cold_s: float, wait_s: float, said: str, least_s: float, most_s: float
+) -> None:
     """Its driver works from a moment on. The first look takes `cold_s`, as far as it may."""
+    colds = [cold_s]
 
-    def __init__(self, works_at: float, cold_s: float = 0.0) -> None:
-        self.now, self.works_at, self.looks, self.cold_s = 0.0, works_at, 0, cold_s
-
-    def look(self, within_s: float) -> tuple[list[str], str]:
-        self.looks += 1
+    def look(within_s: float) -> tuple[list[str], str]:
         assert within_s > 0.0
-        needed_s, self.cold_s = self.cold_s, 0.0
-        self.now += min(needed_s, within_s)
+        needed_s = colds.pop() if colds else 0.0
+        clock.now += min(needed_s, within_s)
         if needed_s > within_s:
             return [], f"torch did not answer within {within_s:.0f} s"
-        return (["NVIDIA A10G"] * 4, "") if self.now >= self.works_at else ([], "Error 802: system not yet initialized")
+        return (["NVIDIA A10G"] * 4, "") if clock.now >= works_at else ([], "Error 802: system not yet initialized")
 
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-    def waited(self, wait_s: float) -> str:
-        return wait_for_devices(FOUR, self.look, wait_s=wait_s, most_s=300.0, clock=lambda: self.now, sleep=self.sleep)
-
-
-def test_one_that_never_does_costs_no_more_than_the_wait_and_the_reason_is_what_torch_said() -> None:
-    machine = Machine(works_at=1e9)
-    reason = machine.waited(60.0)
-    assert "bought for 4 x A10G" in reason and "Error 802" in reason
-    assert 60.0 <= machine.now < 70.0
-    again = Machine(works_at=1e9)
-    assert again.waited(0.0) and again.looks == 1
-
-
-@pytest.mark.parametrize(("works_at", "cold_s"), [(30.0, 0.0), (0.0, 290.0), (170.0, 120.0)])
-def test_a_driver_that_comes_up_late_is_waited_for_and_a_slow_disk_is_no_fault_of_the_devices(
-    works_at: float, cold_s: float
-) -> None:
-    """The wait begins when the first look is over, which may take as long as the machines have to meet."""
-    assert Machine(works_at, cold_s).waited(60.0) == ""
-
-
-def test_what_a_machine_is_waited_for_has_an_end_however_slow_its_disk_is() -> None:
-    slow = Machine(works_at=1e9, cold_s=1e9)
-    assert "torch did not answer within 300 s" in slow.waited(60.0) and (slow.now, slow.looks) == (300.0, 1)
-    late = Machine(works_at=1e9, cold_s=265.0)
-    assert late.waited(60.0) and late.now <= 300.0
+    reason = wait_for_devices(FOUR, look, wait_s=wait_s, most_s=300.0)
+    assert bool(reason) is bool(said) and re.search(said, reason)
+    assert least_s <= clock.now <= most_s and not colds
 
 
 def python(folder: Path, script: str) -> str:
@@ -184,36 +171,31 @@ def test_a_full_mailbox_is_told_as_that(
     assert "No space left on device" in capsys.readouterr().err
 
 
-def gpus(monkeypatch: pytest.MonkeyPatch, *names: str, rank: int = 0) -> list[torch.device]:
+@pytest.mark.parametrize(
+    ("expected", "there", "rank", "found"),
+    [
+        (FOUR, ["NVIDIA A10G"] * 4, 3, "cuda:3"),
+        (Devices(name=CPU, count=1), ["NVIDIA A10G"] * 4, 0, CPU),  # a processor was bought
+        (Devices(name=ANY, count=4), [], 0, CPU),  # only where anything will do is it taken for want of a GPU:
+        (FOUR, [], 0, "bought for 4 x A10G"),  # never for what a GPU was bought for
+        (FOUR, ["NVIDIA A10G"] * 3, 0, "bought for 4 x A10G"),
+        (FOUR, ["NVIDIA L4"] * 4, 0, "bought for 4 x A10G"),
+        (Devices(name=ANY, count=1), ["NVIDIA L4"], 1, "1 GPU that torch can use, not 2"),
+    ],
+)
+def test_a_rank_takes_the_device_of_its_place_and_of_the_kind_that_was_bought_or_none(
+    monkeypatch: pytest.MonkeyPatch, expected: Devices, there: list[str], rank: int, found: str
+) -> None:
     current: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(names))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda one: names[one if isinstance(one, int) else one.index])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(there))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(there))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda one: there[one if isinstance(one, int) else one.index])
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setenv("LOCAL_RANK", str(rank))
-    return current
-
-
-def test_a_rank_takes_the_device_of_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    current = gpus(monkeypatch, *["NVIDIA A10G"] * 4, rank=3)
-    assert own_device(FOUR) == torch.device("cuda", 3) == current[0]
-    assert device.name_of(torch.device("cuda", 3)) == "NVIDIA A10G"
-    assert own_device(Devices(name=CPU, count=1)) == torch.device("cpu"), "a processor was bought"
-    assert device.name_of(torch.device("cpu")) == CPU
-
-
-@pytest.mark.parametrize("there", [[], ["NVIDIA A10G"] * 3, ["NVIDIA L4"] * 4])
-def test_no_rank_does_on_the_processor_what_a_gpu_was_bought_for(
-    monkeypatch: pytest.MonkeyPatch, there: list[str]
-) -> None:
-    gpus(monkeypatch, *there)
-    with pytest.raises(NoSuchDevice, match="bought for 4 x A10G"):
-        own_device(FOUR)
-
-
-def test_only_where_anything_will_do_is_the_processor_taken_for_want_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(monkeypatch)
-    assert own_device(Devices(name=ANY, count=4)) == torch.device("cpu")
-    gpus(monkeypatch, "NVIDIA L4", rank=1)
-    with pytest.raises(NoSuchDevice, match="1 GPU that torch can use, not 2"):
-        own_device(Devices(name=ANY, count=1))
+    if found in (CPU, "cuda:3"):
+        assert own_device(expected) == torch.device(found)
+        assert device.name_of(torch.device(found)) == (there[rank] if found != CPU else CPU)
+    else:
+        with pytest.raises(NoSuchDevice, match=found):
+            own_device(expected)
+    assert current == ([torch.device(found)] if found == "cuda:3" else [])

@@ -55,8 +55,7 @@ def test_one_step_scales_its_gradients_and_adds_them_up(monkeypatch: pytest.Monk
         torch.manual_seed(1)
         built = tiny()
         before = built.model.weight.item()  # type: ignore[union-attr, operator]
-        parallel = steps.alone(built.model)
-        steps.one_step(built, parallel, batch=4, accumulation_steps=accumulation_steps, scale=scale, sync=True)
+        steps.one_step(built, built.model, batch=4, accumulation_steps=accumulation_steps, scale=scale, sync=True)
         return float(before - built.model.weight.item())  # type: ignore[union-attr, operator]
 
     whole = step(1.0, 1)

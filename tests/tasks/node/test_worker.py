@@ -73,7 +73,7 @@ def aborted(mine: launch.Launch, error: Exception) -> int:
     return int(left.value.args[0])
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os._exit", ended)
 
@@ -83,7 +83,6 @@ def told(mailbox: Path) -> dict[str, str]:
     return {file.parents[1].name: json.loads(file.read_text())["reason"] for file in files}
 
 
-@pytest.mark.usefixtures("no_end")
 def test_a_device_that_is_lost_after_the_check_fails_every_run_that_needs_its_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +104,6 @@ def test_a_device_that_is_lost_after_the_check_fails_every_run_that_needs_its_ma
     assert all(one["cause"] == MACHINE and WireRecord.model_validate(one).status == "failed" for one in bodies)
 
 
-@pytest.mark.usefixtures("no_end")
 @pytest.mark.parametrize(("number", "node", "label"), [(1, "node-0", "node 0 device 1"), (2, "node-1", "node 1")])
 def test_a_rank_that_fails_writes_the_record_for_the_first_one_may_be_ended_before(
     tmp_path: Path, number: int, node: str, label: str
@@ -119,24 +117,20 @@ def test_a_rank_that_fails_writes_the_record_for_the_first_one_may_be_ended_befo
     assert told(tmp_path) == dict.fromkeys({"node-0", node}, f"{label}: ValueError: row 17")
 
 
-@pytest.mark.usefixtures("no_end")
-def test_what_was_measured_stays_although_a_neighbour_fails_afterwards(tmp_path: Path) -> None:
-    worker.write_record(rank(0, tmp_path, Store()), ITEM, 0.0, {"step_s": 1.0}, "")
-    aborted(rank(1, tmp_path, Store()), ValueError("row 17"))
-    assert told(tmp_path) == {"node-0": ""}
-
-
-@pytest.mark.usefixtures("no_end")
-def test_with_the_store_gone_a_fault_may_be_the_loss_and_no_record_is_written(tmp_path: Path) -> None:
+def test_what_was_measured_stays_and_what_may_be_the_loss_of_a_peer_is_no_failure(tmp_path: Path) -> None:
+    gone, lost = Store(gone=True), RuntimeError("Connection closed by peer")
     for number in (1, 2):
-        assert aborted(rank(number, tmp_path, Store(gone=True)), ValueError("row 17")) == EXIT_LOST_PEER
-    assert aborted(rank(2, tmp_path, Store()), RuntimeError("Connection closed by peer")) == EXIT_LOST_PEER
+        assert aborted(rank(number, tmp_path, gone), ValueError("row 17")) == EXIT_LOST_PEER
+    assert aborted(rank(2, tmp_path, Store()), lost) == EXIT_LOST_PEER
     assert told(tmp_path) == {}
+    worker.write_record(rank(0, tmp_path, Store()), ITEM, 0.0, "", {"step_s": 1.0})
+    aborted(rank(1, tmp_path, Store()), ValueError("row 17"))
+    assert told(tmp_path) == {"node-0": ""}, "a neighbour failed afterwards"
 
 
 def test_a_record_names_the_devices_of_each_of_its_machines(tmp_path: Path) -> None:
     whole = rank(0, tmp_path, Store())
-    worker.write_record(whole, ITEM, 1.0, {"step_s": 1.0}, "")
+    worker.write_record(whole, ITEM, 1.0, "", {"step_s": 1.0})
     record = json.loads((tmp_path / "node-0" / "records" / "late.json").read_text())
     assert record["devices"] == [
         {"name": "NVIDIA L4", "count": 2, "threads": 1},
@@ -155,9 +149,8 @@ def test_a_full_disk_ends_the_launch_and_says_where(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(launch, "write_json", full)
-    monkeypatch.setattr("os._exit", ended)
     with pytest.raises(Left, match=str(EXIT_MAILBOX)):
-        launch.report(rank(2, tmp_path, Store()), tmp_path / "node-1" / "records" / "r.json", {})
+        launch.report(rank(2, tmp_path, Store()), "records/r.json", {})
     said = capsys.readouterr().err
     assert said.startswith("srift[5]: node 1 could not write") and "No space left on device" in said
 
@@ -185,10 +178,8 @@ def test_each_item_says_what_was_taken_while_it_was_measured_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measured(item: Item, _group: object, _device: object, patience: Patience) -> tuple[dict[str, float], str]:
-        patience.wanted, patience.taken = (
-            patience.wanted + 100.0,
-            patience.taken + (40.0 if item.run_id == "late" else 0.0),
-        )
+        patience.wanted += 100.0
+        patience.taken += 40.0 if item.run_id == "late" else 0.0
         return {"seconds": 1.0}, ""
 
     monkeypatch.setattr(worker, "probe", measured)

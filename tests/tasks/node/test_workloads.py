@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tasks import node
 from tasks.node.entrypoint import LoadedWorkload, WorkloadError, build, try_once
 from tasks.node.record import WorkloadFile
 from tasks.node.steps import one_step
-from tasks.node.strategies import alone, strategy
+from tasks.node.strategies import strategy
 
 HOME = Path(node.__file__).parent / "workloads"
 BUILT_IN = sorted(path.stem for path in HOME.glob("*.py") if path.stem != "__init__")
@@ -41,34 +42,26 @@ def test_there_are_four_of_them() -> None:
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_a_built_in_workload_trains(name: str) -> None:
-    built = load(HOME, f"{name}.py")
+def test_a_built_in_workload_trains_and_ranks_start_from_equal_weights_with_other_samples(name: str) -> None:
+    built = load(HOME, f"{name}.py", rank=0)
+    before, first = weights(built), built.make_batch(4)[0]
+    other = load(HOME, f"{name}.py", rank=1)
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(other), strict=True))
+    assert not torch.equal(first, other.make_batch(4)[0])
     try_once(built, 2)
-    before = weights(built)
-    losses = [one_step(built, alone(built.model), batch=2, accumulation_steps=1, scale=1.0, sync=True)]
-    assert losses[0] == losses[0] and losses[0] > 0
-    assert any(not torch.equal(one, other) for one, other in zip(before, weights(built), strict=True))
+    loss = one_step(built, built.model, batch=2, accumulation_steps=1, scale=1.0, sync=True)
+    assert loss == loss and loss > 0
+    assert any(not torch.equal(one, new) for one, new in zip(before, weights(built), strict=True))
     assert 1_000_000 <= built.gradient_bytes == 4 * built.parameters <= 16_000_000
     assert len(built.make_batch(700)[0]) == 700
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_ranks_start_from_equal_weights_and_see_other_samples(name: str) -> None:
-    one = load(HOME, f"{name}.py", rank=0)
-    first = one.make_batch(4)[0]
-    other = load(HOME, f"{name}.py", rank=1)
-    assert all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
-    assert not torch.equal(first, other.make_batch(4)[0])
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_on_a_device_model_optimizer_and_batches_lie_there(name: str) -> None:
     """The device `meta` computes nothing, but everything that is made or moved must get there as to a GPU."""
     built = load(HOME, f"{name}.py", device="meta")
-    inputs, target = built.make_batch(4)
-    assert {inputs.device.type, target.device.type} == {"meta"}
     held = [one for group in built.optimizer.param_groups for one in group["params"]]
-    assert {one.device.type for one in [*held, *built.model.parameters()]} == {"meta"}
+    assert {one.device.type for one in (*built.make_batch(4), *held, *built.model.parameters())} == {"meta"}
     assert [id(one) for one in held] == [id(one) for one in built.model.parameters()]
 
 
@@ -83,11 +76,11 @@ def test_what_a_batch_maker_makes_elsewhere_is_moved(tmp_path: Path) -> None:
 def test_accumulated_micro_steps_equal_one_large_batch() -> None:
     large, small = (load(HOME, "wide_mlp.py") for _ in range(2))
     fixed = large.make_batch(4)
-    for built, batch, steps in ((large, 4, 1), (small, 2, 2)):
-        halves = iter([(fixed[0][:2], fixed[1][:2]), (fixed[0][2:], fixed[1][2:])])
-        data = (lambda _batch: fixed) if steps == 1 else (lambda _batch, halves=halves: next(halves))
-        fed = LoadedWorkload(model=built.model, loss=built.loss, make_batch=data, optimizer=built.optimizer)
-        one_step(fed, alone(built.model), batch=batch, accumulation_steps=steps, scale=1.0 / steps, sync=True)
+    halves = [(fixed[0][:2], fixed[1][:2]), (fixed[0][2:], fixed[1][2:])]
+    for built, batches in ((large, [fixed]), (small, halves)):
+        given, steps = iter(batches), len(batches)
+        fed = replace(built, make_batch=lambda _, given=given: next(given))
+        one_step(fed, built.model, batch=4 // steps, accumulation_steps=steps, scale=1.0 / steps, sync=True)
     for a, b in zip(weights(large), weights(small), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -109,12 +102,8 @@ def test_a_file_that_does_not_fit_is_told_what_is_missing(tmp_path: Path, source
 
 def test_a_loss_for_each_sample_is_refused() -> None:
     built = load(HOME, "wide_mlp.py")
-    each = LoadedWorkload(
-        model=built.model, loss=lambda output, target: output - target, make_batch=built.make_batch,
-        optimizer=built.optimizer,
-    )  # fmt: skip
     with pytest.raises(WorkloadError, match="one number"):
-        try_once(each, 2)
+        try_once(replace(built, loss=lambda output, target: output - target), 2)
 
 
 def test_an_unknown_strategy_is_answered_with_the_known_ones() -> None:

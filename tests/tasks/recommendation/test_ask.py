@@ -14,11 +14,12 @@ from models.domain.workload import Goal, Workload
 from models.planner.planner import Plan, nothing
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
-from tasks.data_files.imports import import_measurements
+from tasks.data_files.imports import ImportFiles, import_measurements
 from tasks.market import offers as prices
 from tasks.providers.base import ProviderError
+from tasks.recommendation import recommend
 from tasks.recommendation.ask import Question, answer
-from tasks.recommendation.recommend import plan_one
+from tasks.recommendation.recommend import Case, plan_one
 from tasks.workspace.settings import IMPORTED, SettingsError
 from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, DescribedMachines, champion, install
@@ -36,15 +37,17 @@ class Asked:
         (folder / "rows.csv").write_text(ROWS)
         header = ",samples" if samples else ""
         (folder / "facts.csv").write_text(FACTS.format(header=header, samples=f",{samples}" if samples else ""))
-        import_measurements(self.here.warehouse, folder / "rows.csv", workloads=folder / "facts.csv", now=NOON)
+        import_measurements(
+            self.here.warehouse, ImportFiles(measurements=folder / "rows.csv", workloads=folder / "facts.csv"), NOON
+        )
         self.workloads: list[Workload] = []
         monkeypatch.setattr("tasks.recommendation.ask.open_workspace", lambda provider: self.here)
         monkeypatch.setattr("tasks.recommendation.ask.load_champion", lambda home, provider: champion())
         monkeypatch.setattr("tasks.recommendation.ask.plan_one", self.note)
 
-    def note(self, here: Any, champion: Any, workload: Workload, *rest: Any, **more: Any) -> Plan:
-        self.workloads.append(workload)
-        return replace(nothing(workload), rows=[{"goal": goal.goal} for goal in workload.goals])
+    def note(self, case: Case, *rest: Any, **more: Any) -> Plan:
+        self.workloads.append(case.workload)
+        return replace(nothing(case.workload), rows=[{"goal": goal.goal} for goal in case.workload.goals])
 
     def answer(self, workload: str, **words: int) -> Workload:
         question = Question(workload=workload, hours=12.0, usd=None, **words)
@@ -64,18 +67,17 @@ def test_a_market_without_prices_is_named_and_not_taken_for_too_few_machines(
         answer("ec2", Question(workload="conv", hours=12.0, usd=None), market="spot", top=1)
 
 
-def test_an_imported_workload_is_answered_for_without_a_line_in_srift_toml(
+def test_an_imported_workload_is_answered_for_and_the_question_comes_before_what_is_stated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Asked(tmp_path, monkeypatch).answer("foreign", samples=1_000_000, batch=64)
+    world = Asked(tmp_path, monkeypatch, samples="5000")
+    asked = world.answer("foreign", samples=1_000_000, batch=64)
     assert (asked.samples, asked.global_batch_least, asked.global_batch_most) == (1_000_000, 64, 64)
     assert asked.digest == IMPORTED, "as the model has met it"
-
-
-def test_samples_may_come_with_the_facts_of_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = Asked(tmp_path, monkeypatch, samples="5000")
     assert world.answer("foreign", batch=32).samples == 5000
-    assert world.answer("foreign", batch=32, samples=7).samples == 7
+    assert world.answer("conv").global_batch_least == 48
+    asked = world.answer("conv", batch=96)
+    assert (asked.global_batch_least, asked.global_batch_most, asked.samples) == (96, 96, 200_000)
 
 
 def test_what_is_missing_of_an_imported_workload_is_said_with_where_to_state_it(
@@ -87,15 +89,6 @@ def test_what_is_missing_of_an_imported_workload_is_said_with_where_to_state_it(
             world.answer("foreign", **words)
     with pytest.raises(SettingsError, match="did you mean 'foreign'"):
         world.answer("foreigm")
-
-
-def test_the_batch_of_the_question_comes_before_that_of_srift_toml(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = Asked(tmp_path, monkeypatch)
-    assert world.answer("conv").global_batch_least == 48
-    asked = world.answer("conv", batch=96)
-    assert (asked.global_batch_least, asked.global_batch_most, asked.samples) == (96, 96, 200_000)
 
 
 def test_a_workload_known_by_imports_alone_has_been_met_once_it_was_learned(
@@ -121,7 +114,7 @@ def measured_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     rows.append("conv,local,2xs.small,8,1,0.6,2026-11-01")
     header = "workload,provider,cluster,batch_per_device,accumulation_steps,step_s,measured_at"
     (folder / "rows.csv").write_text("\n".join([header, *rows]) + "\n")
-    import_measurements(here.warehouse, folder / "rows.csv", workloads=None, now=NOON)
+    import_measurements(here.warehouse, ImportFiles(measurements=folder / "rows.csv"), NOON)
     return here
 
 
@@ -134,14 +127,12 @@ def test_a_decision_reads_the_warehouse_once_and_fits_what_jobs_meet_once(
     measured_home(tmp_path, monkeypatch)
     opened: list[str] = []
     fitted: list[str] = []
-    connect, circumstances = duckdb.connect, answer.__globals__["circumstances"]
+    connect, circumstances = duckdb.connect, recommend.circumstances
     monkeypatch.setattr(duckdb, "connect", lambda *words, **more: (opened.append(""), connect(*words, **more))[1])
-    for room in ("ask", "recommend", "pilots"):
-        one = lambda here, room=room: (fitted.append(room), circumstances(here))[1]  # noqa: E731
-        monkeypatch.setattr(f"tasks.recommendation.{room}.circumstances", one)
+    monkeypatch.setattr(recommend, "circumstances", lambda here: (fitted.append(""), circumstances(here))[1])
     (first,) = answer("local", QUESTION, market="any", top=1, pilots=3)
     assert first["pilots"] is not None and len(opened) == 1
-    assert fitted == ["ask"]
+    assert len(fitted) == 1
 
 
 def test_the_answer_is_that_of_reading_everything_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +140,7 @@ def test_the_answer_is_that_of_reading_everything_anew(tmp_path: Path, monkeypat
     rows = answer("local", QUESTION, market="any", top=3)
     asked = replace(here.settings.workload("conv"), goals=(Goal(goal="cheapest_within_deadline", hours=1.5),))
     everything = mart(here.warehouse, "runs", provider="local")
-    anew = plan_one(here, champion(), asked, prices.current_offers(here), everything, top=3)
+    anew = plan_one(Case.of(here, champion(), asked, prices.current_offers(here)), everything, top=3)
     wanted = [row for row in anew.rows if row["goal"] == "cheapest_within_deadline"]
     assert [{name: row[name] for name in wanted[0]} for row in rows] == wanted
     assert rows[0]["measured_runs"] == 3 and rows[0]["newest_measurement_at"].day == 20

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data_files.imports import import_measurements
+from tasks.data_files.imports import ImportFiles, import_measurements
 from tasks.market import offers as prices
 from tasks.recommendation.known_workloads import KnownWorkload, known_workloads, provider_that_knows
 from tasks.workspace.settings import SettingsError
@@ -28,8 +28,8 @@ def here(tmp_path: Path) -> Workspace:
     one = install(tmp_path)
     (tmp_path / "rows.csv").write_text(ROWS)
     (tmp_path / "facts.csv").write_text("workload,parameters,gradient_bytes,flops_per_sample\nfacts-only,10,40,1e9\n")
-    import_measurements(one.warehouse, tmp_path / "rows.csv", workloads=None, now=NOON)
-    import_measurements(one.warehouse, None, workloads=tmp_path / "facts.csv", now=NOON)
+    import_measurements(one.warehouse, ImportFiles(measurements=tmp_path / "rows.csv"), NOON)
+    import_measurements(one.warehouse, ImportFiles(workloads=tmp_path / "facts.csv"), NOON)
     return one
 
 
@@ -64,9 +64,15 @@ def test_what_was_measured_here_is_told_apart_from_what_was_imported(here: Works
     assert (conv.measured_rows, conv.imported_rows, conv.devices, conv.parameters) == (2, 0, ("cpu",), 10)
 
 
-def test_a_workload_that_was_only_noted_is_not_known(here: Workspace) -> None:
+def test_a_workload_that_was_only_noted_is_not_known_and_a_profile_makes_it_so(here: Workspace) -> None:
     prices.note_definitions.fn(here, NOON)
     assert ("conv", "local") not in known(here) and ("conv", "") in known(here)
+    with here.warehouse.transact() as connection:
+        note_workloads(connection, [{"workload": "conv", "digest": "w1"}], provider="local", noted_at=NOON)
+        one = setup(workload="conv", cluster="1xsmall", instance_types=["small"], instance_digests=["s1"])
+        profile = body("p", of=one, kind="profile", values=PROFILE)
+        append_records(connection, [profile], refresh_id="r", loaded_at=NOON)
+    assert known(here)["conv", "local"].flops_per_sample == 3.0
 
 
 def test_nothing_is_known_before_the_first_refresh_and_nothing_is_made(tmp_path: Path) -> None:
@@ -88,12 +94,3 @@ def test_the_provider_that_knows_the_workload_is_asked(here: Workspace) -> None:
     assert provider == "local" and "--provider ec2" in why
     with pytest.raises(SettingsError, match="unknown workload 'vitt'; did you mean 'vit'"):
         asked("vitt")
-
-
-def test_a_profile_alone_makes_a_workload_known(here: Workspace) -> None:
-    with here.warehouse.transact() as connection:
-        note_workloads(connection, [{"workload": "conv", "digest": "w1"}], provider="local", noted_at=NOON)
-        one = setup(workload="conv", cluster="1xsmall", instance_types=["small"], instance_digests=["s1"])
-        profile = body("p", of=one, kind="profile", values=PROFILE)
-        append_records(connection, [profile], refresh_id="r", loaded_at=NOON)
-    assert known(here)["conv", "local"].flops_per_sample == 3.0

@@ -12,13 +12,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from models.campaign.value_of_information import Contenders
+from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, InstanceType, Offer
 from models.domain.workload import Goal, Workload
 from models.step_time.model import StepTimeModel, fit
 from tasks.recommendation import pilots as module
 from tasks.recommendation.pilots import pilots_for
-from tasks.recommendation.recommend import plan_one
+from tasks.recommendation.recommend import Case, plan_one
 from tasks.reporting import tables as printing
 from tasks.training.registry import Champion
 from tasks.workspace.settings import IMPORTED
@@ -28,14 +28,20 @@ from tests.installed import NOON, DescribedMachines, champion, install
 from tests.models.guessing import FLOPS, asked, data, seconds
 from warehouse import append
 
+
+def pilots_of(here: Workspace, champion: Champion, workload: Workload, *, count: int) -> dict[str, Any]:
+    sold = here.provider.offers(NOON)
+    case = Case.of(here, champion, workload, sold)
+    return pilots_for(case, plan_one(case, pd.DataFrame()), buyable=sold, count=count)
+
+
 DEADLINE = (Goal(goal="cheapest_within_deadline", hours=1.5),)
 
 
 def test_a_newcomer_is_profiled_first_at_a_price_and_nothing_is_promised(tmp_path: Path) -> None:
     here = install(tmp_path, "conv", "newcomer")
     (_, newcomer) = here.workloads
-    offers = here.provider.offers(NOON)
-    found = pilots_for(here, champion(), replace(newcomer, goals=DEADLINE), offers, buyable=offers, count=3)
+    found = pilots_of(here, champion(), replace(newcomer, goals=DEADLINE), count=3)
     assert found["regret"] is None and not found["settled"]
     assert [one["kind"] for one in found["runs"]] == ["profile"] * 3
     assert len({one["cluster"] for one in found["runs"]}) == 3  # a machine of each kind, not one again and again
@@ -46,8 +52,7 @@ def test_a_newcomer_is_profiled_first_at_a_price_and_nothing_is_promised(tmp_pat
 def test_pilots_are_runs_that_nobody_made_on_few_machines(tmp_path: Path) -> None:
     here = install(tmp_path)
     (conv, _) = here.workloads
-    offers = here.provider.offers(NOON)
-    found = pilots_for(here, champion(), replace(conv, goals=DEADLINE), offers, buyable=offers, count=4)
+    found = pilots_of(here, champion(), replace(conv, goals=DEADLINE), count=4)
     assert found["regret"] >= 0
     runs = {(one["cluster"], one["batch_per_device"], one["accumulation_steps"]) for one in found["runs"]}
     assert len(runs) in (0, 4)
@@ -56,10 +61,9 @@ def test_pilots_are_runs_that_nobody_made_on_few_machines(tmp_path: Path) -> Non
 def test_where_nothing_is_for_sale_there_are_no_pilots(tmp_path: Path) -> None:
     names = frozenset(one.name for one in DescribedMachines().instance_types())
     here = install(tmp_path, "conv", "newcomer", provider=DescribedMachines(unpriced=names))
-    offers = here.provider.offers(NOON)
     for workload in here.workloads:
         asked = replace(workload, goals=DEADLINE)
-        found = pilots_for(here, champion(), asked, offers, buyable=offers, count=3)
+        found = pilots_of(here, champion(), asked, count=3)
         assert (found["settled"], found["regret"], found["runs"]) == (None, None, [])
         assert found["reason"].startswith("no pilots can be named: nothing on offer has a price")
 
@@ -74,39 +78,37 @@ class DearSpot(DescribedMachines):
 def test_where_the_campaigns_market_has_no_price_pilots_are_priced_in_the_other(tmp_path: Path) -> None:
     here = install(tmp_path, "conv", "newcomer", provider=DearSpot())
     assert here.settings.campaign.market == "spot"
-    offers = here.provider.offers(NOON)
     for workload in here.workloads:
-        found = pilots_for(here, champion(), replace(workload, goals=DEADLINE), offers, buyable=offers, count=3)
+        found = pilots_of(here, champion(), replace(workload, goals=DEADLINE), count=3)
         assert found["runs"] or found["settled"] is not False
         assert all(one["market"] == "on-demand" and one["usd"] > 0 for one in found["runs"])
     assert found["runs"], "of the newcomer"
 
 
 @pytest.fixture
-def weighed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Contenders, pd.DataFrame]]:
-    """The contenders and the candidates among which pilots are chosen, a pair for each choice."""
-    seen: list[tuple[Contenders, pd.DataFrame]] = []
+def weighed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ChoiceSet, pd.DataFrame]]:
+    """The choice sets and the candidates among which pilots are chosen, a pair for each choice."""
+    seen: list[tuple[ChoiceSet, pd.DataFrame]] = []
     choose = module.choose_pilots
 
-    def noted(contenders: Contenders, frame: pd.DataFrame, *rest: Any, **more: Any) -> Any:
-        seen.append((contenders, frame))
-        return choose(contenders, frame, *rest, **more)
+    def noted(choice_set: ChoiceSet, frame: pd.DataFrame, *rest: Any, **more: Any) -> Any:
+        seen.append((choice_set, frame))
+        return choose(choice_set, frame, *rest, **more)
 
     monkeypatch.setattr(module, "choose_pilots", noted)
     return seen
 
 
 def test_a_contender_is_weighed_as_a_pilot_however_dear_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weighed: list[tuple[Contenders, pd.DataFrame]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weighed: list[tuple[ChoiceSet, pd.DataFrame]]
 ) -> None:
     here = install(tmp_path)
     (conv, _) = here.workloads
-    offers = here.provider.offers(NOON)
     monkeypatch.setattr(module, "_MOST_CANDIDATES", 3)
     fastest = replace(conv, goals=(Goal(goal="fastest"),))
-    pilots_for(here, champion(), fastest, offers, buyable=offers, count=1)
-    ((contenders, frame),) = weighed
-    keys = {(one.row()["cluster"], one.row()["batch_per_device"]) for one in contenders.setups}
+    pilots_of(here, champion(), fastest, count=1)
+    ((choice_set, frame),) = weighed
+    keys = {(one.row()["cluster"], one.row()["batch_per_device"]) for one in choice_set.setups}
     assert len(frame) == 3 and set(zip(frame["cluster"], frame["batch_per_device"], strict=True)) <= keys
 
 
@@ -167,8 +169,9 @@ def pilots(
 ) -> dict[str, Any]:
     offers = here.provider.offers(NOON)
     asked_of = Champion(version=1, model=champion or model())
-    found = plan_one(here, asked_of, workload, offers, pd.DataFrame())
-    told = pilots_for(here, asked_of, workload, offers, buyable=offers, count=count, found=found)
+    case = Case.of(here, asked_of, workload, offers)
+    found = plan_one(case, pd.DataFrame())
+    told = pilots_for(case, found, buyable=offers, count=count)
     printing.print_recommendations([found.rows[0] | {"frontier": [], "pilots": told}])
     return told
 
@@ -187,7 +190,7 @@ def test_a_guessed_workload_gets_pilots_by_the_guesss_own_doubt(
 
 
 def test_one_device_alone_is_among_the_candidates_of_machines_with_several(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weighed: list[tuple[Contenders, pd.DataFrame]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weighed: list[tuple[ChoiceSet, pd.DataFrame]]
 ) -> None:
     several = [one for one in TYPES if one.devices > 1]
     monkeypatch.setattr(Gpus, "offers", lambda self, now: imagined.offers(several))
@@ -203,7 +206,7 @@ def test_a_deadline_that_the_guess_cannot_promise_may_be_met_after_a_pilot_and_o
 ) -> None:
     here = home(tmp_path)
     offers = here.provider.offers(NOON)
-    found = plan_one(here, Champion(version=1, model=model()), newcomer(), offers, pd.DataFrame())
+    found = plan_one(Case.of(here, Champion(version=1, model=model()), newcomer(), offers), pd.DataFrame())
     fastest = next(row for row in found.rows if row["goal"] == "fastest")
     doubtful = pilots(here, newcomer(hours=fastest["hours"] * 1.05))
     assert "infeasible" in capsys.readouterr().out and doubtful["runs"] and doubtful["settled"] is False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.data_files.imports import import_measurements
+from tasks.data_files.imports import ImportFiles, import_measurements
 from tasks.recommendation.publication import after_refresh, published_rows
 from tests.installed import NOON, DescribedMachines, install
 from tests.warehouse.builders import fresh, recommendation, stamp
@@ -25,7 +25,7 @@ BLANK = dict.fromkeys(
 def test_whole_numbers_stay_whole_beside_a_goal_that_nothing_meets(tmp_path: Path) -> None:
     warehouse = fresh(tmp_path)
     nothing = recommendation(goal="fastest", status="infeasible", reason="nothing on offer", **BLANK)
-    publish(warehouse, [recommendation(), nothing], **stamp(1))
+    publish(warehouse, [recommendation(), nothing], stamp(1))
     export(warehouse, tmp_path / "published")
     best, none = sorted(published_rows(tmp_path / "published"), key=lambda row: str(row["goal"]))
     assert {str(best[name].tzinfo) for name in ("published_at", "price_as_of", "newest_measurement_at")} == {"UTC"}
@@ -52,7 +52,9 @@ def test_after_a_refresh_where_machines_cost_only_what_is_known_there_is_shown_a
     ]
     shown, said = after_refresh(here, rows[:1])
     assert shown == [] and "conv" in said[0] and "srift import" in said[-1]
-    import_measurements(here.warehouse, tmp_path / "rows.csv", workloads=tmp_path / "facts.csv", now=NOON)
+    import_measurements(
+        here.warehouse, ImportFiles(measurements=tmp_path / "rows.csv", workloads=tmp_path / "facts.csv"), NOON
+    )
     shown, said = after_refresh(here, rows)
     assert shown == rows[1:2], "another provider's table is not what was refreshed"
     unknown, imported, command = said
@@ -60,11 +62,6 @@ def test_after_a_refresh_where_machines_cost_only_what_is_known_there_is_shown_a
     assert "srift recommend foreign --provider ec2 --deadline 12h --samples N --batch B" in command
     assert not any("--max-usd" in one for one in said), "nothing may be spent"
     assert after_refresh(replace(here, provider=DescribedMachines()), rows) == (rows[2:], [])
-
-
-def test_samples_that_an_import_told_are_not_asked_for_again(tmp_path: Path) -> None:
-    here = install(tmp_path, "conv", provider=DescribedMachines(name="ec2"))
-    (tmp_path / "rows.csv").write_text(ROWS)
     (tmp_path / "facts.csv").write_text(FACTS.replace("100,\n", "100,9\n"))
-    import_measurements(here.warehouse, tmp_path / "rows.csv", workloads=tmp_path / "facts.csv", now=NOON)
-    assert after_refresh(here, [])[1][-1].endswith("foreign --provider ec2 --deadline 12h --batch B")
+    import_measurements(here.warehouse, ImportFiles(workloads=tmp_path / "facts.csv"), NOON)
+    assert after_refresh(here, rows)[1][-1].endswith("foreign --provider ec2 --deadline 12h --batch B")

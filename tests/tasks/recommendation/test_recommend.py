@@ -13,12 +13,14 @@ import pandas as pd
 import pytest
 
 from models.domain.cluster import Offer
+from models.job.cost import job_costs
 from models.planner import planner, ranking, search
+from models.planner.candidates import Supply
 from models.step_time import serialization
 from tasks.market.offers import note_definitions, with_known_facts
 from tasks.providers.base import ProviderError
 from tasks.recommendation import recommend
-from tasks.recommendation.recommend import plan_one, recommend_all, recommend_one
+from tasks.recommendation.recommend import Case, plan_one, recommend_all, recommend_one
 from tasks.training.registry import Champion
 from tasks.workspace.settings import IMPORTED
 from tasks.workspace.workspace import Workspace
@@ -137,14 +139,11 @@ def test_measured_runs_count_the_runs_of_that_very_setup(here: Workspace) -> Non
     assert firsts(found, "conv")["cheapest"]["measured_runs"] == 7
 
 
-def test_runs_of_an_unknown_day_leave_the_newest_measurement_unknown(here: Workspace) -> None:
-    rows = conv_rows(here, runs=measured().runs.assign(measured_at=pd.NaT))
-    assert {row["newest_measurement_at"] for row in rows} == {None}
-
-
-def test_top_limits_the_rivals_and_the_same_question_has_the_same_answer(here: Workspace) -> None:
+def test_top_limits_the_rivals_and_runs_of_an_unknown_day_leave_the_newest_measurement_unknown(here: Workspace) -> None:
     rows = conv_rows(here, top=2)
     assert rows == conv_rows(here, top=2) and max(row["rank"] for row in rows) == 2
+    rows = conv_rows(here, runs=measured().runs.assign(measured_at=pd.NaT))
+    assert {row["newest_measurement_at"] for row in rows} == {None}
 
 
 def test_the_date_of_a_price_is_that_of_the_oldest_among_the_rows_own_machines(here: Workspace) -> None:
@@ -196,21 +195,15 @@ def test_the_champions_answer_is_that_of_predicting_and_drawing_for_every_setup(
         here.provider.offers(NOON),
         champion().model,
     )
-    monkeypatch.setattr(ranking, "CONTENDERS", 5)  # so that most of this little world can be left out
+    monkeypatch.setattr(ranking, "CLUSTERS_COMPARED", 5)  # so that most of this little world can be left out
     monkeypatch.setattr(search, "_TURN", 8)
-    found = plan_one(here, champion(), wide, offers, measured().runs)
+    found = plan_one(Case.of(here, champion(), wide, offers), measured().runs)
     assert 0 < found.looked_at < 0.8 * found.candidates
-    setups = planner.candidates(
-        wide,
-        offers,
-        max_hosts=here.settings.campaign.max_hosts,
-        fits=here.fits,
-        line=lambda name: model.compute_line("conv", name),
-        peak_bytes=lambda name, batch: model.peak_bytes("conv", name, batch),
-    )
+    supply = Supply(offers=offers, max_hosts=here.settings.campaign.max_hosts, fits=here.fits)
+    setups = planner.candidates(wide, supply, model)
     rows = pd.DataFrame([one.row() for one in setups])
     drawn = model.draws(rows, count=planner.DRAWS, seed=recommend.SEED)
-    whole = ranking.recommend(wide, setups, model.predict(rows), drawn, seed=recommend.SEED)
+    whole = ranking.recommend(wide, job_costs(wide, setups, model.predict(rows), drawn, seed=recommend.SEED))
     for ours, theirs in zip(found.rows, whole, strict=True):
         for name, value in theirs.items():
             if name != "measured_runs":

@@ -22,6 +22,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from packaging.requirements import Requirement
+from pandas.testing import assert_frame_equal
 
 from models.step_time import serialization
 from tasks.data_files.measurements import Measurement
@@ -37,6 +38,22 @@ SETUPS = pd.DataFrame(
         "batch_per_device": ["16", "12+6+6", "48"],
     }
 )
+
+
+def batch(*given: Any, **more: list[Any]) -> dict[str, list[Any]]:
+    rows = {"workload": ["conv"] * len(given), "cluster": ["2xs.small"] * len(given)}
+    return {**rows, "batch_per_device": [*given], **more}
+
+
+BATCHES = {  # a batch may be a number, or text of one an instance
+    "text": batch("48", "16"),
+    "whole": batch(48, 16),
+    "floats": batch(48.0, 16.0),
+    "mixed": batch(48, "16+16"),
+    "layouts": batch(48, 16, layout=[1, 1]),
+    "half": batch(48.5, 16),
+    "absent": batch(None, 16),
+}
 PULLER = """
 import importlib.abc, json, sys
 forbidden = set(json.loads(sys.argv[1])) - {name.partition(".")[0] for name in sys.modules}  # pip's own hooks
@@ -130,43 +147,21 @@ def test_the_champion_answers_in_a_program_without_this_project_and_without_torc
     contract = whole.assign(accumulation_steps=[1, None, 2], parameters=[7, None, 7], flops_per_sample=1e6, market=None)
     contract = contract.assign(gradient_bytes=28, zone="a", run_id=["r", "s", "t"], source="mine")
     contract = contract.assign(measured_at="2026-11-20")
-    least, all_of_it, no_workload, no_type, partly = pulled(
-        home, tmp_path, *(frame.to_dict("list") for frame in (SETUPS, whole, unknown, stranger, contract))
-    )
-    assert least == model().predict(SETUPS).to_dict("list")
-    assert all_of_it == model().predict(whole).to_dict("list")
-    assert partly == model().predict(contract).to_dict("list"), "columns of the contract, with values missing"
+    frames = (frame.to_dict("list") for frame in (SETUPS, whole, unknown, stranger, contract))
+    answers = pulled(home, tmp_path, *frames, *BATCHES.values())
+    least, all_of_it, no_workload, no_type, partly = answers[:5]
+    batches = dict(zip(BATCHES, answers[5:], strict=True))
+    for answer, asked in ((least, SETUPS), (all_of_it, whole), (partly, contract)):
+        assert_frame_equal(pd.DataFrame(answer), model().predict(asked), rtol=1e-12)  # another process, the last digit
     assert all_of_it["step_s"][1] > least["step_s"][1], "accumulation steps were not read"
     assert "unknown workload 'convv'; the nearest known: conv" in no_workload
     assert "s.smal" in no_type and "s.small" in no_type
+    for name in ("whole", "floats", "mixed", "layouts"):
+        assert batches[name]["step_s"] == batches["text"]["step_s"], name
+    assert "batch_per_device '48.5': every number must be a whole one of at least 1" in batches["half"]
+    assert "batch_per_device 'nan': not whole numbers" in batches["absent"]
     rooms = {path.name for path in home.glob("mlartifacts/**/srift_models/*/")} - {"__pycache__"}
     assert rooms == {"domain", "step_time"}
-
-
-def test_a_batch_may_be_a_number_or_text_of_one_an_instance(home: Path, tmp_path: Path) -> None:
-    def asked(batch: list[Any], **more: list[Any]) -> dict[str, list[Any]]:
-        rows = {"workload": "conv", "cluster": "2xs.small"}
-        return {name: [value] * len(batch) for name, value in rows.items()} | {"batch_per_device": batch} | more
-
-    text, whole, floats, mixed, layouts, half, absent = pulled(
-        home,
-        tmp_path,
-        asked(["48", "16"]),
-        asked([48, 16]),
-        asked([48.0, 16.0]),
-        asked([48, "16+16"]),
-        asked([48, 16], layout=[1, 1]),
-        asked([48.5, 16]),
-        asked([None, 16]),
-    )
-    assert text["step_s"] == whole["step_s"] == floats["step_s"] == mixed["step_s"] == layouts["step_s"]
-    assert "batch_per_device '48.5': every number must be a whole one of at least 1" in half
-    assert "batch_per_device 'nan': not whole numbers" in absent
-
-
-def test_only_public_requirements_are_logged(home: Path) -> None:
-    assert {text.partition("==")[0] for text in requirements(home)} == {"mlflow", *registry.REQUIREMENTS}
-    assert not [text for text in requirements(home) if "+" in text or "@" in text]
 
 
 def test_a_version_carries_its_scoreboard_its_card_and_where_it_came_from(home: Path) -> None:
@@ -178,9 +173,11 @@ def test_a_version_carries_its_scoreboard_its_card_and_where_it_came_from(home: 
     artifacts = {one.path for one in client(home).list_artifacts(str(found.run_id))}
     assert artifacts >= {"card.md", "scoreboard.csv"}
     assert [one.path for one in client(home).list_artifacts(str(found.run_id), "plots")] == ["plots/calibration.png"]
+    assert {text.partition("==")[0] for text in requirements(home)} == {"mlflow", *registry.REQUIREMENTS}
+    assert not [text for text in requirements(home) if "+" in text or "@" in text], "no puller could install them"
 
 
-def test_the_champion_comes_back_bit_for_bit(home: Path) -> None:
+def test_a_providers_champion_comes_back_bit_for_bit(home: Path, tmp_path: Path) -> None:
     champion = registry.load_champion(home, "local")
     assert champion is not None and champion.version == 1
     assert serialization.dump(champion.model) == serialization.dump(model())
@@ -191,11 +188,7 @@ def test_the_champion_comes_back_bit_for_bit(home: Path) -> None:
     for file in home.glob("mlartifacts/**/moved"):
         shutil.move(file, file.with_name("scoreboard.json"))
     assert older is not None and older.scoreboard is None
-
-
-def test_providers_have_champions_of_their_own_and_none_before_the_first(home: Path, tmp_path: Path) -> None:
-    assert registry.load_champion(home, "ec2") is None
-    assert registry.load_champion(tmp_path, "local") is None
+    assert registry.load_champion(home, "ec2") is None and registry.load_champion(tmp_path, "local") is None
     assert list(tmp_path.iterdir()) == [], "asking for a champion made a store"
 
 
@@ -261,7 +254,9 @@ def test_a_registry_that_does_not_answer_is_not_taken_for_one_without_a_champion
         registry.load_champion(home, "local")
 
 
-def test_the_champion_of_our_own_store_is_found_without_waiting_for_mlflow(home: Path, silent: None) -> None:
+def test_the_champion_of_our_own_store_is_found_without_waiting_for_mlflow_where_its_files_are(
+    home: Path, elsewhere: Path, silent: None
+) -> None:
     champion = registry.load_champion(home, "local")
     assert champion is not None and champion.version == 1
     by_mlflow = client(home).get_model_version("srift-step-time-local", "1")
@@ -269,11 +264,7 @@ def test_the_champion_of_our_own_store_is_found_without_waiting_for_mlflow(home:
     assert found == (1, Path(mlflow.artifacts.download_artifacts("models:/srift-step-time-local/1")))
     assert in_force(home / "mlflow.db", "srift-step-time-never", "champion") is None
     assert in_force(home / "mlflow.db", by_mlflow.name, "another") is None
-
-
-def test_a_champion_whose_files_are_not_where_the_store_says_is_left_to_mlflow(home: Path, elsewhere: Path) -> None:
-    assert in_force(home / "mlflow.db", "srift-step-time-local", "champion") is not None
-    assert in_force(elsewhere / "mlflow.db", "srift-step-time-local", "champion") is None
+    assert in_force(elsewhere / "mlflow.db", by_mlflow.name, "champion") is None
 
 
 @pytest.mark.parametrize("start", [0, 8192])

@@ -80,7 +80,7 @@ def test_a_machine_that_has_one_host_at_a_time_trains_again_and_again() -> None:
 
 
 @pytest.mark.parametrize("promote", [True, False])
-def test_the_version_its_scores_and_the_decision_are_written_down(
+def test_the_version_its_card_its_scores_and_the_decision_are_written_down(
     here: Workspace, logged: dict[str, Any], promote: bool
 ) -> None:
     assert register.fn(here, challenger(promote), frames(), "refresh-9", NOON) == 4
@@ -90,6 +90,17 @@ def test_the_version_its_scores_and_the_decision_are_written_down(
     assert row["training_digest"] == logged["provenance"].training_digest == reads.training_digest(frames())
     written = mart(here.warehouse, "scores", provider="local", version="4")
     assert sorted(written["mean_error"]) == [0.05, 0.05]
+    for words in (
+        "# srift-step-time-local",
+        f"{len(measured().runs)} measured runs",
+        "Workloads: conv, lm.",
+        "s.small",
+        "mean error 5.0%",
+        "90 % intervals cover 90%",
+        "so says the rule.",
+        'mlflow.pyfunc.load_model("models:/srift-step-time-local@champion")',
+    ):
+        assert words in logged["card"]
 
 
 def test_what_was_held_out_is_drawn_for_the_versions_page(
@@ -106,22 +117,6 @@ def test_what_was_held_out_is_drawn_for_the_versions_page(
     made = replace(challenger(True), held_out=predictions_of(model(), measured()).assign(split="setup", group="one"))
     register.fn(here, made, frames(), "refresh-9", NOON)
     assert seen == [b"\x89PNG"] * 3
-
-
-def test_the_card_tells_the_puller_what_how_well_and_how(here: Workspace, logged: dict[str, Any]) -> None:
-    register.fn(here, challenger(True), frames(), "refresh-9", NOON)
-    card = logged["card"]
-    for words in (
-        "# srift-step-time-local",
-        f"{len(measured().runs)} measured runs",
-        "Workloads: conv, lm.",
-        "s.small",
-        "mean error 5.0%",
-        "90 % intervals cover 90%",
-        "so says the rule.",
-        'mlflow.pyfunc.load_model("models:/srift-step-time-local@champion")',
-    ):
-        assert words in card
 
 
 def test_another_row_is_another_training_set() -> None:

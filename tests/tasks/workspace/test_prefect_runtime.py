@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -15,14 +14,6 @@ import pytest
 
 from tasks.workspace import prefect_runtime as flow_runs
 from tasks.workspace.prefect_runtime import crash_dead_flow_runs, recorded_flow_run
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from tasks.workspace.prefect_runtime import recorded_flow_run
-with recorded_flow_run(Path(sys.argv[1])):
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
 @pytest.fixture
@@ -42,9 +33,12 @@ def within(monkeypatch: pytest.MonkeyPatch) -> UUID:
 
 def killed(home: Path) -> UUID:
     """A flow run whose process died by SIGKILL."""
-    key = uuid4()
-    env = {**os.environ, "PREFECT__RUNTIME__FLOW_RUN__ID": str(key), "PYTHONPATH": os.pathsep.join(sys.path)}
-    assert subprocess.run([sys.executable, "-c", KILLED, str(home)], env=env).returncode == -9
+    key, child = uuid4(), os.fork()
+    if child == 0:
+        os.environ["PREFECT__RUNTIME__FLOW_RUN__ID"] = str(key)
+        with recorded_flow_run(home):
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     return key
 
 

@@ -11,13 +11,14 @@ import pytest
 
 from models.domain.cluster import Cluster
 from tasks.campaign import dry_run
-from tasks.doctor.report import as_json, as_text, examine, refuse_unless_well
+from tasks.doctor.findings import as_json, as_text
+from tasks.doctor.report import examine, refuse_unless_well
 from tasks.execution.collect import collect
 from tasks.market import offers as prices
 from tasks.providers.base import ProviderError
 from tasks.providers.ec2 import api as ec2_api
+from tasks.providers.ec2 import machines as ec2_machines
 from tasks.providers.ec2.account import Ec2Account
-from tasks.providers.ec2.api import MachinesApi
 from tasks.recommendation import publication
 from tasks.workspace.workspace import open_workspace
 from tests.account import BUCKET, account, project
@@ -36,8 +37,7 @@ def secretive(no_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(ec2_api.Ec2Api, "price_list", lambda self, region: iter(()))
     monkeypatch.setattr(ec2_api, "spot_advisor", dict)
     monkeypatch.setattr(Ec2Account, "may", lambda *_, **__: (True, ""))  # moto knows no placement groups
-    nothing: dict[str, list[object]] = {"template": [], "placement": [], "security": []}
-    monkeypatch.setattr(MachinesApi, "leftovers", lambda *_: nothing)
+    monkeypatch.setattr(ec2_machines, "tidy", lambda *_: None)  # nor its filters
     monkeypatch.chdir(tmp_path)
     project(tmp_path)
     return tmp_path

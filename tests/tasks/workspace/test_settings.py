@@ -6,9 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from flows.cli import app
 from tasks.providers.ec2.settings import AMI_PARAMETER
 from tasks.workspace.settings import IMPORTED, SettingsError, load_settings
 from tasks.workspace.workspace import open_workspace, refuse_to_spend
@@ -158,25 +156,6 @@ def test_what_is_wrong_is_told_of_the_file_and_of_each_variable_by_itself(
         ["SRIFT_EC2", "ec2.max_hosts"],
         ["SRIFT_EC2__MAX_MINUTES", "ec2.max_minutes"],
     ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "old", "new", "sentence"),
-    [
-        (("refresh",), "max_usd", "max_usdd", "did you mean 'max_usd'"),
-        (("refresh", "--dry-run", "--provider", "loca"), "tiny", "tiny", "did you mean 'local'?"),
-        (("reap", "--provider", "loca"), "tiny", "tiny", "did you mean 'local'?"),
-        (("recommend", "tinny", "--deadline", "2h"), "tiny", "tiny", "unknown workload 'tinny'; did you mean 'tiny'?"),
-    ],
-)
-def test_the_command_says_so_in_a_sentence_ends_with_2_and_starts_nothing(
-    project: Path, arguments: tuple[str, ...], old: str, new: str, sentence: str
-) -> None:
-    rewritten(project, old, new)
-    ended = CliRunner().invoke(app, arguments)
-    assert ended.exit_code == 2, ended.output
-    assert sentence in ended.stderr and "Traceback" not in ended.output
-    assert not (project / ".srift" / "leases").exists() and not (project / ".srift" / "warehouse.duckdb").exists()
 
 
 def test_variables_win_over_the_file_and_an_empty_one_is_as_good_as_none(

@@ -1,35 +1,43 @@
-"""What the courier lets the agent see, and that nobody's code runs behind a fence that does not hold."""
+"""A rented machine's life: nobody's code behind a fence that does not hold, and everything carried that can be."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
+import os
+import pwd
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tasks.node.on_ec2 import courier
-from tasks.node.on_ec2.metadata_fence import Account
+from tasks.node.on_ec2 import courier, sync
+from tasks.node.on_ec2.courier import Delivery
+from tasks.providers.ec2.prices import PUTS_PER_HOUR
 
-USER = Account(name="srift", uid=12345, gid=12345)
-SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "SRIFT_BASE")
+USER = pwd.struct_passwd(("srift", "x", 12345, 12345, "", "/", "/bin/sh"))
+GOES = {"kind": "interruption", "action": "terminate", "at": "2026-11-20T12:00:00Z"}
 
 
 def test_the_agent_sees_where_programs_are_and_nothing_of_the_machines_rights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in SECRETS:
+    for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "SRIFT_BASE"):
         monkeypatch.setenv(name, "secret")
     started: dict[str, Any] = {}
 
-    def start_as(user: Account, command: list[str], **options: Any) -> SimpleNamespace:
+    def start_as(user: pwd.struct_passwd, command: list[str], **options: Any) -> SimpleNamespace:
         started.update(options, user=user, command=command)
         return SimpleNamespace(pid=2**30)  # none has that number
 
     monkeypatch.setattr(courier, "start_as", start_as)
-    courier.AgentProcess(USER, "/python", tmp_path, rank=3, address="10.0.0.4", deadline_unix=9.0)
-    assert started["user"] == USER and started["command"][:5] == ["/python", "-m", "node", "--mailbox", str(tmp_path)]
+    courier.AgentProcess(USER, "/python", tmp_path, "10.0.0.4", 3, 9.0)
+    assert started["user"] == USER and started["command"] == [
+        *("/python", "-m", "node", "--mailbox", str(tmp_path), "--node", "3"),
+        *("--address", "10.0.0.4", "--deadline", "9.0"),
+    ]
     assert "secret" not in started["env"].values()
     assert set(started["env"]) <= {
         *("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH"),
@@ -38,8 +46,10 @@ def test_the_agent_sees_where_programs_are_and_nothing_of_the_machines_rights(
     assert started["env"]["HOME"] == str(tmp_path / "node-3") and started["env"]["PATH"]
 
 
-def delivered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reason: str) -> str:
-    """What comes of a machine whose fence says `reason`; "served" where user code could have run."""
+@pytest.mark.parametrize(("reason", "came"), [("it does not hold", "it does not hold"), ("", "served")])
+def test_nothing_is_served_behind_a_fence_that_does_not_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, came: str
+) -> None:
     monkeypatch.setattr(courier, "account", lambda _: USER)
     monkeypatch.setattr(courier, "fence", lambda *_: reason)
     monkeypatch.setattr(courier.signal, "signal", lambda *_: None)
@@ -47,9 +57,254 @@ def delivered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reason: str) -> s
     arguments = argparse.Namespace(user="srift", python="/python", directory=tmp_path)
     metadata: Any = SimpleNamespace(address=lambda: "10.0.0.4", base="http://169.254.169.254", notice=None)
     store: Any = None
-    return courier.deliver(arguments, metadata, store, ends=1e12)
+    assert courier.deliver(arguments, metadata, store, ends=1e12) == came
 
 
-def test_nothing_is_served_behind_a_fence_that_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert delivered(monkeypatch, tmp_path, "it does not hold") == "it does not hold"
-    assert delivered(monkeypatch, tmp_path, "") == "served"
+class World:
+    """The store, the agent and the notices of one machine, which has its place unless a test takes it away."""
+
+    def __init__(self, directory: Path, clock: Any) -> None:
+        self.clock, self.at = clock, clock.at
+        self.directory, self.own = directory, directory / "node-1"
+        self.inward: dict[str, bytes] = {}
+        self.came: list[tuple[float, str, bytes]] = []
+        self.asked: list[float] = []
+        self.down = False
+        self.code: int | None = None
+        self.started = self.ended = -1.0
+        self.given: dict[str, str] | None = None
+        self.place()
+
+    def serve(self, deadline_s: float = 1000.0) -> str:
+        self.delivery = Delivery(
+            directory=self.directory, store=self, start=self.start, notice=self.notice, owner=os.getuid(),
+            deadline_s=deadline_s,
+        )  # fmt: skip
+        return self.delivery.serve()
+
+    def get(self, name: str) -> bytes:
+        self.asked.append(self.clock.now)
+        if self.down or name not in self.inward:
+            raise OSError(f"no {name}")
+        return self.inward[name]
+
+    def put(self, name: str, content: bytes) -> None:
+        if self.down:
+            raise TimeoutError("the store does not answer")
+        self.came.append((self.clock.now, name, content))
+
+    def start(self, rank: int, deadline_unix: float) -> World:
+        assert rank == 1
+        self.started = self.clock.now
+        return self
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def end(self) -> None:
+        self.ended = self.clock.now
+
+    def said(self) -> str:
+        return "Traceback: no such thing"
+
+    def notice(self) -> dict[str, str] | None:
+        if self.given is None and self.clock.now > 3.0:
+            raise OSError("the metadata service is away")
+        return self.given
+
+    def place(self) -> None:
+        self.inward["node.json"] = b'{"node": 1, "nodes": 2}'
+
+    def tell(self, name: str, content: bytes) -> None:
+        self.inward[name] = content
+        self.inward["manifest.json"] = json.dumps({"files": {name: hashlib.sha256(content).hexdigest()}}).encode()
+
+    def writes(self, moment: float, name: str, content: str = "{}") -> None:
+        def act() -> None:
+            (self.own / name).parent.mkdir(exist_ok=True)
+            (self.own / name).write_text(content)
+
+        self.at(moment, act)
+
+    def sets(self, moment: float, **values: object) -> None:
+        self.at(moment, lambda: self.__dict__.update(values))
+
+    def moments(self, name: str) -> list[float]:
+        return [moment for moment, one, _ in self.came if one == name]
+
+
+@pytest.fixture
+def world(tmp_path: Path, clock: Any) -> World:
+    return World(tmp_path, clock)
+
+
+def test_a_machine_says_it_is_up_takes_its_place_and_carries_both_ways(world: World) -> None:
+    world.inward.clear()
+    world.at(3, world.place)
+    world.at(5, lambda: world.tell("plan.json", b'{"attempt": 1}'))
+    world.writes(8, "records/r.json", "whole")
+    world.sets(20, code=0)
+    assert world.serve() == ""
+    assert world.moments("booted.json") == [0.0]
+    assert 3 <= world.started <= 4
+    assert (world.directory / "plan.json").read_bytes() == b'{"attempt": 1}'
+    assert [one[1:] for one in world.came if "r.json" in one[1]] == [("records/r.json", b"whole")]
+    assert world.moments("records/r.json")[0] <= 8.5
+    assert world.ended >= 20
+
+
+def test_that_files_are_left_behind_is_told_once_and_records_still_go(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "_MOST_BYTES", 100)
+    monkeypatch.setattr(sync, "_SMALL_BYTES", 10)
+    for number in range(4):
+        world.writes(8, f"dump-{number}.bin", "x" * 60)
+    world.writes(20, "records/r.json", "x" * 80)
+    world.sets(40, code=0)
+    assert world.serve() == ""
+    [told] = [json.loads(content) for _, name, content in world.came if name == "refused.json"]
+    assert "dump-" in told["reason"] and len(world.moments("records/r.json")) == 1
+    assert sum(name.startswith("dump-") for _, name, _ in world.came) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "back_at", "least_s", "most_s"),
+    [
+        ("records/r.json", 400, 400, 411),  # a record outlives a store that is away, and the agent too
+        ("records/r.json", 1e9, 980, 1000),  # until the deadline
+        ("log-1.txt", 1e9, 0, 80),  # and what is no record not so long
+    ],
+)
+def test_a_store_that_is_away_is_waited_for(
+    world: World, name: str, back_at: float, least_s: float, most_s: float
+) -> None:
+    world.sets(8, down=True)
+    world.writes(10, name)
+    world.sets(12, code=0)
+    world.sets(back_at, down=False)
+    assert world.serve() == ""
+    assert least_s <= world.clock.now <= most_s
+    assert bool(world.moments(name)) is (back_at < 1000)
+
+
+def test_a_notice_is_passed_on_at_once_with_everything_else(world: World) -> None:
+    world.writes(1, "log-1.txt", "a")
+    world.sets(2, given={"kind": "rebalance", "action": "", "at": ""})
+    world.writes(30, "log-1.txt", "ab")
+    world.writes(31, "log-1.txt", "abc")  # would have to wait for its turn
+    world.writes(31, "records/r.json")
+    world.sets(31, given=GOES)
+    world.sets(40, code=0)
+    world.serve()
+    told = [(moment, json.loads(content)) for moment, name, content in world.came if name == "notice.json"]
+    assert [body["kind"] for _, body in told] == ["rebalance", "interruption"], "each once"
+    assert told[1][1]["at"] == GOES["at"] and "seen_unix" in told[1][1]
+    assert 31 <= told[1][0] <= 33.5
+    assert json.loads((world.own / "notice.json").read_text())["kind"] == "interruption"
+    assert (told[1][0], "log-1.txt", b"abc") in world.came
+    assert world.moments("records/r.json")[0] <= told[1][0]
+
+
+def test_a_notice_to_a_store_that_is_away_is_bounded_and_comes_later(world: World) -> None:
+    world.sets(2, given=GOES, down=True)
+    world.sets(50, down=False)
+    world.sets(70, code=0)
+    world.serve()
+    assert 50 <= world.moments("notice.json")[0] <= 65
+
+
+def test_a_machine_that_must_go_before_it_has_a_place_says_so(world: World) -> None:
+    world.inward.clear()
+    world.sets(2, given=GOES)
+    world.at(9, world.place)
+    world.sets(20, code=0)
+    world.serve()
+    assert world.moments("notice.json")[0] <= 5
+    assert (world.own / "notice.json").exists(), "those on the machine cannot see it"
+
+
+def test_a_full_disk_does_not_silence_a_notice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for module in (courier, sync):
+        monkeypatch.setattr(module, "write_file", full)
+    world.tell("plan.json", b"{}")
+    world.sets(2, given=GOES, down=True)
+    world.sets(6, down=False)
+    world.sets(20, code=0)
+    assert world.serve() == ""
+    assert len(world.moments("notice.json")) == 1 and world.moments("notice.json")[0] <= 10
+
+
+def test_an_agent_that_hangs_is_ended_in_time_to_carry_what_it_wrote(world: World) -> None:
+    world.writes(960, "records/r.json")
+    assert world.serve() == ""
+    assert 969 <= world.ended <= 971
+    assert world.moments("records/r.json")
+
+
+def test_a_machine_that_goes_down_carries_what_it_has_and_no_longer(world: World) -> None:
+    world.writes(10, "records/r.json")
+    world.at(10, lambda: world.delivery.leave())
+    assert world.serve() == ""
+    assert world.moments("records/r.json")
+    assert world.ended <= 11
+
+
+def test_a_machine_that_nobody_places_goes_and_says_why(world: World) -> None:
+    world.inward.clear()
+    assert "no place" in world.serve()
+    assert world.clock.now <= 1000 and world.started < 0
+
+
+def test_an_agent_that_fails_is_told_with_its_last_words(world: World) -> None:
+    world.sets(5, code=1)
+    assert world.serve() == "the agent ended with exit code 1: Traceback: no such thing"
+
+
+def test_a_manifest_that_is_none_is_said_once_and_lived_with(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.inward["manifest.json"] = b"[]"
+    world.writes(5, "records/r.json")
+    world.sets(20, code=0)
+    assert world.serve() == ""
+    assert capsys.readouterr().out.count("manifest.json") == 1
+    assert world.moments("records/r.json")
+
+
+@pytest.fixture
+def at_work(world: World) -> World:
+    """With its plan, and an agent that beats once a second and writes a log, for five minutes."""
+    world.tell("plan.json", b'{"attempt": 1}')
+    for second in range(1, 300):
+        world.writes(second, "heartbeat.json", str(second))
+        world.writes(second, "log-1.txt", "x" * second)
+    world.sets(300, code=0)
+    return world
+
+
+def test_a_machine_at_work_asks_and_tells_no_more_than_the_bill_counts(at_work: World) -> None:
+    at_work.serve(3000.0)
+    lists, records = 720, 60  # of an hour: the controller's, and of the runs
+    told = (PUTS_PER_HOUR - lists - records) / 12
+    assert 0.9 * told <= len(at_work.came) <= 1.05 * told, "with fewer heartbeats, silence would be taken for death"
+    assert len(at_work.asked) <= 1.5 * 720 / 12, "the manifest, every five seconds but for the beginning"
+
+
+def test_news_is_asked_for_less_often_while_there_is_none_and_at_once_where_some_is_near(at_work: World) -> None:
+    heard: list[float] = []
+
+    def look() -> None:
+        if (at_work.directory / "plan.json").read_bytes() == b'{"attempt": 2}':
+            heard.append(at_work.clock.now)
+
+    at_work.at(100.2, lambda: at_work.tell("plan.json", b'{"attempt": 2}'))
+    for half in range(200, 220):
+        at_work.at(half / 2, look)
+    at_work.writes(200, "finished-2.json")
+    at_work.serve(3000.0)
+    assert 100.2 < heard[0] <= 105.5, "four seconds later than if it asked every second"
+    rates = [sum(start <= moment < start + 15 for moment in at_work.asked) for start in (60, 102, 150, 201, 250)]
+    assert rates[0] <= 4 and rates[2] <= 4 and rates[4] <= 4, "every five seconds while nothing changes"
+    assert rates[1] >= 9 and rates[3] >= 12, "every second after news from either side"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -45,46 +46,35 @@ class Service:
         self.values["iam/security-credentials/srift-node"] = json.dumps(body)
 
 
-class Clock:
-    now = NOW
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def metadata(service: Service, clock: Clock | None = None) -> Metadata:
-    return Metadata("http://m/", ask=service, clock=clock or Clock(), sleep=lambda _: None)
+@pytest.fixture
+def service(clock: Any) -> Service:
+    clock.now = NOW
+    return Service()
 
 
-def test_it_says_who_the_machine_is_with_one_token() -> None:
-    service = Service()
-    one = metadata(service)
+@pytest.mark.parametrize(("uses", "tokens"), [(10_000, 1), (1, 4)])
+def test_one_token_serves_until_it_has_expired(service: Service, uses: int, tokens: int) -> None:
+    service.uses = uses
+    one = Metadata("http://m/", service)
     assert (one.instance_id(), one.address()) == ("i-1", "10.0.0.4")
-    assert service.tokens == 1
+    assert [one.get("instance-id") for _ in range(2)] == ["i-1"] * 2
+    assert service.tokens == tokens
 
 
-def test_a_token_that_has_expired_is_replaced() -> None:
-    service = Service(uses=1)
-    one = metadata(service)
-    assert [one.get("instance-id") for _ in range(3)] == ["i-1"] * 3
-    assert service.tokens == 3
-
-
-def test_faults_are_tried_again_and_not_for_ever() -> None:
-    service = Service()
+def test_faults_are_tried_again_and_not_for_ever(service: Service) -> None:
+    one = Metadata("http://m/", service)
     service.faults = [TimeoutError(), 500, 503]
-    assert metadata(service).instance_id() == "i-1"
+    assert one.instance_id() == "i-1"
     service.faults = [500] * 1000
     with pytest.raises(MetadataError, match="http://m does not give instance-id: status 500"):
-        metadata(service).instance_id()
+        one.instance_id()
     assert len(service.faults) > 900
 
 
-def test_a_service_without_tokens_is_no_answer_of_nothing() -> None:
-    service = Service()
+def test_a_service_without_tokens_is_no_answer_of_nothing(service: Service) -> None:
     service.faults = [404] * 100
     with pytest.raises(MetadataError):
-        metadata(service).notice()
+        Metadata("http://m/", service).notice()
 
 
 def test_the_address_comes_from_the_environment_where_ec2_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,46 +83,38 @@ def test_the_address_comes_from_the_environment_where_ec2_is_emulated(monkeypatc
     assert Metadata().base == "http://10.9.0.1:8111"
 
 
-def test_credentials_are_kept_and_renewed_before_they_expire() -> None:
-    service, clock = Service(), Clock()
+def test_credentials_are_kept_renewed_before_they_expire_and_serve_while_the_service_is_away(
+    service: Service, clock: Any
+) -> None:
     service.role("first", "2026-11-18T12:06:40Z")
-    one = metadata(service, clock)
+    one = Metadata("http://m/", service)
     assert one.keys() == one.keys() == ("first", "s", "t")
     assert service.asked.count("iam/security-credentials/srift-node") == 1
-    service.role("second", "2026-11-18T18:06:40Z")
+    service.role("second", "2026-11-18T13:06:40Z")
     clock.now = NOW + 3000
     assert one.keys()[0] == "first"
     clock.now = NOW + 3400  # 200 s before the end
-    assert one.keys()[0] == "second"
-    service.role("third", "2026-11-18T18:06:40Z")
-    assert one.keys(True)[0] == "third"
-
-
-def test_credentials_that_still_hold_serve_while_the_service_is_away() -> None:
-    service, clock = Service(), Clock()
-    service.role("first", "2026-11-18T12:06:40Z")
-    one = metadata(service, clock)
-    one.keys()
-    clock.now = NOW + 3400
-    service.faults = [500] * 20
+    service.faults = [500] * 5
     assert one.keys()[0] == "first"
-    clock.now, service.faults = NOW + 3700, [500] * 20
+    service.faults = []
+    assert one.keys()[0] == "second"
+    service.role("third", "2026-11-18T13:06:40Z")
+    assert one.keys(True)[0] == "third"
+    clock.now, service.faults = NOW + 7300, [500] * 20
     with pytest.raises(MetadataError):
         one.keys()
 
 
-def test_no_role_and_half_a_role_are_errors_that_can_be_waited_out() -> None:
-    service = Service()
+def test_no_role_and_half_a_role_are_errors_that_can_be_waited_out(service: Service) -> None:
     with pytest.raises(MetadataError, match="iam/security-credentials/"):
-        metadata(service).keys()
+        Metadata("http://m/", service).keys()
     service.role("k", "soon")
     with pytest.raises(OSError, match="not whole"):
-        metadata(service).keys()
+        Metadata("http://m/", service).keys()
 
 
-def test_an_interruption_outweighs_a_recommendation() -> None:
-    service = Service()
-    one = metadata(service)
+def test_an_interruption_outweighs_a_recommendation(service: Service) -> None:
+    one = Metadata("http://m/", service)
     assert one.notice() is None
     service.values["events/recommendations/rebalance"] = '{"noticeTime": "2026-11-18T13:00:00Z"}'
     assert one.notice() == {"kind": "rebalance", "action": "", "at": ""}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import socket
 from types import SimpleNamespace
 from typing import Any
@@ -9,47 +10,44 @@ from typing import Any
 import pytest
 
 from tasks.node.on_ec2 import metadata_fence as fence
-from tasks.node.on_ec2.metadata_fence import Account, account, enforce
+from tasks.node.on_ec2.metadata_fence import account
+
+USER = pwd.struct_passwd(("srift", "x", 12345, 12346, "", "/", "/bin/sh"))
 
 
-class Kernel:
-    """Takes the rules of `tools`; those in `holding` keep the user out."""
+@pytest.mark.parametrize(
+    ("tools", "holding", "said"),
+    [
+        ("ip6 ip iptables", "ip", ""),
+        ("ip6 ip iptables", "iptables", ""),  # a network service that starts anew has dropped the routing rule
+        ("iptables", "iptables", ""),
+        ("ip iptables", "", "ip: in force; iptables: in force; it is in force and does not hold"),
+        ("", "", "ip: no ip here; iptables: no iptables here; none could be put in force"),
+        ("ip6", "ip6", "none could be put in force"),
+    ],
+)
+def test_every_rule_is_tried_one_that_holds_is_enough_and_where_none_does_the_reason_names_each(
+    monkeypatch: pytest.MonkeyPatch, tools: str, holding: str, said: str
+) -> None:
+    """A kernel that takes the rules of `tools`, of which those in `holding` keep the user out."""
+    rules: list[str] = []
 
-    def __init__(self, tools: str, holding: str) -> None:
-        self.tools, self.holding = tools.split(), holding.split()
-        self.rules: list[str] = []
-
-    def put(self, rule: str) -> str:
-        tool = "ip6" if rule.startswith("ip -6") else rule.split()[0]
-        if tool not in self.tools:
+    def apply(words: list[str]) -> str:
+        tool = "ip6" if words[:2] == ["ip", "-6"] else words[0]
+        assert "12345" in " ".join(words) and ("169.254.169.254" in " ".join(words)) is (tool != "ip6")
+        if tool not in tools.split():
             return f"no {tool} here"
-        self.rules.append(tool)
+        rules.append(tool)
         return ""
 
-    def tries(self) -> str:
-        return "" if set(self.holding) & set(self.rules) else "it is in force and does not hold"
+    def prove(*_: object) -> str:
+        return "" if set(holding.split()) & set(rules) else "it is in force and does not hold"
 
-
-def test_one_rule_that_holds_is_enough_and_the_others_stand_behind_it() -> None:
-    kernel = Kernel("ip ip6 iptables", "ip")
-    assert enforce(kernel.put, kernel.tries) == ""
-    assert kernel.rules == ["ip6", "ip", "iptables"]
-    kernel.rules.remove("ip")
-    kernel.holding = ["iptables"]
-    assert kernel.tries() == "", "a network service that starts anew has dropped the routing rule"
-
-
-@pytest.mark.parametrize("tools", ["iptables", "ip iptables"])
-def test_a_rule_that_is_refused_or_does_not_hold_gives_way_to_the_next(tools: str) -> None:
-    kernel = Kernel(tools, "iptables")
-    assert enforce(kernel.put, kernel.tries) == ""
-
-
-@pytest.mark.parametrize(("tools", "said"), [("ip iptables", "does not hold"), ("", "no iptables here")])
-def test_where_none_holds_the_reason_names_each(tools: str, said: str) -> None:
-    kernel = Kernel(tools, "")
-    reason = enforce(kernel.put, kernel.tries)
-    assert "none was run" in reason and said in reason and "ip:" in reason and "iptables:" in reason
+    monkeypatch.setattr(fence, "_apply", apply)
+    monkeypatch.setattr(fence, "_prove", prove)
+    reason = fence.fence(USER, "http://169.254.169.254", "/python")
+    assert rules == tools.split()
+    assert said in reason and ("none was run" in reason) is bool(said) is bool(reason)
 
 
 def test_root_and_nobody_that_there_is_are_refused() -> None:
@@ -57,9 +55,6 @@ def test_root_and_nobody_that_there_is_are_refused() -> None:
         account("root")
     with pytest.raises(OSError, match="no user"):
         account("srift-no-such-user")
-
-
-USER = Account(name="srift", uid=12345, gid=12346)
 
 
 def test_a_process_of_the_user_has_no_group_of_ours_and_gains_no_rights(monkeypatch: pytest.MonkeyPatch) -> None:

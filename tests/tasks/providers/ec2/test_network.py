@@ -139,11 +139,10 @@ def test_an_endpoint_serves_no_bucket_of_another_region(tmp_path: Path, monkeypa
     world = FakeAws()
     served = {"VpcEndpoints": [endpoint("Gateway", RouteTableIds=["rtb-1"])]}
     monkeypatch.setattr(type(world.account), "describe_vpc_endpoints", lambda *_, **__: served)
-    words: dict[str, Any] = {"vpc": None, "public": False, "bucket": "mailbox"}
-    assert network_of(Ec2Api(world.clients), "us-east-1", **words).subnets
+    assert network_of(Ec2Api(world.clients), "us-east-1", PRIVATELY).subnets
     world.s3.region = "eu-west-1"
     with pytest.raises(NotSupported, match="the bucket must lie in that region"):
-        network_of(Ec2Api(world.clients), "us-east-1", **words)
+        network_of(Ec2Api(world.clients), "us-east-1", PRIVATELY)
 
 
 def test_nothing_is_launched_into_a_local_zone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +155,7 @@ def test_nothing_is_launched_into_a_local_zone(monkeypatch: pytest.MonkeyPatch) 
         return {"Subnets": [subnet(f"subnet-{zone}", zone) for zone in zones] + plain(**words)["Subnets"]}
 
     monkeypatch.setattr(type(world.account), "describe_subnets", lambda self, **words: more(**words))
-    found = network_of(Ec2Api(world.clients), "us-east-1", vpc=None, public=True, bucket=None)
+    found = network_of(Ec2Api(world.clients), "us-east-1", CHOICES)
     assert sorted(found.subnets) == ["us-east-1a", "us-east-1b", "us-east-1c"]
 
 
@@ -167,7 +166,7 @@ def test_who_may_not_read_route_tables_goes_by_what_subnets_say_and_is_told_but_
     world = FakeAws(faults=[Fault(action="ec2:DescribeRouteTables", code="UnauthorizedOperation", times=9)])
     api = Ec2Api(world.clients)
     with pytest.raises(NotSupported, match="internet gateway"):
-        network_of(api, "us-east-1", vpc=None, public=True, bucket=None)
+        network_of(api, "us-east-1", CHOICES)
     plain = world.account.describe_subnets
 
     def mapped(**words: Any) -> Any:
@@ -175,10 +174,10 @@ def test_who_may_not_read_route_tables_goes_by_what_subnets_say_and_is_told_but_
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(world.account), "describe_subnets", lambda self, **words: mapped(**words))
-        found = network_of(api, "us-east-1", vpc=None, public=True, bucket=None)
+        found = network_of(api, "us-east-1", CHOICES)
     assert len(found.subnets) == 3 and "ec2:DescribeRouteTables" in found.note
     with pytest.raises(AwsRefused, match="ec2:DescribeRouteTables"):
-        network_of(api, "us-east-1", vpc=None, public=False, bucket=None)
+        network_of(api, "us-east-1", PRIVATELY)
 
 
 def test_several_machines_whose_network_takes_several_interfaces_are_refused_a_public_address_before_anything(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -12,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from botocore.exceptions import ClientError
 
 from models.domain.cluster import ADVISED_MONTHLY_SHARE, Offer, bucket_hazard
 from models.job.interruptions import fit_hazard
@@ -80,13 +80,13 @@ def test_an_unknown_price_makes_an_offer_without_one() -> None:
     assert [(o.instance_type.name, o.zone, o.usd_per_hour) for o in found] == [(G9.name, "1a", None)]
 
 
-def test_the_advisors_buckets_are_hazards_in_order_and_the_unknown_counts_as_the_worst() -> None:
-    hazards = [bucket_hazard(bucket) for bucket in range(len(ADVISED_MONTHLY_SHARE))]
-    assert hazards == sorted(hazards) and hazards[0] > 0
-    assert bucket_hazard(None) == bucket_hazard(7) == bucket_hazard(-1) == hazards[-1]
-    # over a month, the part of machines that the bucket states is interrupted
+def test_the_advisors_bucket_is_the_part_of_machines_that_a_month_interrupts_and_the_unknown_counts_as_the_worst() -> (
+    None
+):
     month = 365.25 * 24 / 12
-    assert 1 - 2.718281828 ** (-hazards[1] * month) == pytest.approx(ADVISED_MONTHLY_SHARE[1], rel=1e-6)
+    assert 1 - math.exp(-bucket_hazard(1) * month) == pytest.approx(ADVISED_MONTHLY_SHARE[1], rel=1e-6)
+    worst = bucket_hazard(len(ADVISED_MONTHLY_SHARE) - 1)
+    assert bucket_hazard(None) == bucket_hazard(7) == bucket_hazard(-1) == worst
 
 
 @pytest.mark.parametrize(
@@ -147,12 +147,9 @@ def test_a_price_of_ones_own_is_used_and_said(offer: Offer, usd: float | None, s
     assert found.public_usd_per_hour == (offer.usd_per_hour if says else None)
 
 
-def test_of_several_patterns_the_first_counts() -> None:
-    (found,) = billed([of("s1.small")], Ec2(discounts=OWN.discounts))
-    assert found.usd_per_hour == 0.75
-
-
 def test_billed_twice_is_billed_once_and_other_terms_start_from_what_everybody_pays() -> None:
+    (found,) = billed([of("s1.small")], Ec2(discounts=OWN.discounts))
+    assert found.usd_per_hour == 0.75, "of several patterns the first counts"
     once = billed([of("m1.medium"), of("s1.small"), of("l1.large")], OWN)
     assert billed(once, OWN) == once
     assert [one.usd_per_hour for one in billed(once, Ec2())] == [1.0, 1.0, 1.0]
@@ -172,13 +169,9 @@ def test_no_region_costs_more_than_the_caps_count() -> None:
     for region in (*ec2_prices.GP3_USD_PER_GIB_MONTH, "xx-nowhere-1"):
         beside = ec2_prices.storage_usd_per_hour(region, 100) + ec2_prices.other_usd_per_hour(public=True)
         assert beside < ec2_prices.most_usd_per_hour_beside(100)
+    address = ec2_prices.other_usd_per_hour(public=True) - ec2_prices.other_usd_per_hour(public=False)
+    assert address == pytest.approx(0.005), "a machine in a private subnet has none"
     assert 0.005 < ec2_prices.other_usd_per_hour(public=True) < 0.016, "an address, and about a cent of requests"
-
-
-def test_a_machine_in_a_private_subnet_pays_for_no_address() -> None:
-    (public,) = billed([of("l1.large")], Ec2())
-    (private,) = billed([of("l1.large")], Ec2(subnets="private"))
-    assert public.other_usd_per_hour - private.other_usd_per_hour == pytest.approx(0.005)
 
 
 def test_packaged_prices_are_billed_as_live_ones_are() -> None:
@@ -215,15 +208,6 @@ def test_scores_are_by_zone_name_whatever_page_they_stand_on() -> None:
     assert found == {"us-east-1b": 9, "us-east-1a": 3}
     assert zone_scores([{"AvailabilityZoneId": "use1-az9", "Score": 9}, {"Region": "us-east-1"}], ZONES) == {}
     assert ec2.asked[0]["TargetCapacity"] == 4 and ec2.asked[0]["SingleAvailabilityZone"] is True
-
-
-def test_a_denied_question_names_the_action() -> None:
-    class Denied(Scored):
-        def get_spot_placement_scores(self, **words: Any) -> dict[str, Any]:
-            raise ClientError({"Error": {"Code": "UnauthorizedOperation"}}, "GetSpotPlacementScores")
-
-    with pytest.raises(ProviderError, match="ec2:GetSpotPlacementScores in us-east-1"):
-        Ec2Api(lambda service, region: Denied([])).placement_scores("us-east-1", ["g5.xlarge"], 4)
 
 
 def test_zones_of_equal_price_are_tried_by_score_and_who_may_not_ask_is_told_once(tmp_path: Path) -> None:

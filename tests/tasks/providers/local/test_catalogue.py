@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 import pytest
 
 from models.domain.cluster import Cluster
-from tasks.providers.local import catalogue as local_catalogue
 from tasks.providers.local import cpu_shares as local_cpu
 from tasks.providers.local.catalogue import LocalCatalogue
 from tasks.providers.local.cpu_shares import Affinity, CgroupsV1, CpuShares
@@ -108,7 +107,3 @@ def test_the_digest_follows_the_definition(catalogue: LocalCatalogue, monkeypatc
     monkeypatch.setitem(catalogue._specs, "part", Spec(cores=0.4, bandwidth_gbps=0.3))
     after = {one.name: one.digest for one in catalogue.instance_types()}
     assert before["part"] != after["part"] and before["whole"] == after["whole"]
-
-
-def test_spare_cores_stay_a_quarter() -> None:
-    assert local_catalogue.SPARE_CORES == 0.25

@@ -37,7 +37,7 @@ def test_version_1_gives_the_share_and_takes_it_back(tmp_path: Path, cores: floa
     assert (group / "cpu.cfs_quota_us").read_text() == quota
     assert (group / "cpu.cfs_period_us").read_text() == period
     assert int((group / "cpu.shares").read_text()) > 100 * 1024, "the rest of the machine goes before a measurement"
-    shares.unsettle("srift-a")
+    shares.settle("srift-a", None)
     assert (group / "cpu.cfs_quota_us").read_text() == "-1"
     assert (group / "cpu.shares").read_text() == "1024"
 
@@ -51,7 +51,7 @@ def test_version_2_hands_the_controller_down_and_gives_the_share(tmp_path: Path)
     shares.settle("srift-a", 0.4)
     assert (shares.group("srift-a") / "cpu.max").read_text() == "4000 10000"
     assert (shares.group("srift-a") / "cpu.weight").read_text() == "10000"
-    shares.unsettle("srift-a")
+    shares.settle("srift-a", None)
     assert (shares.group("srift-a") / "cpu.max").read_text() == "max 10000"
 
 

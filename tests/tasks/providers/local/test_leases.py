@@ -51,9 +51,9 @@ def lease(**changes: object) -> LocalLease:
 
 def provider(home: Path, *leases: LocalLease) -> LocalProvider:
     made = LocalProvider(home, {}, home, "python3")
-    made._catalogue.shares = Affinity("not asked")
+    made.shares = Affinity("not asked")
     for one in leases:
-        stored(made._store, one)
+        stored(made.store, one)
     return made
 
 
@@ -85,22 +85,22 @@ def test_a_lease_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeyp
 def test_records_of_a_lease_that_nothing_tells_of_are_kept(tmp_path: Path) -> None:
     local = provider(tmp_path)
     for text in ("first", "second"):
-        records = stored(local._store, lease()).parent / "mailbox" / "node-0" / "records"
+        records = stored(local.store, lease()).parent / "mailbox" / "node-0" / "records"
         records.mkdir(parents=True)
         (records / "r.json").write_text(text)
-        (local._store.directory("one") / "lease.json").unlink()
+        (local.store.directory("one") / "lease.json").unlink()
         [sentence] = local.reap(NOW)
         kept = tmp_path / "rejected" / ("one" if text == "first" else "one.1")
         assert (kept / "node-0" / "records" / "r.json").read_text() == text
-        assert sentence.endswith(f"moved to {kept}") and local._store.ids() == []
+        assert sentence.endswith(f"moved to {kept}") and local.store.ids() == []
 
 
 def test_a_mailbox_that_cannot_be_moved_stays(tmp_path: Path) -> None:
     local = provider(tmp_path)
-    records = stored(local._store, lease()).parent / "mailbox" / "node-0" / "records"
+    records = stored(local.store, lease()).parent / "mailbox" / "node-0" / "records"
     records.mkdir(parents=True)
     (records / "r.json").write_text("{}")
-    (local._store.directory("one") / "lease.json").unlink()
+    (local.store.directory("one") / "lease.json").unlink()
     (tmp_path / "rejected").write_text("a file in the way")
     [sentence] = local.reap(NOW)
     assert "cannot be moved" in sentence and (records / "r.json").exists()
@@ -121,9 +121,9 @@ def test_a_lease_that_cannot_be_read_is_said_and_neither_ended_nor_cleared_away(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local = provider(tmp_path)
-    file = stored(local._store, lease())
+    file = stored(local.store, lease())
     file.write_text(UNREADABLE[how](json.loads(file.read_text())))
-    monkeypatch.setattr(local._store, "end", lambda *_: pytest.fail("its hosts were ended"))
+    monkeypatch.setattr(local.store, "end", lambda *_: pytest.fail("its hosts were ended"))
     with pytest.raises(NotSwept, match=f"(?s)lease one: {file} cannot be read.*srift reap --provider local"):
         local.reap(NOW, all_of_them=True)
     assert file.exists()
@@ -203,7 +203,7 @@ def test_another_homes_leases_are_none_of_ours(tmp_path: Path) -> None:
     here, there = provider(tmp_path / "here"), provider(tmp_path / "there", lease())
     assert here.reap(NOW, all_of_them=True) == []
     assert [one.lease_id for one in there.leases()] == ["one"]
-    assert here._store.prefix != there._store.prefix
+    assert here.store.prefix != there.store.prefix
 
 
 def test_a_mark_is_read_as_it_was_written() -> None:

@@ -1,4 +1,4 @@
-"""Start-up seconds: shrunk from launches to market to prior; a gang waits for its last machine."""
+"""Start-up seconds: shrunk from launches to market to prior; a gang waits for its last machine, if it can be had."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtri
 
-from models.job.capacity import PRIOR_S, Pool, StartupModel, fit_startup
+from models.job.capacity import PRIOR_S, StartupModel, TypeInMarket, fit_availability, fit_startup
 
 NONE = pd.DataFrame({"instance_type": [], "market": [], "seconds": []})
 
@@ -21,7 +21,7 @@ def launches(kind: str, market: str, median_s: float, many: int) -> pd.DataFrame
     )
 
 
-def gang(model: StartupModel, *machines: Pool) -> tuple[float, float]:
+def gang(model: StartupModel, *machines: TypeInMarket) -> tuple[float, float]:
     """(mean seconds, standard deviation of the log) of machines asked for together."""
     pools = sorted(set(machines))
     mean_s, log_sd = model.gangs(pools, np.array([[machines.count(one) for one in pools]]))
@@ -75,3 +75,21 @@ def test_ninety_of_a_hundred_launches_are_ready_by_the_90th_percentile() -> None
 def test_what_cannot_be_a_launch_is_refused(rows: pd.DataFrame, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         fit_startup(rows)
+
+
+def requests(*rows: tuple[str, str, str, bool]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=["instance_type", "market", "zone", "granted"])
+
+
+@given(few=st.integers(1, 6), more=st.integers(1, 6))
+def test_a_larger_gang_is_never_easier_to_get(few: int, more: int) -> None:
+    pools, counts = [("a", "spot", "z")], np.array([[few + more], [few]], dtype=float)
+    large, small = fit_availability(requests()).gangs(pools, counts)
+    assert 0 < large < small < 1
+
+
+def test_refusals_lower_the_chance_and_grants_raise_it() -> None:
+    model = fit_availability(requests(*[("a", "spot", "x", True)] * 30, *[("a", "spot", "y", False)] * 30))
+    assert model.one(("a", "spot", "y")) < 0.2 < 0.85 < model.one(("a", "spot", "x"))
+    with pytest.raises(ValueError, match="market"):
+        model.one(("a", "reserved", "x"))
