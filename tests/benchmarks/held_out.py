@@ -1,4 +1,4 @@
-"""How good is the step-time model on groups of rows that it has not seen: the table of issue 20, by one command.
+"""How good is the step-time model on groups of rows that it has not seen: the table of held-out groups, by one command.
 
 `python -m tests.benchmarks.held_out` prints error (mean, median), coverage and median width of the 90 % intervals by
 line of the table, then by group. The groups are those for choosing between models; `--final` takes the others, which
@@ -19,11 +19,8 @@ import pandas as pd
 import typer
 
 from models.domain.numeric import Z_90, BoolArray
-from models.step_time import formula, levels
 from models.step_time.dataset import TrainingData
-from models.step_time.estimator import StepTimeRegressor
 from models.step_time.model import fit as fit_shipped
-from models.step_time.one_device import OneDevice
 from tests.benchmarks.held_out_groups import (
     ALONE,
     CHOOSING_CELLS,
@@ -41,10 +38,13 @@ from tests.benchmarks.held_out_groups import (
     gpu_groups,
     groups,
 )
+from tests.benchmarks.levels import formula, levels
+from tests.benchmarks.levels.estimator import StepTimeRegressor
+from tests.benchmarks.levels.one_device import OneDevice
 from tests.benchmarks.rivals import predict_textbook
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
-SHEETS = Path(__file__).parents[2] / "warehouse" / "seeds" / "gpu_data_sheets.csv"
+SHEETS = Path(__file__).parent / "levels" / "gpu_data_sheets.csv"
 # The devices of the machines that the measurements are from, and the one-machine table's names where they are others.
 _DEVICES = {T4: (4, "t4", 48.0, 50.0), RTX: (8, "rtx2080ti", 40.0, 50.0), V100: (8, "v100", 40.0, 100.0)}
 _SHEET_OF = {"2070": "rtx2070", "2080": "rtx2080", "2080Super": "rtx2080super", "2080Ti": "rtx2080ti"}
@@ -301,7 +301,7 @@ def held_out(
     ablate: Annotated[bool, typer.Option("--ablations", help="What each term is worth.")] = False,
     only: Annotated[list[str] | None, typer.Option(help="Lines of the table, or terms: alone, pilots, ...")] = None,
 ) -> None:
-    """Print the table of issue 20."""
+    """Errors and interval coverage on groups held out, beside their targets."""
     if not (folder / "training_runs_gpus.csv").exists():
         typer.echo(f"no measured data in {folder}: nothing to judge by")
         raise typer.Exit(1)

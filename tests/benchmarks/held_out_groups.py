@@ -1,4 +1,4 @@
-"""Which rows are held out to judge the step-time model, by name, committed before the first fit (issue 20).
+"""Which rows are held out to judge the step-time model, by name, committed before the first fit.
 
 A *cell* is a workload on a GPU kind. Eight of the twelve cells are for choosing between models, four for the final
 score; so are fourteen and seven of the GPU kinds of the one-machine table. A row of a final cell may be learned from in

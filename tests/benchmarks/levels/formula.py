@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit
 
-from ..domain.numeric import FloatArray, IntArray
+from models.domain.numeric import FloatArray, IntArray
 
 _BYTES, _GBPS, _INSIDE_GBPS, _BUCKET = 1e8, 50.0, 96.0, 25 << 20
 _BYTES_PER_GBIT, _SHARP, _STEEPEST = 1.25e8, 4.0, 2.0

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import scipy
 
-from ..domain.numeric import Z_90, FloatArray, IntArray
+from models.domain.numeric import Z_90, FloatArray, IntArray
+
 from .formula import ALL, CELL, KIND, MEAN, NAMES, WORKLOAD, Line, Times, step_times
 
 # Of the residual between near neighbours: octaves of batch, of machines and of devices a machine, and imbalance, over

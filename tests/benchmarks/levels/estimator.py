@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 import scipy
 
-from ..domain.numeric import Z_90, FloatArray, IntArray
-from ..domain.setup_table import SetupArrays, read_setups
-from .dataset import TrainingData, TrainingRows, training_rows, workload_buckets
+from models.domain.numeric import Z_90, FloatArray, IntArray
+from models.domain.setup_table import SetupArrays, read_setups
+from models.step_time.dataset import TrainingData, TrainingRows, training_rows, workload_buckets
+from models.step_time.machine_specs import Machine, read_machines
+
 from .formula import Line, Times
 from .levels import LENGTHS, Block, Regression, Rows, kernel
-from .machine_specs import Machine, read_machines
 from .one_device import OneDevice
 
 _USUAL_BYTES = 1e8  # of gradients where nobody's are told

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from ..domain.numeric import FloatArray, IntArray
+from models.domain.numeric import FloatArray, IntArray
 
 # Prior means of g (per octave), u and v: seconds proportional to the batch, and to the root of both peak rates: a
 # network is bound by memory in some of its operations and by arithmetic in the others [D].

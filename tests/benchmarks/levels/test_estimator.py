@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from models.step_time.dataset import TrainingData
-from models.step_time.estimator import StepTimeRegressor
-from models.step_time.formula import MEAN, NAMES
-from models.step_time.one_device import OneDevice
+from tests.benchmarks.levels.estimator import StepTimeRegressor
+from tests.benchmarks.levels.formula import MEAN, NAMES
+from tests.benchmarks.levels.one_device import OneDevice
 
 TYPES = pd.DataFrame(
     [
