@@ -238,7 +238,7 @@ def figures(scored: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 
 def summary(scored: pd.DataFrame) -> pd.DataFrame:
-    """By line of the issue's table: the mean of its groups, its worst coverage and its targets."""
+    """By line of the table: the mean of its groups, its worst coverage and its targets."""
     each = figures(scored, ["table", "group"])
     found = each.groupby("table", sort=False).mean()
     found.insert(3, "worst", each.groupby("table", sort=False)["covers"].min())

@@ -68,7 +68,7 @@ TARGETS: dict[str, tuple[float, float]] = {
 class Group:
     """`known` and `asked` are masks over the rows; `choose` pilots are the model's to choose of those asked for."""
 
-    table: str  # the line of the issue's table
+    table: str  # the line of the table
     name: str  # groups of one name are draws of one another
     draw: int
     known: BoolArray

@@ -127,7 +127,7 @@ class OneDevice:
         if not len(good):
             raise ValueError("nothing to learn from: no seconds of one device")
         good = good[np.argsort(sd[good], kind="stable")[:_MOST]]
-        names, own = [str(workload[at]) for at in good], [str(kind[at]) for at in good]
+        names, own = [str(workload[at]) for at in good.tolist()], [str(kind[at]) for at in good.tolist()]
         octaves = np.log2(batch[good])
         middle = {name: float(np.median(octaves[np.array(names) == name])) for name in sorted(set(names))}
         empty = np.zeros(0)
