@@ -135,7 +135,8 @@ def refresh(
         outcome = flow(provider, max_usd)
 
     def show() -> None:
-        from tasks.recommendation.publication import after_refresh, published_rows
+        from tasks.recommendation.publication import after_refresh
+        from warehouse.export import published_rows
 
         firsts = [row for row in published_rows(workspace.published) if row["rank"] == 1]
         rows, sentences = after_refresh(workspace, firsts)
@@ -230,8 +231,8 @@ def table(
     top: Annotated[int, typer.Option(min=1, help="How many clusters a goal to show; --json has all.")] = 1,
 ) -> Answer:
     """The published table: the first choice for every workload and goal, and with --top its close rivals."""
-    from tasks.recommendation.publication import published_rows
     from tasks.reporting.tables import print_recommendations
+    from warehouse.export import published_rows
 
     rows = published_rows(load_settings().home / "published")
     return Answer(rows, lambda: print_recommendations([row for row in rows if row["rank"] <= top]))

@@ -28,6 +28,9 @@ from .database import (
 )
 from .salvage import fsync
 
+_NULLABLE_WHOLE = ("global_batch", "accumulation_steps", "measured_runs", "placement_score")
+_MOMENTS = ("published_at", "price_as_of", "newest_measurement_at")
+
 TABLES = ("recommendations", "recommendation_history", "regret_ledger", "drift", "alarms")
 FILES = ("recommendations", "regret_ledger")  # that stand beside as .parquet and .csv too
 VIEWS = frozenset({"recommendation_changes", "pareto"})
@@ -129,3 +132,17 @@ def _write_database(path: Path, sources: dict[str, Path], comments: list[str]) -
         connection.execute("checkpoint published")
         connection.execute("use memory")
         connection.execute("detach published")
+
+
+def published_rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of the current publication: None where a value is missing, times with their zone.
+
+    Raises WarehouseMissing and WarehouseDamaged as `read_published`.
+    """
+    frame = read_published(folder)
+    whole = [name for name in _NULLABLE_WHOLE if name in frame]  # a copy may be of an older version
+    frame = frame.astype(dict.fromkeys(whole, "Int64"))  # floats to pandas, where a row lacks them
+    for name in _MOMENTS:
+        frame[name] = frame[name].dt.tz_localize("UTC")  # as the warehouse means them
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return [{str(name): value for name, value in row.items()} for row in rows]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,21 +135,3 @@ def _noise(gain: pd.Series[float], setup: pd.Series[str]) -> tuple[float, float,
     picked = np.random.default_rng(0).integers(0, len(total), (2000, len(total)))
     low, high = np.quantile(total[picked].sum(axis=1) / count[picked].sum(axis=1), [0.05, 0.95])
     return float(low), float(high), len(total)
-
-
-_CAUTION = re.compile(r"; caution: ([^;]+)")
-
-
-def as_caution(sentence: str) -> str:
-    """`sentence`, which holds for many rows alike, as the end of a published reason. It must hold no semicolon."""
-    return f"; caution: {sentence}"
-
-
-def cautions_in(reasons: Iterable[str]) -> list[str]:
-    """What `as_caution` has added to any of these published reasons, each once."""
-    return list(dict.fromkeys(said for reason in reasons for said in _CAUTION.findall(reason)))
-
-
-def without_cautions(reason: str) -> str:
-    """A published reason as it was before."""
-    return _CAUTION.sub("", reason)

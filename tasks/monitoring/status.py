@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from models.monitoring.promotion import cautions_in
 from models.monitoring.regret_ledger import ledger_summary
 from warehouse.database import WarehouseError, WarehouseMissing
 from warehouse.export import read_published
 
 from ..doctor.report import trouble_of
+from ..reporting.tables import cautions_in
 from ..workspace.locking import at_work
 from ..workspace.workspace import Workspace, open_workspace
 from .checks import alarm_sentences, drift_sentences, ledger_sentence

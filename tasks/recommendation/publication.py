@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -45,23 +44,6 @@ def export_copies(workspace: Workspace) -> list[Row]:
         export(workspace.warehouse, workspace.published)
         changes = read_published(workspace.published, "recommendation_changes")
     return [{str(key): value for key, value in row.items()} for row in changes.to_dict("records")]
-
-
-_NULLABLE_WHOLE = ("global_batch", "accumulation_steps", "measured_runs", "placement_score")
-_MOMENTS = ("published_at", "price_as_of", "newest_measurement_at")
-
-
-def published_rows(folder: Path) -> list[dict[str, Any]]:
-    """The current publication: None where a value is missing, times with their zone.
-
-    Raises WarehouseMissing before the first one.
-    """
-    frame = read_published(folder)
-    whole = [name for name in _NULLABLE_WHOLE if name in frame]  # a copy may be of an older version
-    frame = frame.astype(dict.fromkeys(whole, "Int64"))  # floats to pandas, where a row lacks them
-    for name in _MOMENTS:
-        frame[name] = frame[name].dt.tz_localize("UTC")  # as the warehouse means them
-    return rows_of(frame.astype(object).where(frame.notna(), None))
 
 
 def after_refresh(workspace: Workspace, rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -13,7 +13,7 @@ from models.campaign.value_of_information import ChoiceSet, choice_set_of
 from models.domain.cluster import Offer
 from models.domain.workload import Workload
 from models.job.job_conditions import Circumstances
-from models.monitoring.promotion import as_caution, caution
+from models.monitoring.promotion import caution
 from models.planner import planner
 from models.planner.candidates import Supply, worth_asking
 from models.step_time.model import StepTimeModel, introduced
@@ -23,6 +23,7 @@ from warehouse.reads import mart
 from ..market.job_conditions import circumstances, spot_experience
 from ..market.offers import with_known_facts
 from ..providers.base import PlacementScores, ProviderError
+from ..reporting.tables import as_caution
 from ..training.registry import Champion
 from ..workspace.blas_threads import one_thread
 from ..workspace.prefect_runtime import Step

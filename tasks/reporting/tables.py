@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
-
-from models.monitoring.promotion import cautions_in, without_cautions
 
 from .progress import LiveReporter, Reporter
 
@@ -22,6 +21,23 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 OLD_PRICES = timedelta(days=7)
 _WIDTH = 160  # of plain text: a pipe has no width of its own
+
+_CAUTION = re.compile(r"; caution: ([^;]+)")
+
+
+def as_caution(sentence: str) -> str:
+    """`sentence`, which holds for many rows alike, as the end of a published reason. It must hold no semicolon."""
+    return f"; caution: {sentence}"
+
+
+def cautions_in(reasons: Iterable[str]) -> list[str]:
+    """What `as_caution` has added to any of these published reasons, each once."""
+    return list(dict.fromkeys(said for reason in reasons for said in _CAUTION.findall(reason)))
+
+
+def without_cautions(reason: str) -> str:
+    """A published reason as it was before."""
+    return _CAUTION.sub("", reason)
 
 
 def live_reporter() -> Reporter:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks.data_files.imports import ImportFiles, import_measurements
-from tasks.recommendation.publication import after_refresh, published_rows
+from tasks.recommendation.publication import after_refresh
 from tests.installed import NOON, DescribedMachines, install
 from tests.warehouse.builders import fresh, recommendation, stamp
-from warehouse.export import export
+from warehouse.export import export, published_rows
 from warehouse.publication import publish
 
 BLANK = dict.fromkeys(
