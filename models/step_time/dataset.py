@@ -82,8 +82,8 @@ def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.iloc[np.flatnonzero(good)]
 
 
-def training_rows(data: TrainingData, *, seed: int, most: int = _MOST_SETUPS) -> TrainingRows:
-    """Read the runs, pool repeats of a setup, thin them beyond `most`. Raises ValueError on several providers."""
+def training_rows(data: TrainingData, *, seed: int, most: int | None = None) -> TrainingRows:
+    """Read the runs, pool repeats of a setup, thin them beyond `most` (6,000). Raises ValueError on several providers."""
     providers = {str(one) for frame in (data.runs, data.profiles) if "provider" in frame for one in frame["provider"]}
     if len(providers) > 1:
         raise ValueError(f"measurements of several providers are never pooled: {', '.join(sorted(providers))}")
@@ -109,7 +109,7 @@ def training_rows(data: TrainingData, *, seed: int, most: int = _MOST_SETUPS) ->
         repeats=("step_s", "size"),
         spread=("log_step", "std"),
     )
-    pooled = pooled.iloc[thinned(pooled, most=most, seed=seed)]
+    pooled = pooled.iloc[thinned(pooled, most=_MOST_SETUPS if most is None else most, seed=seed)]
     setups = read_setups(pooled, devices)
     seen = setups.met_types
     if "instance_type" in data.profiles:
