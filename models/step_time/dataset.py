@@ -83,7 +83,7 @@ def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def training_rows(data: TrainingData, *, seed: int, most: int | None = None) -> TrainingRows:
-    """Read the runs, pool repeats of a setup, thin them beyond `most` (6,000). Raises ValueError on several providers."""
+    """Read the runs, pool repeats of a setup, thin them beyond `most`. Raises ValueError on several providers."""
     providers = {str(one) for frame in (data.runs, data.profiles) if "provider" in frame for one in frame["provider"]}
     if len(providers) > 1:
         raise ValueError(f"measurements of several providers are never pooled: {', '.join(sorted(providers))}")
