@@ -186,7 +186,7 @@ def ec2_answers(folder: Path) -> dict[str, Any]:
 
 def ec2_setups() -> pd.DataFrame:
     """Measured and unmeasured sizes, types that were never measured, mixed clusters, micro-steps."""
-    rows = []
+    rows: list[tuple[object, ...]] = []
     sizes = {"bert-base-squad": 8, "resnet18-cifar10": 256, "resnet50-imagenet": 48, "neumf-movielens": 4096}
     clusters = (
         "1xg4dn.xlarge",
