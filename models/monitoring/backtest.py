@@ -15,7 +15,7 @@ import pandas as pd
 
 from ..domain.cluster import parse_cluster
 from ..domain.setup_table import column
-from ..step_time.dataset import TrainingData, flops_per_sample, valid_runs, workload_buckets
+from ..step_time.dataset import TrainingData, exchanges, flops_per_sample, valid_runs
 from ..step_time.model import StepTimeModel, all_introduced, fit
 from .cross_validation import scores
 
@@ -53,7 +53,7 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
         unsound = (reasons == "") & ~(np.isfinite(seconds) & (seconds > 0)).all(axis=1)
         found[unsound] = np.nan
         reasons[unsound] = "no finite time"
-    guesses = asked["workload"].astype(str).isin(list(model.physics.compute.flops)).to_numpy(bool)
+    guesses = asked["workload"].astype(str).isin(list(model.guessed)).to_numpy(bool)
     return found.assign(unpredicted=reasons, guessed=guesses & (reasons == ""))
 
 
@@ -63,8 +63,7 @@ def _acquainted(model: StepTimeModel, data: TrainingData, test: pd.DataFrame) ->
     sizes: dict[str, float] = {}
     for facts in (replace(data, runs=test), data):
         flops |= flops_per_sample(facts)
-        found = {name: float(sum(one.size_bytes)) for name, one in workload_buckets(facts, set(flops)).items()}
-        sizes |= {name: size for name, size in found.items() if size > 0}
+        sizes |= {name: one.gradient_bytes for name, one in exchanges(facts).items()}
     return all_introduced(model, flops, sizes)
 
 
@@ -111,11 +110,10 @@ def _reasons(
 
 def _unknown(model: StepTimeModel, workload: str, cluster: str, met: Set[str]) -> str:
     """Why not even a first guess can be made of a workload whose rows tell nothing; empty where there is no need."""
-    compute = model.physics.compute
-    if workload not in compute.flops:
+    if workload not in model.guessed:
         wanting = "" if workload in model.workloads else "its flops_per_sample"
     else:
-        untold = sorted(name for name in set(parse_cluster(cluster)) if not compute.can_guess(name))
+        untold = sorted(name for name in set(parse_cluster(cluster)) if not model.can_guess(name))
         wanting = f"the peak rate of the devices of {_listed(untold)}" if untold else ""
     why = "TRAIN cannot tell its compute" if workload in met else "TRAIN has no row of it"
     return f"workload {workload} ({why}, and nobody knows {wanting})" if wanting else ""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -67,17 +66,16 @@ def fitted(data: TrainingData, *, seed: int, each: Each = map) -> tuple[StepTime
     sorted cluster), measured_s, step_s, step_low_s, step_high_s. Each fit is an item for `each`. A group whose workload
     nothing else tells about is left out. Raises ValueError as `fit` does.
     """
-    model, *found = each(partial(_fitted, seed=seed), chain([data], held_out(data, seed=seed)))
+    model = fit(data, seed=seed)
+    found = each(partial(_fitted, seed=seed, calibrated=model), held_out(data, seed=seed))
     known = [one for one in found if one is not None]
     return model, pd.concat(known, ignore_index=True) if known else _nothing()
 
 
-def _fitted(work: TrainingData | HeldOut, *, seed: int) -> StepTimeModel | pd.DataFrame | None:
-    if isinstance(work, TrainingData):
-        return fit(work, seed=seed)
+def _fitted(work: HeldOut, *, seed: int, calibrated: StepTimeModel) -> pd.DataFrame | None:
     split, group, training, rows = work
     try:
-        predicted = fit(training, seed=seed).predict(_unanswered(rows))
+        predicted = fit(training, seed=seed, calibrated=calibrated).predict(_unanswered(rows))
     except ValueError:
         return None
     return _scored(split, group, rows, predicted)

@@ -14,16 +14,11 @@ import pandas as pd
 
 from ..domain.numeric import FloatArray, IntArray
 from ..domain.setup_table import SetupArrays, column, in_one_order, read_setups
-from .physics.ddp_timeline import Buckets, default_buckets
 
 # More setups than this are thinned: the regression's cost and memory grow with them.
-_MOST_SETUPS = 6000
-# How far the log of one device's time may be off: measured alone, of several less sync_s, of several without it.
-_ALONE_SD, _WAITED_SD, _GUESSED_SD = 0.03, 0.12, 0.3
-# How far sync_s may be off, as a part of it; and the least part of a step that is taken to be compute.
-_WAITING_SD, _LEAST_COMPUTE = 0.05, 0.02
-# Part of a step taken to be compute where a workload has only multi-machine rows without sync_s.
-_COMPUTE_PART = 0.7
+_MOST_SETUPS = 9000
+# Backward costs about twice forward: two products to one.
+BACKWARD_PART = 2 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +77,11 @@ def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.iloc[np.flatnonzero(good)]
 
 
-def training_rows(data: TrainingData, *, seed: int, most: int | None = None) -> TrainingRows:
-    """Read the runs, pool repeats of a setup, thin them beyond `most`. Raises ValueError on several providers."""
+def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
+    """Read the runs, pool repeats of a setup, thin them where there are many.
+
+    Raises ValueError on several providers.
+    """
     providers = {str(one) for frame in (data.runs, data.profiles) if "provider" in frame for one in frame["provider"]}
     if len(providers) > 1:
         raise ValueError(f"measurements of several providers are never pooled: {', '.join(sorted(providers))}")
@@ -109,7 +107,7 @@ def training_rows(data: TrainingData, *, seed: int, most: int | None = None) -> 
         repeats=("step_s", "size"),
         spread=("log_step", "std"),
     )
-    pooled = pooled.iloc[thinned(pooled, most=_MOST_SETUPS if most is None else most, seed=seed)]
+    pooled = pooled.iloc[thinned(pooled, most=_MOST_SETUPS, seed=seed)]
     setups = read_setups(pooled, devices)
     seen = setups.met_types
     if "instance_type" in data.profiles:
@@ -128,49 +126,30 @@ def training_rows(data: TrainingData, *, seed: int, most: int | None = None) -> 
     )
 
 
-def one_device_rows(rows: TrainingRows, profiles: pd.DataFrame) -> pd.DataFrame:
-    """workload, instance_type, batch, seconds of a micro-step on one device and `sd`, how far its log may be off.
-
-    From runs of one rank, and from those of several machines of one type less the time that they waited, for workloads
-    that have no profile.
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What a workload exchanges: bytes of its gradients, 0 where unknown; the part of one device's seconds that comes
+    after its first bucket is ready, and the bytes of its last one, NaN where nobody recorded buckets.
     """
-    setups = rows.setups
-    profiled = {str(one) for one in profiles["workload"]} if "workload" in profiles else set()
-    found: list[tuple[str, str, float, float, float]] = []
-    ranks = setups.ranks
-    for at, (workload, types) in enumerate(zip(setups.workloads, setups.types, strict=True)):
-        step, alone = rows.step_s[at], ranks[at] == 1
-        if not alone and (workload in profiled or len(set(types)) > 1 or len(set(setups.batch[at, : len(types)])) > 1):
-            continue
-        known = bool(np.isfinite(rows.sync_s[at]))
-        waited = 0.0 if alone else rows.sync_s[at] if known else (1 - _COMPUTE_PART) * step
-        seconds = max(step - waited, _LEAST_COMPUTE * step)
-        # a little too much waiting is a lot too little compute where most of the step is waiting
-        sd = (
-            _ALONE_SD
-            if alone
-            else float(np.hypot(_WAITED_SD, _WAITING_SD * waited / seconds))
-            if known
-            else _GUESSED_SD
+
+    gradient_bytes: float
+    hidden_part: float = float("nan")
+    last_bucket_bytes: float = float("nan")
+
+
+def exchanges(data: TrainingData) -> dict[str, Exchange]:
+    """By workload, of all whose buckets or gradient bytes are known."""
+    sizes = {name: 4.0 * many for name, many in _facts(data, "parameters").items()}  # fp32
+    found = {name: Exchange(size) for name, size in (sizes | _facts(data, "gradient_bytes")).items()}
+    for workload, rows in data.buckets.groupby("workload") if len(data.buckets) else ():
+        ordered = rows.groupby("bucket")[["bytes", "ready_fraction"]].median().sort_index()
+        size = ordered["bytes"].to_numpy(float)
+        found[str(workload)] = Exchange(
+            gradient_bytes=float(size.sum()),
+            hidden_part=BACKWARD_PART * (1 - float(ordered["ready_fraction"].min())),
+            last_bucket_bytes=float(size[-1]),
         )
-        seconds /= setups.accumulation[at]
-        found.append((workload, types[0], float(setups.batch[at, 0]), float(seconds), sd))
-    return pd.DataFrame(found, columns=["workload", "instance_type", "batch", "seconds", "sd"])
-
-
-def workload_buckets(data: TrainingData, workloads: set[str]) -> dict[str, Buckets]:
-    """Recorded buckets by workload; elsewhere DDP's defaults over its gradient bytes, none where these are unknown."""
-    found: dict[str, Buckets] = {}
-    if len(data.buckets):
-        for workload, rows in data.buckets.groupby("workload"):
-            middle = rows.groupby("bucket")[["bytes", "ready_fraction"]].median().sort_index()
-            ready = np.clip(np.maximum.accumulate(middle["ready_fraction"].to_numpy(float)), 0, 1)
-            found[str(workload)] = Buckets(
-                size_bytes=tuple(float(one) for one in middle["bytes"]), ready=tuple(float(one) for one in ready)
-            )
-    gradients = {name: 4.0 * value for name, value in _facts(data, "parameters").items()}  # fp32
-    facts = gradients | _facts(data, "gradient_bytes")
-    return {name: found.get(name, default_buckets(facts.get(name, 0.0))) for name in sorted(workloads | set(found))}
+    return found
 
 
 def flops_per_sample(data: TrainingData) -> dict[str, float]:

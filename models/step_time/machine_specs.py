@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,6 +20,10 @@ _CORES, _GBPS = 1.0, 10.0
 _CORE_TFLOPS = 0.05
 # And of an accelerator where nobody knows any: within a factor of five of those on offer in 2026 (4.4 to 67).
 _DEVICE_TFLOPS = 15.0
+# GB/s of memory a processor core, and for a TFLOP/s of an accelerator whose data sheet nobody has: what is usual. The
+# last is believed by half.
+_CORE_GBYTES, _USUAL_GBYTES, _HALF = 10.0, 25.0, 0.5
+_ALIKE = 2.0  # what is said of a device's rate may differ from its data sheet by: tensor cores are counted or not
 _NO_DEVICE, _UNKNOWN = "cpu", ("", "none", "nan", "<na>")
 
 
@@ -104,3 +110,41 @@ def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
         link_told=told_gbps is not None,
         device=_device(row),
     )
+
+
+def device_kind(name: str, machine: Machine) -> str:
+    """What a machine of the type `name` computes with: its accelerator's name, else the type's own.
+
+    The rate is part of the name where no data sheet of that name has it: a slice of a GPU is another kind.
+    """
+    if not machine.accelerated or not machine.device:
+        return name
+    rate = machine.device_tflops
+    sheet = data_sheets()["fp32_tflops"].get(machine.device, np.nan)
+    alike = rate is None or 1 / _ALIKE < rate / sheet < _ALIKE
+    return machine.device if alike else f"{machine.device} of {rate:g} TFLOP/s"
+
+
+@cache
+def data_sheets() -> pd.DataFrame:
+    """GPUs by name (gpu_data_sheets.csv, with date and source of each): memory, bandwidth, rates without sparsity."""
+    table = pd.read_csv(Path(__file__).with_name("gpu_data_sheets.csv"))
+    return table.drop_duplicates("device", keep="last").set_index("device")
+
+
+def sheets_of(machines: Mapping[str, Machine], table: pd.DataFrame) -> dict[str, tuple[float, float, float]]:
+    """By kind of device GB/s of memory, TFLOP/s in fp32 as PyTorch runs it (TF32 where there is one), and how well they
+    are known: 1 from `table`, columns bandwidth_gbytes_s, fp32_tflops and tf32_tflops by device.
+
+    A machine without accelerator is a kind of its own. 0: nothing is known, and the figures are those of the others.
+    """
+    rate = table["tf32_tflops"].fillna(table["fp32_tflops"])
+    figures = zip(table.index, table["bandwidth_gbytes_s"].astype(float), rate.astype(float), strict=True)
+    found = {str(name): (one, two, 1.0) for name, one, two in figures if 0 < one < np.inf and 0 < two < np.inf}
+    for name, machine in machines.items():
+        kind, speed = device_kind(name, machine), machine.prior_speed
+        if not machine.accelerated:
+            found[name] = (_CORE_GBYTES * speed / _CORE_TFLOPS, speed, 1.0 if machine.speed_told else 0.0)
+        elif kind not in found:
+            found[kind] = (_USUAL_GBYTES * speed, speed, 0.0 if machine.device_tflops is None else _HALF)
+    return found

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
+from ..domain.numeric import FloatArray
 from ..domain.setup_table import SetupArrays
 from .machine_specs import Machine
-from .physics.compute import straight
 
 Line = tuple[float, float]  # (first, second): bytes = first + second * batch
 
@@ -34,6 +34,8 @@ _CONTEXT = 0.8e9
 # its 25 GFLOP a sample, since narrow layers keep more. Replaced by what the provider's own profiles show at most.
 _PER_OPERATION = 0.01
 _BYTES_PER_GIB = 2.0**30
+# With a single measured batch, the part of its bytes taken to be proportional to batch.
+_PROPORTIONAL = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,17 @@ def fit_memory(
         if bounds:
             facts[workload] = (_CONTEXT + _COPIES * size, min(bounds))
     return MemoryModel(lines=lines, facts=facts, ran={name: tuple(own) for name, own in largest.items() if own})
+
+
+def straight(x: FloatArray, y: FloatArray) -> Line:
+    """Intercept and slope by least squares, neither negative; through the origin's side where only one x is known."""
+    if len(np.unique(x)) == 1:
+        middle = float(np.median(y))
+        return (1 - _PROPORTIONAL) * middle, _PROPORTIONAL * middle / float(x[0])
+    slope, intercept = (float(one) for one in np.polyfit(x, y, 1))
+    if slope < 0:
+        return float(np.mean(y)), 0.0
+    return (intercept, slope) if intercept >= 0 else (0.0, float(x @ y / (x @ x)))
 
 
 def _profiled(profiles: pd.DataFrame) -> dict[tuple[str, str], Line]:

@@ -1,73 +1,84 @@
-"""Step time of a setup: compute from profiles, collectives from probes, overlapped, corrected, with intervals.
+"""Step time of a setup: seconds with 90 % intervals and joint draws from measurements; levels.py has what is learned.
 
-    log step = log physics(setup; parameters) + g(setup),     physics in physics/, g in residual/
-
-One model serves one provider. It never reads a clock, a disk or a random global; equal data and seed give equal models.
+One model serves one provider. It never reads a clock or a random global; equal data and seed give equal models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy
 
-from ..domain.categorical import numbered
-from ..domain.cluster import InstanceType
+from ..domain.cluster import InstanceType, parse_cluster
 from ..domain.numeric import Z_90, FloatArray, IntArray
 from ..domain.setup_table import SetupArrays, column, read_setups, require_known
 from ..domain.workload import Workload
 from .dataset import (
+    Exchange,
     TrainingData,
-    TrainingRows,
     definition_digests,
+    exchanges,
     flops_per_sample,
-    one_device_rows,
     training_rows,
-    workload_buckets,
 )
-from .machine_specs import Machine, read_machines
+from .formula import Times
+from .levels import LENGTHS, Block, Regression, Rows, kernel
+from .machine_specs import Machine, data_sheets, device_kind, read_machines, sheets_of
 from .memory import MemoryModel, fit_memory
-from .physics.compute import ComputeModel, fit_compute
-from .physics.ddp_timeline import StepTimes, default_buckets, fit_collectives
-from .physics.flops_prior import with_guess
-from .physics.physics import Physics, by_timeline, fit_physics
-from .residual.kernel import features_of, identities
-from .residual.nearest import Nearness
-from .residual.training_state import Learned, Measured
+from .nearest import Nearness
+from .one_device import OneDevice, Points
+from .rows import PROBE, Facts, Point, one_device_points, run_noise, run_weights
 
 __all__ = ["StepTimeModel", "TrainingData", "fit"]
 
 LIMITS = ("compute", "communication inside a node", "communication between nodes", "stragglers", "input")
 
-# Floor of an exposed part above which communication, and of an imbalance above which stragglers, limit a step.
-_LIMITED = 0.2
-# Part of the slowest rank's compute above which making batches, and not the network, is what takes it.
-_MOSTLY = 0.5
-# Setups predicted at once: the columns of more would not fit a small machine. And setups bounded at once.
-_CHUNK, _MANY = 2500, 20_000
-# Setups whose covariance is held in memory at once.
-MOST_JOINT = 4000
+# Floor of an exposed part above which communication, and of an imbalance above which stragglers, limit a step; part
+# of one device's seconds above which making batches, and not the network, is what takes it.
+_LIMITED, _MOSTLY = 0.2, 0.5
+# Setups predicted and bounded at once; setups whose covariance is held in memory at once.
+_CHUNK, _MANY, MOST_JOINT = 2500, 20_000, 4000
 # Relative: what two orders of the same floating-point sums differ by at most, and then some.
 _ROUNDING = 1e-9
-# Rows of one workload that the physics is sought on: with fewer, which ones chance picks moves what a new workload
-# is predicted by several per cent.
-_MOST_SOUGHT_ON = 600
+# Of the log of a step, a doubling of devices beyond those measured: another algorithm may begin there.
+_BEYOND_SD = 0.1
+# Directions in which a workload's seconds of one device are known better than this are not learned anew from steps.
+_TELLING_SD = 0.02
+_PSEUDO = 4.0  # groups that a level's spread is known from before any
+_APART = np.full((1, LENGTHS.shape[1]), 1e-3)  # lengths over which what one run is off by is alike: no two setups
+_WAVES = 128  # random features of each part of the residual, for draws
 
 
-def bottlenecks(physics: StepTimes, setups: SetupArrays, compute: ComputeModel) -> list[str]:
-    """One of LIMITS a setup. Input is named only where a profile told how long batches take to make."""
-    exposed = 1 - physics.compute_s / physics.step_s
-    uneven = (physics.compute_s - physics.mean_compute_s) / physics.step_s
-    kind = np.take_along_axis(setups.kind, physics.slowest[:, None], axis=1)[:, 0]
-    pairs, which = numbered(zip(setups.workloads.codes.tolist(), kind.tolist(), strict=True))
-    curves = [compute.curve(setups.workloads.names[one], setups.names[at]) for one, at in pairs]
-    made = (np.array([curve.input_part for curve in curves]) > _MOSTLY)[which]
-    labels = np.where(uneven > _LIMITED, "stragglers", np.where(made, "input", "compute"))
-    across = np.where(setups.instances > 1, "communication between nodes", "communication inside a node")
+def bottlenecks(exposed: FloatArray, uneven: FloatArray, *, input_part: FloatArray, machines: FloatArray) -> list[str]:
+    """One of LIMITS a setup, by the parts of its step that communication is exposed in and that the slowest rank takes
+    longer than all in the mean, and the part of compute that making batches takes: 0 where no profile told.
+    """
+    across = np.where(machines > 1, "communication between nodes", "communication inside a node")
+    labels = np.where(uneven > _LIMITED, "stragglers", np.where(input_part > _MOSTLY, "input", "compute"))
     return [str(one) for one in np.where((exposed > _LIMITED) & (exposed >= uneven), across, labels)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What was learned from.
+
+    Distinct setups with the log of their median step and how many runs each counts for; what one run differs by from
+    another of its setup, as a standard deviation of the log; all-reduces alone (columns cluster, bytes, seconds); the
+    instance types of profiles.
+    """
+
+    setups: SetupArrays
+    log_step: FloatArray
+    weight: FloatArray
+    run_sd: float
+    probes: pd.DataFrame
+    profiled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +86,11 @@ class StepTimeModel:
     """Predicts step seconds with intervals; `fit` makes one, serialization.py stores it."""
 
     provider: str
-    physics: Physics
+    facts: Facts
+    regression: Regression
     measured: Measured
     memory: MemoryModel = field(default_factory=MemoryModel)
+    guessed: frozenset[str] = frozenset()  # workloads of which nothing but facts is known
     trained_on: tuple[str, ...] = ()  # run ids
     workload_digests: dict[str, str] = field(default_factory=dict)  # of the definitions that were measured, by name
     type_digests: dict[str, str] = field(default_factory=dict)
@@ -86,18 +99,28 @@ class StepTimeModel:
     @property
     def machines(self) -> dict[str, Machine]:
         """Instance types by name."""
-        return self.physics.machines
+        return self.facts.machines
 
     @property
     def workloads(self) -> tuple[str, ...]:
         """Workloads that can be predicted."""
-        compute = self.physics.compute
-        return tuple(sorted({*compute.flops, *(workload for workload, _ in compute.curves)}))
+        return tuple(sorted({*self.facts.alone.workloads, *self.guessed}))
 
     @property
     def instance_types(self) -> tuple[str, ...]:
         """Instance types that can be predicted."""
         return tuple(sorted(self.machines))
+
+    @property
+    def measured_types(self) -> frozenset[str]:
+        """Instance types that something was measured on."""
+        return frozenset({*self.measured.setups.met_types, *self.measured.profiled})
+
+    def can_guess(self, instance_type: str) -> bool:
+        """Can a workload that nobody measured be predicted there? Only where the rate of its device is known."""
+        machine = self.machines[instance_type]
+        believed = self.facts.alone.sheets.get(device_kind(instance_type, machine), (0.0, 0.0, 0.0))[2]
+        return machine.accelerated and believed > 0
 
     def met_workload(self, workload: Workload) -> bool:
         """Was this workload learned as it is defined today? One of the same name and another digest is another."""
@@ -108,13 +131,15 @@ class StepTimeModel:
         name = instance_type.name
         return name in self.machines and self.type_digests.get(name) == instance_type.digest
 
+    # predictions
+
     def predict(self, setups: pd.DataFrame) -> pd.DataFrame:
         """Predict each setup (measurement columns; workload, cluster, batch_per_device required), on the same index.
 
         Columns: step_s with its 90 % interval step_low_s..step_high_s for one new measurement, samples_per_s, compute_s
         (the slowest rank alone), communication_s (all collectives), exposed_communication_s (the part not hidden),
         bottleneck (one of LIMITS), nearest_doublings (distance to the nearest measured setup of the workload, see
-        residual/nearest.py; NaN where only its profile is known).
+        nearest.py; NaN where only its profile is known).
         Raises ValueError on an unknown workload or instance type (naming the nearest known), another provider,
         a strategy other than ddp or a precision other than fp32, and on text that cannot be read.
         """
@@ -122,28 +147,81 @@ class StepTimeModel:
 
     def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
         """`predict` of setups that were read or planned, numbered from 0."""
-        return pd.concat([self._predict(arrays.take(part)) for part in _chunks(arrays)], ignore_index=True)
+        return pd.concat([self._predict(arrays.take(part)) for part in _chunks(arrays, _CHUNK)], ignore_index=True)
 
     def _predict(self, arrays: SetupArrays) -> pd.DataFrame:
-        step = self.physics.at(arrays)
-        learned = self._learned()
-        mean, spread = learned.posterior.moments(features_of(arrays, step, self.physics))
-        factor, spread = np.exp(learned.held(mean)), learned.widened(mean, spread)
-        times = step.times
-        step_s = times.step_s * factor
+        many = len(arrays.workloads)
+        mean, variance, formula, compute, slowest, communication, uneven, input_part = np.zeros((8, many))
+        covariance = self._covariance()
+        for part in self._parts(arrays):
+            own, at, times = covariance[np.ix_(part.columns, part.columns)], part.at, part.times
+            level = ((part.slopes @ own) * part.slopes).sum(axis=1)
+            level += sum((one**2).sum(axis=1) for _, one in part.unknown) + part.alone.variance
+            mean[at], variance[at] = part.mean, part.widened**2 * level + part.near + part.noise
+            formula[at], compute[at], communication[at] = times.step_s, times.compute_s, times.communication_s
+            uneven[at] = (times.compute_s - times.mean_compute_s) / times.step_s
+            input_part[at] = self.facts.input_part.get(part.cell, 0.0)
+        step, spread = np.exp(mean), np.sqrt(variance)
+        slowest = np.minimum(compute / formula, 1.0)
+        exposed = 1 - slowest
         return pd.DataFrame(
             {
-                "step_s": step_s,
-                "step_low_s": step_s * np.exp(-Z_90 * spread),
-                "step_high_s": step_s * np.exp(Z_90 * spread),
-                "samples_per_s": arrays.samples / step_s,
-                "compute_s": times.compute_s * factor,
-                "communication_s": times.communication_s * factor,
-                "exposed_communication_s": np.maximum(times.step_s - times.compute_s, 0) * factor,
-                "bottleneck": bottlenecks(times, arrays, self.physics.compute),
+                "step_s": step,
+                "step_low_s": np.exp(mean - Z_90 * spread),
+                "step_high_s": np.exp(mean + Z_90 * spread),
+                "samples_per_s": arrays.samples / step,
+                "compute_s": slowest * step,
+                "communication_s": communication / formula * step,
+                "exposed_communication_s": exposed * step,
+                "bottleneck": bottlenecks(exposed, uneven, input_part=input_part, machines=arrays.instances),
                 "nearest_doublings": self._nearness().doublings(arrays),
             }
         )
+
+    def least_seconds(self, arrays: SetupArrays) -> FloatArray:
+        """(rows,) step seconds that no prediction of these setups undercuts: cheap, since no neighbours are asked."""
+        found = np.empty(len(arrays.workloads))
+        for chunk in _chunks(arrays, _MANY):
+            rows, points, _ = self.facts.lay_out(arrays.take(chunk))
+            for (workload, kind), at in _cells(rows):
+                own = rows.take(at)
+                *_, moves = self._one_device(workload, own, points)
+                block = self._blocks().get((workload, kind))
+                least = 0.0 if block is None else self._held(block)[0]
+                times = self.regression.times(own, workload, kind, moves)
+                found[chunk[at]] = times.step_s * np.exp(least) * (1 - _ROUNDING)
+        return found
+
+    def joint(self, setups: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Of log step seconds jointly: mean (setups,), covariance (setups, setups) and variance of a run's noise.
+
+        Raises ValueError above 4,000 setups at once, and as `predict` does.
+        """
+        if len(setups) > MOST_JOINT:
+            raise ValueError(f"{len(setups)} setups at once: at most {MOST_JOINT} jointly")
+        many = len(setups)
+        mean, noise, wider = np.zeros(many), np.zeros(many), np.zeros(many)
+        slopes = np.zeros((many, self.regression.columns.count))
+        unknown: dict[object, FloatArray] = {}
+        near = np.zeros((many, many))
+        parts = list(self._parts(self._read(setups)))
+        for part in parts:
+            mean[part.at], noise[part.at], wider[part.at] = part.mean, part.noise, part.widened
+            slopes[np.ix_(part.at, part.columns)] = part.slopes
+            for key, own in part.unknown:
+                unknown.setdefault(key, np.zeros((many, own.shape[1])))[part.at] = own
+            alike = kernel(part.features, part.features, part.spread) * np.multiply.outer(part.several, part.several)
+            near[np.ix_(part.at, part.at)] = part.wider**2 * (alike - part.white.T @ part.white)
+        level = slopes @ self._covariance() @ slopes.T
+        for own in unknown.values():
+            level += own @ own.T
+        for one, other in product(parts, parts):
+            if one.cell[0] == other.cell[0]:
+                left = self.facts.alone.covariance(one.alone.asked, other.alone.asked)
+                left -= one.alone.tied @ other.alone.tied.T
+                by_row = left[np.ix_(one.alone.point, other.alone.point)]
+                level[np.ix_(one.at, other.at)] += by_row * np.multiply.outer(one.alone.slope, other.alone.slope)
+        return mean, level * np.multiply.outer(wider, wider) + near, noise
 
     def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> FloatArray:
         """(setups, count) step seconds, drawn jointly: what two setups share in error moves together.
@@ -155,55 +233,73 @@ class StepTimeModel:
 
     def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
         """`draws` of setups that were read or planned."""
-        drawn, learned = np.empty((len(arrays.workloads), count)), self._learned()
-        for part in _chunks(arrays):
-            own = arrays.take(part)
-            step = self.physics.at(own)
-            mean, spread, off = learned.posterior.draws(
-                features_of(own, step, self.physics),
-                identity=identities(own),
-                measured=self._identities(),
-                count=count,
-                seed=seed,
-            )
-            wider = learned.widened(mean, spread) / spread
-            drawn[part] = (step.times.step_s * np.exp(learned.held(mean)))[:, None] * np.exp(wider[:, None] * off)
+        drawn = np.empty((len(arrays.workloads), count))
+        for chunk in _chunks(arrays, _CHUNK):
+            drawn[chunk] = self._draw(arrays.take(chunk), count=count, seed=seed)
         return drawn
 
-    def least_seconds(self, arrays: SetupArrays) -> FloatArray:
-        """(rows,) step seconds that no prediction of these setups undercuts: cheap, since nothing is looked up."""
-        parts = [self.physics.seconds(arrays.take(part)) for part in _chunks(arrays, _MANY)]
-        return np.concatenate(parts) * float(np.exp(self._learned().least)) * (1 - _ROUNDING)
+    def _draw(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
+        many, half = len(arrays.workloads), (count + 1) // 2
+        if "root" not in self._made:
+            self._made["root"] = np.linalg.cholesky(self._covariance())
+        root = self._made["root"]
+        shared = root @ np.random.default_rng([seed, 0]).standard_normal((len(root), half))
+        mean, off = np.zeros(many), np.zeros((many, half))
+        for part in self._parts(arrays):
+            own = part.slopes @ shared[part.columns]
+            for key, slopes in part.unknown:
+                own += slopes @ _random(seed, key).standard_normal((slopes.shape[1], half))
+            own += part.alone.slope[:, None] * self._drawn_alone(part, count=half, seed=seed)[part.alone.point]
+            field_ = _Field.of(part, seed=seed, count=half)
+            near = field_.at(part.features) * part.several[:, None]
+            if part.block is not None and part.white.shape[0]:
+                measured = self.regression.rows.features[part.block.at]
+                noise = _random(seed, ("noise", part.cell)).standard_normal((len(measured), half))
+                sd = part.spread[2] * np.sqrt(part.block.outlying / self.regression.weight[part.block.at])
+                told = field_.at(measured) + sd[:, None] * noise
+                near -= part.white.T @ scipy.linalg.solve_triangular(part.block.factor, told, lower=True)
+            random = _random(seed, ("run", part.cell))
+            run = _Field.draw(_APART, np.full(1, np.sqrt(part.noise)), random=random, count=half)
+            mean[part.at], off[part.at] = part.mean, part.widened * own + part.wider * near + run.at(part.features)
+        paired = np.stack([off, -off], axis=2).reshape(many, -1)[:, :count]
+        return np.asarray(np.exp(mean[:, None] + paired), dtype=float)
 
-    def joint(self, setups: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Of log step seconds jointly: mean (setups,), covariance (setups, setups) and variance of a run's noise.
-
-        Raises ValueError as `predict` does, and above 4,000 setups at once.
-        """
-        if len(setups) > MOST_JOINT:
-            raise ValueError(f"{len(setups)} setups at once: at most {MOST_JOINT} jointly")
-        arrays = self._read(setups)
-        step = self.physics.at(arrays)
-        learned = self._learned()
-        mean, covariance, noise = learned.posterior.joint(features_of(arrays, step, self.physics))
-        spread = np.sqrt(np.diag(covariance))
-        wider = learned.widened(mean, spread) / spread  # correlations stay: a run is no noisier for being held
-        covariance *= wider[:, None]
-        covariance *= wider
-        return np.log(step.times.step_s) + learned.held(mean), covariance, noise
+    def _drawn_alone(self, part: _Part, *, count: int, seed: int) -> FloatArray:
+        """(points, count) what the log seconds of one device may be off by, beside what is in z."""
+        alone, (workload, _) = self.facts.alone, part.cell
+        off = alone.draws(part.alone.asked, count=count, seed=seed)
+        if workload not in self.regression.points:
+            return off
+        trained, whitener = self.regression.points[workload]
+        return off - part.alone.tied @ (whitener @ alone.draws(trained, count=count, seed=seed))
 
     def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
         """(a, k): forward and backward of one device take about a + k * batch seconds. Raises ValueError if unknown."""
         self._require([workload], [instance_type])
-        return self.physics.compute.curve(workload, instance_type).line()
+        least, most = self.facts.alone.reaches(workload)
+        batches = np.unique(np.geomspace(least, max(most, 2 * least), 8))
+        kind = device_kind(instance_type, self.machines[instance_type])
+        seconds = np.exp(self.facts.alone.predict(self.facts.at([(workload, kind, one) for one in batches.tolist()])))
+        slope, intercept = (float(one) for one in np.polyfit(batches, seconds, 1, w=1 / seconds))
+        return max(intercept, 0.0), max(slope, 0.05 * float(np.min(seconds / batches)))
 
     def peak_bytes(self, workload: str, instance_type: str, batch: int) -> float:
         """Peak memory of one rank at `batch`; NaN where nothing is known of the workload."""
         return self.memory.peak_bytes(workload, instance_type, batch)
 
-    def _require(self, workloads: list[str], types: list[str]) -> None:
-        require_known(workloads, self.workloads, "workload")
-        require_known(types, self.instance_types, "instance type")
+    # how they come about
+
+    def _require(self, workloads: Iterable[str], types: Iterable[str]) -> None:
+        require_known(list(workloads), self.workloads, "workload")
+        require_known(list(types), self.instance_types, "instance type")
+
+    def _require_rates(self, arrays: SetupArrays) -> None:
+        """Raises ValueError where nothing was measured of a workload, and not even a device's rate is known."""
+        for workload, name, _ in arrays.pairs():
+            if workload in self.guessed and not self.can_guess(name):
+                raise ValueError(
+                    f"workload {workload!r} was never measured: it needs a profile or a run on one instance"
+                )
 
     def _read(self, setups: pd.DataFrame) -> SetupArrays:
         for name, only in (("strategy", "ddp"), ("precision", "fp32"), ("provider", self.provider)):
@@ -211,23 +307,16 @@ class StepTimeModel:
             if other:
                 raise ValueError(f"{name} {sorted(other)[0]!r} is not predicted by this model, only {only!r}")
         arrays = read_setups(setups, {name: one.devices for name, one in self.machines.items()})
-        self._require(list(arrays.workloads.distinct), list(arrays.names))
+        self._require(arrays.workloads.distinct, arrays.names)
+        self._require_rates(arrays)
         return arrays
 
-    def _learned(self) -> Learned:
-        """What was measured, brought to bear; the same measurements give the same one."""
-        if "learned" not in self._made:
-            posterior = self._made.pop("posterior", None) or self.measured.posterior(self.physics)
-            self._made["learned"] = Learned.of(posterior)
-        made: Learned = self._made["learned"]
-        return made
-
-    def _identities(self) -> tuple[str, ...]:
-        """Of what was measured: only draws ask for them."""
-        if "identities" not in self._made:
-            self._made["identities"] = identities(self.measured.setups)
-        made: tuple[str, ...] = self._made["identities"]
-        return made
+    def _covariance(self) -> FloatArray:
+        """(columns, columns) of z."""
+        if "covariance" not in self._made:
+            self._made["covariance"] = np.linalg.inv(self.regression.precision)
+        found: FloatArray = self._made["covariance"]
+        return found
 
     def _nearness(self) -> Nearness:
         if "nearness" not in self._made:
@@ -235,90 +324,301 @@ class StepTimeModel:
         made: Nearness = self._made["nearness"]
         return made
 
+    def _blocks(self) -> dict[tuple[str, str], Block]:
+        if "blocks" not in self._made:
+            self._made["blocks"] = {block.name: block for block in self.regression.blocks}
+        made: dict[tuple[str, str], Block] = self._made["blocks"]
+        return made
 
-def _chunks(arrays: SetupArrays, size: int = _CHUNK) -> list[IntArray]:
-    """Positions of so many setups at once, in order; one empty chunk for none."""
-    many = len(arrays.workloads)
-    return [np.arange(first, min(first + size, many)) for first in range(0, max(many, 1), size)]
+    def _held(self, block: Block) -> tuple[float, float]:
+        """Least and most that neighbours moved the log of a measured setup by: no other is moved further."""
+        held: dict[tuple[str, str], tuple[float, float]] = self._made.setdefault("held", {})
+        if block.name not in held:
+            fit, spread = self.regression, self.regression.residual_of(*block.name)[0]
+            features = fit.rows.features[block.at]
+            white = scipy.linalg.solve_triangular(block.factor, kernel(features, features, spread), lower=True)
+            moved = white.T @ fit.solved(block)[:, -1]
+            held[block.name] = min(float(moved.min()), 0.0), max(float(moved.max()), 0.0)
+        return held[block.name]
+
+    def _one_device(
+        self, workload: str, own: Rows, points: Sequence[Point]
+    ) -> tuple[IntArray, Points, FloatArray, FloatArray]:
+        """(rows, members) place of each member's point among those asked for, these, (asked, columns) how they are tied
+        to what was learned from, and (rows, members) what that moves their log seconds by.
+        """
+        used, place = np.unique(own.point[own.point >= 0], return_inverse=True)
+        where = np.zeros(own.point.shape, dtype=np.intp)
+        where[own.point >= 0] = place
+        asked = self.facts.at([points[one] for one in used])
+        if workload not in self.regression.points:
+            return where, asked, np.zeros((len(used), 0)), np.zeros(own.point.shape)
+        trained, whitener = self.regression.points[workload]
+        tied = (whitener @ self.facts.alone.covariance(trained, asked)).T
+        moved = tied @ self.regression.z[self.regression.columns.groups["alone", workload]]
+        return where, asked, tied, np.where(own.point >= 0, moved[where], 0.0)
+
+    def _parts(self, arrays: SetupArrays) -> Iterator[_Part]:
+        """The setups cell by cell."""
+        fit = self.regression
+        rows, points, _ = self.facts.lay_out(arrays)
+        for (workload, kind), at in _cells(rows):
+            own = rows.take(at)
+            where, asked, tied, moves = self._one_device(workload, own, points)
+            values = np.tile(fit.values(workload, kind, fit.z), (len(at), 1))
+            base, by, by_alone, times = fit.slopes(own, values, moves)
+            point = np.take_along_axis(where, times.slowest[:, None], axis=1)[:, 0]
+            keys = fit.columns.keys(workload, kind)
+            met = [key for key in keys if key in fit.columns.groups]
+            slopes = np.concatenate([fit.design(by, met), by_alone[:, None] * tied[point]], axis=1)
+            unknown: list[tuple[tuple[str, object], FloatArray]] = [
+                (key, fit.design(by, [key]) * _heavier(fit, key[0])) for key in keys if key not in fit.columns.groups
+            ]
+            left = np.diag(self.facts.alone.covariance(asked, asked)) - (tied**2).sum(axis=1)
+            beyond = np.log2(np.maximum(own.line.ranks / self._reached(kind), 1.0))
+            unknown.append((("beyond", kind), _BEYOND_SD * beyond[:, None]))
+            several = (own.line.ranks > 1).astype(float)
+            spread, wider = fit.residual_of(workload, kind)
+            near, mean, block = several * (spread[:2] ** 2).sum(), base, self._blocks().get((workload, kind))
+            white = np.zeros((0, len(at)))
+            if block is not None:
+                cross = kernel(own.features, fit.rows.features[block.at], spread) * several[:, None]
+                white = scipy.linalg.solve_triangular(block.factor, cross.T, lower=True)
+                solved = fit.solved(block)
+                mean = base + np.clip(white.T @ solved[:, -1], *self._held(block))
+                slopes = slopes - white.T @ solved[:, :-1]
+                near = np.maximum(near - (white**2).sum(axis=0), 0.0)
+            yield _Part(
+                cell=(workload, kind),
+                at=at,
+                mean=mean,
+                times=times,
+                columns=fit.columns.of(workload, kind),
+                slopes=slopes,
+                unknown=unknown,
+                alone=_Alone(asked=asked, tied=tied, point=point, slope=by_alone, variance=by_alone**2 * left[point]),
+                near=near * wider**2,
+                noise=max(float(spread[2] * wider), self.measured.run_sd) ** 2,
+                spread=spread,
+                wider=wider,
+                widened=fit.wider_levels(workload, kind),
+                features=own.features,
+                several=several,
+                white=white,
+                block=block,
+            )
+
+    def _reached(self, kind: str) -> float:
+        """Devices of the largest cluster of a kind that was measured; no limit where it never ran on several."""
+        if "reach" not in self._made:
+            reach: dict[str, float] = {}
+            for name, ranks in zip(self.regression.rows.kind, self.regression.rows.line.ranks.tolist(), strict=True):
+                reach[name] = max(reach.get(name, 2.0), ranks)
+            self._made["reach"] = reach
+        return float(self._made["reach"].get(kind, np.inf))
 
 
-def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
-    """Fit everything to one provider's measurements. Rows without a positive finite step time are left out.
+def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = None) -> StepTimeModel:
+    """Learn from one provider's measurements; rows without a positive finite step time are left out.
 
-    Raises ValueError if there is nothing to learn compute from, or rows of more than one provider.
+    How much wider intervals of what was hardly measured must be is `calibrated`'s, else found by leaving cells out,
+    which takes most of the time. Raises ValueError if there is nothing to learn compute from, or rows of more than one
+    provider.
     """
     rows = training_rows(data, seed=seed)
     machines = read_machines(data.instance_types, rows.types)
-    compute = fit_compute(data.profiles, one_device_rows(rows, data.profiles), machines)
-    if not compute.curves:
-        raise ValueError("nothing to learn from: no profile and no run with a positive step time")
-    physics = Physics(
-        compute=with_guess(compute, flops_per_sample(data)),
-        collectives=fit_collectives(data.probes, machines),
-        buckets=workload_buckets(data, {workload for workload, _ in compute.curves}),
-        machines=machines,
-        profiled=by_timeline(compute),
+    points, optimizer_part, input_part = one_device_points(rows, data.profiles, machines)
+    flops = flops_per_sample(data)
+    alone = OneDevice.fit(points, sheets=sheets_of(machines, data_sheets()), flops=flops)
+    facts = Facts(
+        machines=machines, alone=alone, exchanges=exchanges(data), optimizer_part=optimizer_part, input_part=input_part
     )
-    known = {workload for workload, _ in compute.curves}
-    kept = np.flatnonzero(rows.setups.workloads.among(known))
-    rows = rows.take(kept)
-    if len(kept):
-        picked = _few_of_each(rows, seed=seed)
-        physics = fit_physics(physics, rows.setups.take(picked), rows.step_s[picked])
-    physics = physics.reaching(rows.setups)
-    measured, posterior = Measured.of(
-        physics, rows.setups, step_s=rows.step_s, repeats=rows.repeats, spread=rows.spread
+    measured = Measured(
+        setups=rows.setups,
+        log_step=np.log(rows.step_s),
+        weight=run_weights(rows),
+        run_sd=run_noise(rows),
+        probes=_probes(data.probes),
+        profiled=tuple(sorted({str(one) for one in data.profiles.get("instance_type", ())})),
     )
+    regression = lay_out(facts, measured)
+    regression.fit(seed=seed)
+    told = replace(facts, slowness=regression.slowness())
+    if facts.kinds(measured.setups) != told.kinds(measured.setups):  # mixed clusters go by what was found slow
+        regression = lay_out(told, measured)
+        regression.fit(seed=seed)
+    if calibrated is None:
+        regression.calibrate(seed=seed)
+    else:
+        regression.calibrate_as(calibrated.regression)
+    facts = told
     return StepTimeModel(
         provider=rows.provider,
-        physics=physics,
+        facts=facts,
+        regression=regression,
         measured=measured,
         memory=fit_memory(
             data.profiles,
             rows.setups,
             machines,
-            gradient_bytes={name: sum(one.size_bytes) for name, one in physics.buckets.items()},
-            flops_per_sample=flops_per_sample(data),
+            gradient_bytes={name: one.gradient_bytes for name, one in facts.exchanges.items()},
+            flops_per_sample=flops,
         ),
         trained_on=rows.run_ids,
         workload_digests=definition_digests(data.workloads, "workload"),
         type_digests=definition_digests(data.instance_types, "name"),
-        _made={"posterior": posterior},
     )
 
 
-def _few_of_each(rows: TrainingRows, *, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.intp]]:
-    """Rows of each workload, by chance where there are more than the physics is sought on."""
-    drawn = np.argsort(np.random.default_rng(seed).permutation(len(rows.step_s)))
-    each = [own[np.argsort(drawn[own])][:_MOST_SOUGHT_ON] for own in rows.setups.workloads.groups().values()]
-    return np.sort(np.concatenate(each))
+def lay_out(facts: Facts, measured: Measured) -> Regression:
+    """The regression on what was measured, before it is fitted or read."""
+    several = np.flatnonzero(measured.setups.ranks > 1)
+    laid, points, log_s = facts.lay_out(measured.setups.take(several))
+    tied: dict[str, tuple[Points, FloatArray]] = {}
+    alone, offsets = {}, {}
+    for workload in sorted({one[0] for one in points}):
+        own = [at for at, one in enumerate(points) if one[0] == workload]  # together: they are sorted by workload
+        at = facts.at([points[one] for one in own])
+        square, directions = np.linalg.eigh(facts.alone.covariance(at, at))
+        told = square > _TELLING_SD**2
+        factor, whitener = directions[:, told] * np.sqrt(square[told]), (directions[:, told] / np.sqrt(square[told])).T
+        alone[workload], offsets[workload], tied[workload] = (log_s[own], factor), own[0], (at, whitener)
+    log_step, weight = measured.log_step[several], measured.weight[several]
+    if len(measured.probes):
+        laid = laid.joined(facts.lay_out_probes(measured.probes))
+        alone[PROBE], offsets[PROBE] = (np.zeros(0), np.zeros((0, 0))), 0
+        log_step = np.append(log_step, np.log(measured.probes["seconds"].to_numpy(float)))
+        weight = np.append(weight, np.ones(len(measured.probes)))
+    return Regression(laid, log_step, weight, alone=alone, offsets=offsets, points=tied)
+
+
+def _probes(probes: pd.DataFrame) -> pd.DataFrame:
+    """Of all-reduces alone, those that can be read: the median seconds of each cluster and size."""
+    columns = ["cluster", "bytes", "seconds"]
+    if not set(columns) <= set(probes.columns):
+        return pd.DataFrame(columns=columns)
+    numbers = probes[columns].assign(**{name: pd.to_numeric(probes[name], errors="coerce") for name in columns[1:]})
+    size, seconds = numbers["bytes"].to_numpy(float), numbers["seconds"].to_numpy(float)
+    several = np.array([len(parse_cluster(str(one))) > 1 for one in numbers["cluster"]], dtype=bool)
+    good = numbers[(size > 0) & (seconds > 0) & np.isfinite(size) & np.isfinite(seconds) & several]
+    found: pd.DataFrame = good.groupby(["cluster", "bytes"], as_index=False).agg(seconds=("seconds", "median"))
+    return found
 
 
 def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None:
-    """The model, able to guess at `workload` on types whose device's peak rate is known.
+    """The model, able to guess at `workload` on types whose device's rate is known.
 
-    It predicts every other workload as before. None where the workload's FLOPs are unknown, where something of that
-    name was measured (as it is defined now or was once), or where the model was fitted before there were guesses.
+    It predicts every other workload as before. None where the workload's FLOPs are unknown, or where something of that
+    name was measured (as it is defined now or was once).
     """
     name, flops = workload.name, workload.flops_per_sample
     if flops is None:
         return None
     found = all_introduced(model, {name: flops}, {name: float(workload.gradient_bytes or 0)})
-    return found if name in found.physics.compute.flops else None
+    return found if name in found.guessed else None
 
 
 def all_introduced(
     model: StepTimeModel, flops_per_sample: Mapping[str, float], gradient_bytes: Mapping[str, float]
 ) -> StepTimeModel:
     """The same for every workload in `flops_per_sample` that can be; `gradient_bytes` are absent or 0 where unknown."""
-    compute, buckets, memory = model.physics.compute, dict(model.physics.buckets), model.memory
-    measured = {owner for owner, _ in compute.curves}
-    new = {name: flops for name, flops in flops_per_sample.items() if name not in measured}
-    if compute.guess is None or not new:
+    facts, memory = model.facts, model.memory
+    new = {name: flops for name, flops in flops_per_sample.items() if name not in facts.alone.workloads}
+    if not new:
         return model
+    sizes = {name: Exchange(gradient_bytes.get(name, 0.0)) for name in new}
     for name, flops in new.items():
-        size = gradient_bytes.get(name, 0.0)
-        buckets[name] = default_buckets(size)
-        memory = memory.with_facts(name, gradient_bytes=size, flops_per_sample=flops)
-    compute = replace(compute, flops=compute.flops | new, _filled={})
-    return replace(model, physics=replace(model.physics, compute=compute, buckets=buckets), memory=memory)
+        memory = memory.with_facts(name, gradient_bytes=sizes[name].gradient_bytes, flops_per_sample=flops)
+    alone = replace(facts.alone, flops=facts.alone.flops | new)
+    return replace(
+        model,
+        facts=replace(facts, alone=alone, exchanges=facts.exchanges | sizes),
+        memory=memory,
+        guessed=model.guessed | set(new),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Alone:
+    """What of one device's seconds is in no column of z: of each row's slowest member."""
+
+    asked: Points
+    tied: FloatArray  # (asked, columns)
+    point: IntArray  # (rows,) into `asked`
+    slope: FloatArray  # (rows,) of the log of a step by the log of the member's seconds
+    variance: FloatArray  # (rows,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Setups of one cell as the regression sees them."""
+
+    cell: tuple[str, str]
+    at: IntArray
+    mean: FloatArray
+    times: Times  # by the formula alone
+    columns: IntArray  # of z
+    slopes: FloatArray
+    unknown: list[tuple[tuple[str, object], FloatArray]]  # slopes by what was never measured
+    alone: _Alone
+    near: FloatArray  # variance of the residual
+    noise: float  # variance of one run
+    spread: FloatArray
+    wider: float  # factor on the residual's and the noise's spread
+    widened: float  # factor on the levels' spread
+    features: FloatArray
+    several: FloatArray  # 1 for more than one device
+    white: FloatArray
+    block: Block | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """Draws of a process before any row is known, by random Fourier features: the same whatever else is asked."""
+
+    waves: FloatArray
+    phases: FloatArray
+    weights: FloatArray
+
+    @classmethod
+    def of(cls, part: _Part, *, seed: int, count: int) -> _Field:
+        """`count` draws of the residual of a cell."""
+        return cls.draw(LENGTHS, part.spread[:2], random=_random(seed, ("field", part.cell)), count=count)
+
+    @classmethod
+    def draw(cls, lengths: FloatArray, spread: FloatArray, *, random: np.random.Generator, count: int) -> _Field:
+        """`count` draws of a sum of processes, each with a row of `lengths` and a `spread`."""
+        parts, features = lengths.shape
+        waves = random.standard_normal((parts, _WAVES, features)) / lengths[:, None, :]
+        phases = random.uniform(0, 2 * np.pi, (parts, _WAVES))
+        scale = spread[:, None, None] * np.sqrt(2 / _WAVES)
+        weights = scale * random.standard_normal((parts, _WAVES, count))
+        return cls(waves.reshape(-1, features), phases.ravel(), weights.reshape(-1, count))
+
+    def at(self, features: FloatArray) -> FloatArray:
+        """(rows, count)."""
+        return np.asarray(np.cos(features @ self.waves.T + self.phases) @ self.weights, dtype=float)
+
+
+def _random(seed: int, key: object) -> np.random.Generator:
+    return np.random.default_rng([seed, zlib.crc32(repr(key).encode())])
+
+
+def _heavier(fit: Regression, level: str) -> float:
+    """Student's t against a normal at 90 %, with as many degrees of freedom as groups and pseudo-groups."""
+    groups = sum(name == level for name, _ in fit.columns.groups)
+    return float(scipy.special.stdtrit(groups + _PSEUDO, 0.95) / Z_90)
+
+
+def _cells(rows: Rows) -> list[tuple[tuple[str, str], IntArray]]:
+    """Workload and kind with the places of their rows."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for at, cell in enumerate(zip(rows.workload, rows.kind, strict=True)):
+        places.setdefault(cell, []).append(at)
+    return [(cell, np.array(own)) for cell, own in sorted(places.items())]
+
+
+def _chunks(arrays: SetupArrays, size: int) -> list[IntArray]:
+    """Positions of so many setups at once, in order; one empty chunk for none."""
+    many = len(arrays.workloads)
+    return [np.arange(first, min(first + size, many)) for first in range(0, max(many, 1), size)]

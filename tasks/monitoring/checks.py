@@ -133,8 +133,7 @@ def _unseen(runs: pd.DataFrame, champion: Champion) -> pd.DataFrame:
     model = champion.model
     if not len(runs):
         return runs
-    types = {name for _, name in model.physics.compute.curves}
-    workloads = {name for name, _ in model.physics.compute.curves}
+    types, workloads = model.measured_types, set(model.workloads) - model.guessed
     met = [
         row["run_id"] not in model.trained_on
         and row["workload"] in workloads

@@ -273,7 +273,7 @@ def on_met_devices(
 
     A GPU's data sheet says too little about how fast a network runs on it.
     """
-    measured = {name for _, name in model.physics.compute.curves}
+    measured = model.measured_types
     devices = {offer.instance_type.name: offer.instance_type.device for offer in offers}
     try:
         kinds = mart(workspace.warehouse, "instance_types", provider=workspace.provider.name)
@@ -287,7 +287,7 @@ def on_met_devices(
 
 def guessable(model: StepTimeModel, offers: Sequence[Offer]) -> list[Offer]:
     """Those of types on which a guess can be made."""
-    return [one for one in offers if model.physics.compute.can_guess(one.instance_type.name)]
+    return [one for one in offers if model.can_guess(one.instance_type.name)]
 
 
 def _of_members(row: Row, offers: Sequence[Offer], experience: Mapping[str, str]) -> Row:

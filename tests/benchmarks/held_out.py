@@ -2,8 +2,8 @@
 
 `python -m tests.benchmarks.held_out` prints error (mean, median), coverage and median width of the 90 % intervals by
 line of the table, then by group. The groups are those for choosing between models; `--final` takes the others, which
-may be looked at five times in all: docs/lab-notes.md has each. `--rivals` adds the model in force and the textbook,
-`--ablations` what each term is worth by kind. Needs the files of ../shared/data; without them it says so and exits 1.
+may be looked at five times in all: docs/lab-notes.md has each. `--rivals` adds the textbook, `--ablations` what
+each term is worth by kind. Needs the files of ../shared/data; without them it says so and exits 1.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ import pandas as pd
 import typer
 
 from models.domain.numeric import Z_90, BoolArray
+from models.step_time import formula, levels
 from models.step_time.dataset import TrainingData
-from models.step_time.model import fit as fit_shipped
+from models.step_time.machine_specs import data_sheets
+from models.step_time.model import StepTimeModel, fit
+from models.step_time.one_device import OneDevice
+from tasks.workspace.blas_threads import one_thread
 from tests.benchmarks.held_out_groups import (
     ALONE,
     CHOOSING_CELLS,
@@ -38,13 +42,9 @@ from tests.benchmarks.held_out_groups import (
     gpu_groups,
     groups,
 )
-from tests.benchmarks.levels import formula, levels
-from tests.benchmarks.levels.estimator import StepTimeRegressor
-from tests.benchmarks.levels.one_device import OneDevice
 from tests.benchmarks.rivals import predict_textbook
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
-SHEETS = Path(__file__).parent / "levels" / "gpu_data_sheets.csv"
 # The devices of the machines that the measurements are from, and the one-machine table's names where they are others.
 _DEVICES = {T4: (4, "t4", 48.0, 50.0), RTX: (8, "rtx2080ti", 40.0, 50.0), V100: (8, "v100", 40.0, 100.0)}
 _SHEET_OF = {"2070": "rtx2070", "2080": "rtx2080", "2080Super": "rtx2080super", "2080Ti": "rtx2080ti"}
@@ -71,13 +71,6 @@ NEUTRAL: dict[str, float] = {
 }
 
 
-def sheets(path: Path = SHEETS) -> dict[str, tuple[float, float]]:
-    """GB/s and TFLOP/s of what runs in fp32 (TF32 where there is one) by device, and by `device|workload` in fp16."""
-    table = pd.read_csv(path).drop_duplicates("device", keep="last").set_index("device")
-    rate = table["tf32_tflops"].fillna(table["fp32_tflops"])
-    return {str(name): (float(table["bandwidth_gbytes_s"][name]), float(rate[name])) for name in table.index}
-
-
 def read_runs(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Runs as `described`, facts of the workloads, instance types."""
     runs = pd.concat(
@@ -95,7 +88,6 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.runs, self.facts, self.types = read_runs(folder)
-        self.sheets = sheets()
         self.table = read_gpu_table(folder)
 
     def data(self, known: BoolArray) -> TrainingData:
@@ -110,9 +102,9 @@ class Bench:
             instance_types=self.types,
         )
 
-    def fit(self, known: BoolArray) -> StepTimeRegressor:
+    def fit(self, known: BoolArray) -> StepTimeModel:
         """The model on the known rows."""
-        return StepTimeRegressor(seed=0, sheets=self.sheets).fit(self.data(known))
+        return fit(self.data(known), seed=0)
 
     def score(self, group: Group, *, rivals: bool = False) -> pd.DataFrame:
         """The asked rows with predictions: columns table, group, kind, measured_s, ours, low_s, high_s, rivals."""
@@ -142,12 +134,9 @@ class Bench:
             facts = self.facts.set_index("workload")["gradient_bytes"]
             told = self.runs.assign(gradient_bytes=self.runs["workload"].map(facts))
             found["textbook"] = predict_textbook(told[known], told[asked].drop(columns=["step_s", "sync_s"]), devices)
-            shipped = fit_shipped(self.data(known), seed=0).predict(hidden)
-            found["shipped"], found["shipped_low"] = shipped["step_s"], shipped["step_low_s"]
-            found["shipped_high"] = shipped["step_high_s"]
         return found
 
-    def _own_choice(self, model: StepTimeRegressor, asked: BoolArray, count: int) -> BoolArray:
+    def _own_choice(self, model: StepTimeModel, asked: BoolArray, count: int) -> BoolArray:
         """The rows that together take most off the variance of the others, chosen one after the other."""
         places = np.flatnonzero(asked)
         places = np.sort(np.random.default_rng(0).permutation(places)[:_CANDIDATES])
@@ -167,17 +156,11 @@ class Bench:
     def score_gpu(self, group: Group) -> pd.DataFrame:
         """The same of a group of the one-machine table."""
         known, asked = self.table[group.known], self.table[group.asked]
-        model = OneDevice.fit(
-            list(known["workload"]),
-            list(known["kind"]),
-            known["batch"].to_numpy(float),
-            np.log(known["step_s"].to_numpy(float)),
-            np.full(len(known), 0.01),
-            sheets=gpu_sheets(self.table),
-        )
-        points = model.at(list(asked["workload"]), list(asked["kind"]), asked["batch"].to_numpy(float))
-        middle = model.predict(points)
-        spread = np.sqrt(np.diag(model.covariance(points, points)) + model.spread["run"] ** 2)
+        points = known.assign(log_s=np.log(known["step_s"].to_numpy(float)), sd=0.01)
+        model = OneDevice.fit(points, sheets=gpu_sheets(self.table))
+        wanted = model.at(list(asked["workload"]), list(asked["kind"]), asked["batch"].to_numpy(float))
+        middle = model.predict(wanted)
+        spread = np.sqrt(np.diag(model.covariance(wanted, wanted)) + model.spread["run"] ** 2)
         return pd.DataFrame(
             {
                 "table": group.table,
@@ -205,15 +188,15 @@ def read_gpu_table(folder: Path) -> pd.DataFrame:
     )
 
 
-def gpu_sheets(table: pd.DataFrame) -> dict[str, tuple[float, float]]:
+def gpu_sheets(table: pd.DataFrame) -> dict[str, tuple[float, float, float]]:
     """By `kind|workload`: the rate at that precision."""
-    sheet = pd.read_csv(SHEETS).drop_duplicates("device").set_index("device")
-    found: dict[str, tuple[float, float]] = {}
+    sheet = data_sheets()
+    found: dict[str, tuple[float, float, float]] = {}
     for kind, workload in sorted(set(zip(table["kind"], table["workload"], strict=True))):
         own = sheet.loc[kind]
         plain = own["fp32_tflops"] if np.isnan(own["tf32_tflops"]) else own["tf32_tflops"]
         rate = own["fp16_tflops"] if workload.endswith("fp16") else plain
-        found[f"{kind}|{workload}"] = (float(own["bandwidth_gbytes_s"]), float(rate))
+        found[f"{kind}|{workload}"] = (float(own["bandwidth_gbytes_s"]), float(rate), 1.0)
     return found
 
 
@@ -227,13 +210,9 @@ def figures(scored: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     )
     named = {"mean": ("error", "mean"), "median": ("error", "median")}
     named |= {"covers": ("inside", "mean"), "width": ("width", "median")}
-    for rival in ("textbook", "shipped"):
-        if rival in scored:
-            told[rival] = 100 * np.abs(scored[rival] / measured - 1)
-            named[rival] = (rival, "mean")
-    if "shipped" in scored:
-        told["shipped_covers"] = 100.0 * ((scored["shipped_low"] <= measured) & (measured <= scored["shipped_high"]))
-        named["shipped_covers"] = ("shipped_covers", "mean")
+    if "textbook" in scored:
+        told["textbook"] = 100 * np.abs(scored["textbook"] / measured - 1)
+        named["textbook"] = ("textbook", "mean")
     return told.groupby([*by, "draw"], sort=False).agg(**named).groupby(by, sort=False).mean()
 
 
@@ -297,7 +276,7 @@ def held_out(
     folder: Annotated[Path, typer.Option(help="Where the measured data are.")] = DATA,
     final: Annotated[bool, typer.Option(help="The groups of the final score: five looks in all.")] = False,
     draws: Annotated[int, typer.Option(min=1, help="Draws of pilots and of twelve rows.")] = 3,
-    rivals: Annotated[bool, typer.Option(help="The model in force and the textbook, too: slow.")] = False,
+    rivals: Annotated[bool, typer.Option(help="The textbook too.")] = False,
     ablate: Annotated[bool, typer.Option("--ablations", help="What each term is worth.")] = False,
     only: Annotated[list[str] | None, typer.Option(help="Lines of the table, or terms: alone, pilots, ...")] = None,
 ) -> None:
@@ -307,16 +286,18 @@ def held_out(
         raise typer.Exit(1)
     bench = Bench(folder)
     if ablate:
-        typer.echo(ablations(bench, only or [], draws=draws).round(2).to_string())
+        with one_thread():
+            typer.echo(ablations(bench, only or [], draws=draws).round(2).to_string())
         return
     lines = {_SHORT.get(one, one) for one in only or []}
     scored, started = [], time.perf_counter()
-    for group in groups(bench.runs, final=final, draws=draws):
-        if not lines or group.table in lines:
-            scored.append(bench.score(group, rivals=rivals))
-    for group in gpu_groups(bench.table, final=final, draws=min(draws, 3)):
-        if not lines or group.table in lines:
-            scored.append(bench.score_gpu(group))
+    with one_thread():
+        for group in groups(bench.runs, final=final, draws=draws):
+            if not lines or group.table in lines:
+                scored.append(bench.score(group, rivals=rivals))
+        for group in gpu_groups(bench.table, final=final, draws=min(draws, 3)):
+            if not lines or group.table in lines:
+                scored.append(bench.score_gpu(group))
     every = pd.concat(scored, ignore_index=True)
     typer.echo(figures(every, ["table", "group"]).round(1).to_string())
     typer.echo("")

@@ -10,7 +10,7 @@ identify is the median over the other workloads, per byte of gradient where byte
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,8 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from models.domain.cluster import parse_cluster, parse_numbers
 from models.domain.numeric import BoolArray, FloatArray
 from models.domain.setup_table import SetupArrays, column, read_setups, rows_of
-from models.step_time.dataset import TrainingData, one_device_rows, training_rows
-from models.step_time.machine_specs import read_machines
-from models.step_time.physics.compute import fit_compute
+from models.step_time.dataset import TrainingData
+from models.step_time.model import fit
 
 # The terms in the order of every array of them.
 A, K, A_LOCAL, B_LOCAL, A_NET, B_NET, G = range(7)
@@ -294,10 +293,5 @@ def predict_compute_only(data: TrainingData, setups: pd.DataFrame) -> FloatArray
 
     Raises ValueError on a workload never measured or a type never described.
     """
-    rows = training_rows(data, seed=0)
-    machines = read_machines(data.instance_types, rows.types)
-    compute = fit_compute(data.profiles, one_device_rows(rows, data.profiles), machines)
-    arrays = read_setups(setups, {name: one.devices for name, one in machines.items()})
-    forward, backward, optimizer, _ = compute.seconds(arrays)
-    each = arrays.accumulation[:, None] * (forward + backward) + optimizer
-    return np.asarray(np.where(arrays.present, each, 0).max(axis=1, initial=0.0), dtype=float)
+    model = fit(replace(data, runs=data.runs.iloc[:0]), seed=0)
+    return model.predict(setups)["compute_s"].to_numpy(float)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtrit
+from numpy.typing import NDArray
 
 from models.domain.numeric import Z_90
 from models.job.capacity import fit_startup
@@ -29,7 +28,8 @@ from models.job.duration import (
 from models.job.interruptions import HazardModel, fit_hazard
 from models.job.job_conditions import Learned
 from models.job.job_conditions import Pool as Offered
-from models.step_time.physics.flops_prior import FREEDOM, FirstGuess, fit_first_guess
+from models.step_time.machine_specs import data_sheets, sheets_of
+from models.step_time.one_device import OneDevice
 
 Floats = NDArray[np.float64]
 Pool = tuple[str, str]  # instance type and zone
@@ -242,9 +242,10 @@ def _columns(path: Path, names: dict[str, str]) -> pd.DataFrame:
 
 
 def read_step_times(path: Path) -> pd.DataFrame:
-    """Columns workload, flops_per_sample, batch, device_tflops, seconds."""
-    names = {"model": "workload", "model_flops": "flops_per_sample", "gpu_tflops": "device_tflops"}
-    return _columns(path, names | {"iter_time_s": "seconds"}).assign(batch=_BATCH)
+    """Columns workload, kind (of GPU), flops_per_sample, batch, device_tflops, seconds."""
+    names = {"model": "workload", "gpu": "kind", "model_flops": "flops_per_sample", "gpu_tflops": "device_tflops"}
+    rows = _columns(path, names | {"iter_time_s": "seconds"})
+    return rows.assign(batch=_BATCH, kind=rows["kind"].str.lower())
 
 
 def read_checkpoints(path: Path) -> pd.DataFrame:
@@ -289,35 +290,29 @@ def checkpoint_scores(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"group": rows["group"].astype(str), "error": np.abs(expected / seconds - 1), "inside": inside})
 
 
-def guess_interval(
-    model: FirstGuess, flops_per_sample: ArrayLike, batch: ArrayLike, device_tflops: ArrayLike
-) -> tuple[Floats, Floats]:
-    """Central 90 % interval of the seconds of one step on one device."""
-    middle, scale = model.seconds(flops_per_sample, batch, device_tflops)
-    half = float(stdtrit(FREEDOM, 0.95)) * scale
-    return middle * np.exp(-half), middle * np.exp(half)
-
-
 def guess_scores(rows: pd.DataFrame) -> pd.DataFrame:
-    """Each of `rows` (as `fit_first_guess` takes them) predicted from the other workloads' FLOPs and its own.
+    """Each of `rows` (as `read_step_times` has them) predicted from the other workloads' seconds and its own FLOPs.
 
     Columns: workload, device_tflops, error, inside, width (high over low end of the 90 % interval).
     """
     parts = []
+    sheets = sheets_of({}, data_sheets())
+    flops = dict(zip(rows["workload"].astype(str), rows["flops_per_sample"].astype(float), strict=True))
+    points = rows.assign(log_s=np.log(rows["seconds"]), sd=0.01)
+    points = points.groupby(["workload", "kind", "batch"], as_index=False)[["log_s", "sd"]].median()
     for workload, held in rows.groupby("workload"):
-        model = fit_first_guess(rows[rows["workload"] != workload])
-        asked = (held["flops_per_sample"], held["batch"], held["device_tflops"])
-        middle, _ = model.seconds(*asked)
-        low, high = guess_interval(model, *asked)
+        model = OneDevice.fit(points[points["workload"] != workload], sheets=sheets, flops=flops)
+        asked = model.at(list(held["workload"]), list(held["kind"]), held["batch"].to_numpy(float))
+        middle, half = model.predict(asked), Z_90 * np.sqrt(np.diag(model.covariance(asked, asked)))
         seconds = held["seconds"].to_numpy(dtype=float)
         parts.append(
             pd.DataFrame(
                 {
                     "workload": str(workload),
                     "device_tflops": held["device_tflops"].to_numpy(dtype=float),
-                    "error": np.abs(middle / seconds - 1),
-                    "inside": (low <= seconds) & (seconds <= high),
-                    "width": high / low,
+                    "error": np.abs(np.exp(middle) / seconds - 1),
+                    "inside": np.abs(np.log(seconds) - middle) <= half,
+                    "width": np.exp(2 * half),
                 }
             )
         )

@@ -23,7 +23,7 @@ from tests.benchmarks.splits import (
     errors,
     splits,
 )
-from tests.models.step_time.physics.test_physics import INSTANCE_TYPES
+from tests.models.step_time.test_imported_rows import INSTANCE_TYPES
 
 DEVICES = {"g.xl": 4}
 

@@ -41,8 +41,9 @@ def test_no_prediction_undercuts_its_bound_and_some_come_near(name: str) -> None
     arrays = model._read(rows)
     ratio = model.predict(rows)["step_s"].to_numpy(float) / model.least_seconds(arrays)
     assert len(ratio) > 300 and ratio.min() >= 1.0
-    learned = model._learned()
-    assert learned.least <= 0 <= learned.most and ratio.max() <= np.exp(learned.most - learned.least) * (1 + 1e-6)
+    least, most = np.array([model._held(block) for block in model.regression.blocks]).T
+    assert (least <= 0).all() and (most >= 0).all()
+    assert ratio.max() <= np.exp((most - least).max()) * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("name", [BY_ROWS, PROFILED])

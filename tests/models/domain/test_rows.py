@@ -9,7 +9,6 @@ import pytest
 from models.step_time import serialization
 from models.step_time.machine_specs import read_machines
 from models.step_time.model import StepTimeModel, TrainingData, fit
-from models.step_time.physics.ddp_timeline import default_buckets
 
 NONE = pd.DataFrame()
 
@@ -78,8 +77,3 @@ def test_a_device_is_as_fast_in_a_larger_machine() -> None:
     )
     machines = read_machines(types, [])
     assert machines["small"].prior_speed == machines["large"].prior_speed
-
-
-def test_buckets_of_absurdly_large_gradients_are_few() -> None:
-    buckets = default_buckets(1e18)
-    assert len(buckets.size_bytes) <= 2001 and sum(buckets.size_bytes) == pytest.approx(1e18)

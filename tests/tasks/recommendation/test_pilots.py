@@ -231,10 +231,8 @@ def test_where_nothing_can_be_said_one_sentence_says_why_and_what_would_help(
 ) -> None:
     champion = model()
     if not peak:
-        machines = {name: replace(one, device_tflops=None) for name, one in champion.machines.items()}
-        physics = champion.physics
-        physics = replace(physics, machines=machines, compute=replace(physics.compute, machines=machines))
-        champion = replace(champion, physics=physics)
+        alone = replace(champion.facts.alone, sheets={})
+        champion = replace(champion, facts=replace(champion.facts, alone=alone))
     found = pilots(home(tmp_path, flops=flops), newcomer(), champion)
     assert (found["settled"], found["regret"], found["runs"]) == (None, None, [])
     assert re.match(f"no pilots can be named: .*{says}", found["reason"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -16,7 +15,6 @@ from models.domain.cluster import Offer
 from models.job.cost import job_costs
 from models.planner import planner, ranking, search
 from models.planner.candidates import Supply
-from models.step_time import serialization
 from tasks.market.offers import note_definitions, with_known_facts
 from tasks.providers.base import ProviderError
 from tasks.recommendation import recommend
@@ -180,9 +178,7 @@ def test_a_type_that_was_defined_anew_is_not_offered_before_it_is_measured(here:
 
 
 def test_a_model_from_before_definitions_were_stored_has_met_nothing(here: Workspace) -> None:
-    body = json.loads(serialization.dump(champion().model))
-    del body["workload_digests"], body["type_digests"]
-    old = Champion(version=1, model=serialization.load(json.dumps(body)))
+    old = Champion(version=1, model=replace(champion().model, workload_digests={}, type_digests={}))
     assert {row["status"] for row in rows_of(here, asked=old)} == {"infeasible"}
 
 
@@ -230,10 +226,10 @@ def test_a_device_that_nothing_was_measured_on_is_not_compared_and_the_first_row
     offers = here.provider.offers(NOON)
     gpu = replace(offers[0].instance_type, name="x.gpu", device="Z9")
     model = champion().model
-    physics = model.physics
-    machines = physics.machines | {"x.gpu": replace(physics.machines["s.whole"], prior_speed=100.0)}
-    physics = replace(physics, machines=machines, compute=replace(physics.compute, machines=machines))
-    met = replace(model, physics=physics, type_digests=model.type_digests | {"x.gpu": gpu.digest})
+    machines = model.machines | {"x.gpu": replace(model.machines["s.whole"], prior_speed=100.0)}
+    met = replace(
+        model, facts=replace(model.facts, machines=machines), type_digests=model.type_digests | {"x.gpu": gpu.digest}
+    )
     assert met.met_type(gpu)
     tempting = [*offers, replace(offers[0], instance_type=gpu, usd_per_hour=1e-6)]
     rows = recommend_one(here, Champion(version=1, model=met), conv, tempting, measured().runs)

@@ -17,20 +17,20 @@ leaving out one cell at a time says of the intervals.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import scipy
 
-from models.domain.numeric import Z_90, FloatArray, IntArray
-
+from ..domain.numeric import Z_90, FloatArray, IntArray
 from .formula import ALL, CELL, KIND, MEAN, NAMES, WORKLOAD, Line, Times, step_times
+from .one_device import Points
 
-# Of the residual between near neighbours: octaves of batch, of machines and of devices a machine, and imbalance, over
-# which a broad and a narrow part of it are alike; and their spreads before they are learned.
-LENGTHS = np.array([[3.0, 1.5, 1.5, 0.5], [1.0, 0.5, 0.5, 0.2]])
+# Of the residual between near neighbours: octaves of batch, of machines and of devices a machine, imbalance, and
+# octaves of speed, over which a broad and a narrow part of it are alike; and their spreads before they are learned.
+LENGTHS = np.array([[3.0, 1.5, 1.5, 0.5, 1.0], [1.0, 0.5, 0.5, 0.2, 0.3]])
 SPREADS = np.array([0.05, 0.04, 0.03])  # broad, narrow, noise of one run
 _PSEUDO = 4.0  # groups that the spreads' starting values count for
 _LOOSER = (6.0, 3.0, 1.5, 1.0, 1.0, 1.0, 1.0)  # rounds of learning spreads, and how wide the residual is in each
@@ -58,7 +58,7 @@ class Rows:
     line: Line
     workload: tuple[str, ...]
     kind: tuple[str, ...]
-    features: FloatArray  # (rows, 4) of the residual
+    features: FloatArray  # (rows, 5) of the residual
     point: IntArray  # (rows, members) in `points`; -1 where padded
 
     def take(self, at: IntArray) -> Rows:
@@ -70,6 +70,27 @@ class Rows:
             kind=tuple(self.kind[one] for one in at.tolist()),
             features=self.features[at],
             point=self.point[at],
+        )
+
+    def joined(self, other: Rows) -> Rows:
+        """These rows and the others, whose points are not theirs."""
+        width = max(self.point.shape[1], other.point.shape[1])
+
+        def wide(values: Any, padded: float = 0.0) -> Any:
+            missing = width - values.shape[1] if values.ndim == 2 else 0
+            return np.pad(values, [(0, 0), (0, missing)], constant_values=padded) if missing else values
+
+        padded = {"middle_s": 1.0}
+        line = {
+            name: np.concatenate([wide(getattr(one.line, name), padded.get(name, 0.0)) for one in (self, other)])
+            for name in Line.__slots__
+        }
+        return Rows(
+            line=Line(**line),
+            workload=self.workload + other.workload,
+            kind=self.kind + other.kind,
+            features=np.concatenate([self.features, other.features]),
+            point=np.concatenate([wide(one.point, -1) for one in (self, other)]),
         )
 
 
@@ -134,16 +155,20 @@ class Regression:
         self,
         rows: Rows,
         log_step: FloatArray,
-        repeats: FloatArray,
+        weight: FloatArray,
         *,
         alone: dict[str, tuple[FloatArray, FloatArray]],
         offsets: dict[str, int],
+        points: dict[str, tuple[Points, FloatArray]],
     ) -> None:
-        """`alone`: by workload, mean and Cholesky factor of the log seconds of one device of its points, the first of
-        which stands at `offsets[workload]` among all points."""
-        self.rows, self.log_step, self.repeats, self.alone, self.offsets = rows, log_step, repeats, alone, offsets
+        """`weight`: how many runs a row counts for. `alone`: by workload, mean and factor (points, columns) of the log
+        seconds of one device of its points, the first of which stands at `offsets[workload]` among all points; `points`
+        are these, with what makes columns of their logs.
+        """
+        self.points = points
+        self.rows, self.log_step, self.weight, self.alone, self.offsets = rows, log_step, weight, alone, offsets
         cells = list(zip(rows.workload, rows.kind, strict=True))
-        self.columns = Columns(cells, {name: len(mean) for name, (mean, _) in alone.items()})
+        self.columns = Columns(cells, {name: factor.shape[1] for name, (_, factor) in alone.items()})
         self.spread = {level: _START[level].copy() for level in _LEVELS}
         self.residual: dict[tuple[str, str], FloatArray] = {cell: SPREADS.copy() for cell in sorted(set(cells))}
         self.z = np.zeros(self.columns.count)
@@ -164,6 +189,10 @@ class Regression:
 
     # values and slopes
 
+    def times(self, rows: Rows, workload: str, kind: str, drift: FloatArray) -> Times:
+        """Of a cell by the formula alone; `drift` (rows, members) moves the log seconds of one device from `rows`'."""
+        return step_times(_moved(rows.line, drift), np.tile(self.values(workload, kind, self.z), (len(drift), 1)))
+
     def values(self, workload: str, kind: str, z: FloatArray) -> FloatArray:
         """(parameters,) of a cell."""
         found = MEAN.copy()
@@ -179,22 +208,21 @@ class Regression:
         return np.asarray(mean + factor @ z[self.columns.groups["alone", workload]], dtype=float)
 
     def slopes(
-        self, rows: Rows, workload: str, kind: str, z: FloatArray, drift: FloatArray
+        self, rows: Rows, values: FloatArray, drift: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray, Times]:
         """Log step, (rows, parameters) its derivatives, (rows,) that by log one-device seconds of the slowest, times.
 
-        `drift` (rows, members) moves the log seconds of one device from what `rows` has.
+        `values` is (rows, parameters); `drift` (rows, members) moves the log seconds of one device from `rows`'.
         """
         line = _moved(rows.line, drift)
-        many, values = len(drift), self.values(workload, kind, z)
-        here = step_times(line, np.tile(values, (many, 1)))
+        here = step_times(line, values)
         base: FloatArray = np.log(here.step_s)
-        found: FloatArray = np.empty((many, len(NAMES)))
+        found: FloatArray = np.empty(values.shape)
         for at in range(len(NAMES)):
             moved = values.copy()
-            moved[at] += _STEP
-            found[:, at] = (np.log(step_times(line, np.tile(moved, (many, 1))).step_s) - base) / _STEP
-        longer = step_times(_moved(line, np.full_like(drift, _STEP)), np.tile(values, (many, 1)))
+            moved[:, at] += _STEP
+            found[:, at] = (np.log(step_times(line, moved).step_s) - base) / _STEP
+        longer = step_times(_moved(line, np.full_like(drift, _STEP)), values)
         by_alone: FloatArray = (np.log(longer.step_s) - base) / _STEP
         return base, found, by_alone, here
 
@@ -204,18 +232,44 @@ class Regression:
             [by[:, _START[level] > 0] * self.spread[level][_START[level] > 0] for level, _ in known], axis=1
         )
 
-    def _block(self, block: Block, z: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Residuals and slopes of a block."""
-        rows, (workload, kind) = self.rows.take(block.at), block.name
-        mean, factor = self.alone[workload]
-        place = rows.point - self.offsets[workload]
-        moved = self.log_alone(workload, z) - mean
-        drift = np.where(rows.point >= 0, moved[np.maximum(place, 0)], 0.0)
-        base, by, by_alone, times = self.slopes(rows, workload, kind, z, drift)
-        own = np.take_along_axis(place, times.slowest[:, None], axis=1)[:, 0]
-        keys = self.columns.keys(workload, kind)
-        slopes = np.concatenate([self.design(by, keys), by_alone[:, None] * factor[own]], axis=1)
-        return self.log_step[block.at] - base, slopes
+    def _state(self, blocks: Sequence[Block], z: FloatArray) -> tuple[Rows, FloatArray, FloatArray, FloatArray]:
+        """The rows of all blocks, one after the other, with the values of their parameters at z, what their seconds of
+        one device are moved by and (rows, members) their places among their workload's points: -1 where they have none.
+        """
+        rows = self.rows.take(np.concatenate([block.at for block in blocks] or [np.zeros(0, dtype=np.intp)]))
+        sizes = [len(block.at) for block in blocks]
+        values = [self.values(*block.name, z) for block in blocks]
+        offsets = np.repeat([self.offsets[block.name[0]] for block in blocks], sizes)
+        place = np.where(rows.point >= 0, rows.point - offsets[:, None], -1)
+        drift, first = np.zeros(place.shape), 0
+        for block, size in zip(blocks, sizes, strict=True):
+            own = slice(first, first := first + size)
+            moved = self.log_alone(block.name[0], z) - self.alone[block.name[0]][0]
+            drift[own] = np.append(moved, 0.0)[place[own]]  # the last: without a point
+        return rows, np.repeat(np.reshape(values, (-1, len(NAMES))), sizes, axis=0), drift, place
+
+    def _sides(self, blocks: Sequence[Block], z: FloatArray) -> Iterator[tuple[Block, FloatArray, FloatArray]]:
+        """Each block with its residuals and slopes: the formula is evaluated for all of them at once."""
+        rows, values, drift, place = self._state(blocks, z)
+        base, by, by_alone, times = self.slopes(rows, values, drift)
+        slowest, first = np.take_along_axis(place, times.slowest[:, None], axis=1)[:, 0], 0
+        for block in blocks:
+            own = slice(first, first := first + len(block.at))
+            factor = self.alone[block.name[0]][1]
+            factor = np.vstack([factor, np.zeros(factor.shape[1])])
+            design = self.design(by[own], self.columns.keys(*block.name))
+            slopes = np.concatenate([design, by_alone[own, None] * factor[slowest[own]]], axis=1)
+            yield block, self.log_step[block.at] - base[own], slopes
+
+    def slowness(self) -> dict[str, float]:
+        """By kind, the logs by which an exchange between machines takes longer than what all kinds share."""
+        at = int((KIND > 0)[: NAMES.index("log_scale")].sum())
+        spread = self.spread["kind"][NAMES.index("log_scale")]
+        return {
+            str(name): float(spread * self.z[own[at]])
+            for (level, name), own in self.columns.groups.items()
+            if level == "kind"
+        }
 
     def solved(self, block: Block) -> FloatArray:
         """(rows, columns + 1) slopes and residuals of a block, whitened by its covariance."""
@@ -291,7 +345,6 @@ class Regression:
         self._factor()
         self._linearise(self.z)
         self._judge_noise()
-        self._calibrate(seed)
 
     def _some(self, most: int, seed: int) -> list[Block]:
         found = []
@@ -304,7 +357,7 @@ class Regression:
     def _factor(self) -> None:
         for block in self.blocks:
             spread, features = self.residual[block.name], self.rows.features[block.at]
-            noise = spread[2] ** 2 / self.repeats[block.at] * block.outlying
+            noise = spread[2] ** 2 / self.weight[block.at] * block.outlying
             covariance = kernel(features, features, spread) + np.diag(noise + 1e-8)
             block.factor = np.asarray(np.linalg.cholesky(covariance), dtype=float)
 
@@ -312,8 +365,8 @@ class Regression:
         """The loss at z and its gradient, after storing slopes, residuals and precision."""
         self.precision = np.diag(self.prior)
         gradient, loss = self.prior * z, 0.5 * float(z @ (self.prior * z))
-        for block in self.blocks:
-            block.off, block.slopes = self._block(block, z)
+        for block, off, slopes in self._sides(self.blocks, z):
+            block.off, block.slopes = off, slopes
             white = scipy.linalg.solve_triangular(block.factor, np.column_stack([block.slopes, block.off]), lower=True)
             slopes, off = white[:, :-1], white[:, -1]
             loss += 0.5 * float(off @ off)
@@ -322,13 +375,11 @@ class Regression:
         return loss, gradient
 
     def _loss(self, z: FloatArray) -> float:
-        loss = 0.5 * float(z @ (self.prior * z))
+        loss, first = 0.5 * float(z @ (self.prior * z)), 0
+        rows, values, drift, _ = self._state(self.blocks, z)
+        log_s = np.log(step_times(_moved(rows.line, drift), values).step_s)
         for block in self.blocks:
-            rows, (workload, kind) = self.rows.take(block.at), block.name
-            moved = self.log_alone(workload, z) - self.alone[workload][0]
-            drift = np.where(rows.point >= 0, moved[np.maximum(rows.point - self.offsets[workload], 0)], 0.0)
-            values = np.tile(self.values(workload, kind, z), (len(block.at), 1))
-            off = self.log_step[block.at] - np.log(step_times(_moved(rows.line, drift), values).step_s)
+            off = self.log_step[block.at] - log_s[first : (first := first + len(block.at))]
             white = scipy.linalg.solve_triangular(block.factor, off, lower=True)
             loss += 0.5 * float(white @ white)
         return loss
@@ -386,7 +437,7 @@ class Regression:
 
             def loss(shift: FloatArray, block: Block = block, each: Any = each, centre: FloatArray = centre) -> float:
                 broad, narrow, noise = (centre * np.exp(shift)) ** 2
-                own = noise / self.repeats[block.at] * block.outlying + 1e-8
+                own = noise / self.weight[block.at] * block.outlying + 1e-8
                 factor = np.linalg.cholesky(broad * each[0] + narrow * each[1] + np.diag(own))
                 white = scipy.linalg.solve_triangular(factor, block.off, lower=True)
                 fit = 0.5 * float(white @ white) + float(np.log(np.diag(factor)).sum())
@@ -398,17 +449,22 @@ class Regression:
             self.residual[block.name] = centre * np.exp(found.x)
 
     def _of_kind(self, kind: str, values: dict[tuple[str, str], Any], default: Any) -> Any:
-        """Geometric median of the cells of a kind that have rows enough, else of all such cells, else the default."""
+        """Geometric median of the cells of a kind that have rows enough, else of all such cells, else of all cells."""
         many = {one.name: len(one.at) for one in self.blocks}
         enough = {cell: one for cell, one in values.items() if many.get(cell, 0) >= _ENOUGH}
-        own = [one for cell, one in enough.items() if cell[1] == kind] or list(enough.values()) or [default]
+        own = (
+            [one for cell, one in enough.items() if cell[1] == kind]
+            or list(enough.values())
+            or list(values.values())
+            or [default]
+        )
         return np.exp(np.median(np.log(own), axis=0))
 
     def _judge_noise(self) -> None:
         """How much farther off rows are from what the others of their cell say than the spreads have it."""
         for block in self.blocks:
             inverse = scipy.linalg.cho_solve((block.factor, True), np.eye(len(block.at)))
-            spread = self.residual[block.name][2] ** 2 / self.repeats[block.at]
+            spread = self.residual[block.name][2] ** 2 / self.weight[block.at]
             away = (inverse @ block.off) / np.diag(inverse)
             sd = np.sqrt(np.maximum(1 / np.diag(inverse) - spread * (block.outlying - 1), 1e-6))
             self.noisier[block.name] = float(np.clip(np.quantile(np.abs(away) / sd, 0.9) / Z_90, 0.8, 4.0))
@@ -422,7 +478,7 @@ class Regression:
         spread = self.residual.get((workload, kind), self._of_kind(kind, self.residual, SPREADS))
         return spread, wider
 
-    def _calibrate(self, seed: int) -> None:
+    def calibrate(self, *, seed: int) -> None:
         """How much wider intervals of a cell must be with no row of it and with few: some cells left out in turn.
 
         Each time the parameters are sought anew from where they were, on some rows of each cell, with the spreads that
@@ -432,9 +488,11 @@ class Regression:
         ratios: dict[tuple[tuple[str, str], bool], float] = {}
         self.blocks = self._some(_SOUGHT_ON, seed)
         self._factor()
-        order = np.random.default_rng(seed).permutation(len(self.blocks))[:_MOST_LEFT_OUT]
         every = self.blocks
-        for at in order.tolist() if len(every) > 2 else []:
+        # nobody asks for an all-reduce alone, which has no seconds of one device
+        cells = [at for at, block in enumerate(every) if len(self.alone[block.name[0]][0])]
+        order = np.random.default_rng(seed).permutation(cells)[:_MOST_LEFT_OUT]
+        for at in order.tolist() if len(cells) > 2 else []:
             out, others = every[at], [*every[:at], *every[at + 1 :]]
             self.z, self.prior = kept[0].copy(), kept[1].copy()
             lost = self.columns.groups["cell", out.name]
@@ -445,15 +503,17 @@ class Regression:
                 self.blocks = blocks
                 self._factor()
                 self._search(_LEFT_OUT_TURNS)
-                missed, slopes = self._block(out, self.z)
-                covariance = np.linalg.inv(self.precision)[np.ix_(out.columns, out.columns)]
+                ((_, missed, slopes),) = self._sides([out], self.z)
+                known = np.eye(len(self.z))[:, out.columns]
+                covariance = scipy.linalg.cho_solve(scipy.linalg.cho_factor(self.precision), known)[out.columns]
                 shared = float(np.median(((slopes @ covariance) * slopes).sum(axis=1)))
                 spread, wider = self.residual_of(*out.name)
                 excess = float(np.quantile(missed**2, 0.9)) / Z_90**2 - wider**2 * float((spread**2).sum())
                 ratios[out.name, blocks is not others] = min(max(excess, 0.0) / max(shared, 1e-6), _MOST_WIDER)
         self.z, self.prior, self.precision, self.blocks = kept
         many = len(ratios) // 2
-        few_groups = float(scipy.stats.t.ppf(0.95, max(many - 1, 1) + 1) / Z_90)  # few cells tell little of the spread
+        # few cells tell little of the spread
+        few_groups = float(scipy.special.stdtrit(max(many - 1, 1) + 1, 0.95) / Z_90)
         for begun, widened in ((False, self.widened), (True, self.widened_begun)):
             told = {cell: one for (cell, own), one in ratios.items() if own == begun}
             pooled = (_PSEUDO + sum(told.values())) / (_PSEUDO + many)
@@ -462,6 +522,10 @@ class Regression:
                 square = (_PSEUDO * pooled + sum(own_ratios)) / (_PSEUDO + len(own_ratios))
                 widened[kind] = few_groups * float(np.sqrt(square))
             widened[""] = few_groups * float(np.sqrt(max(pooled, 1.0)))
+
+    def calibrate_as(self, other: Regression) -> None:
+        """As another that was fitted to nearly the same rows."""
+        self.widened, self.widened_begun = dict(other.widened), dict(other.widened_begun)
 
     def wider_levels(self, workload: str, kind: str) -> float:
         """What the levels' spread is multiplied by in intervals: of a cell without rows, with few, with many."""

@@ -1,6 +1,7 @@
 """One optimizer step in closed form, and its parameters with their priors [physics.md].
 
     step = (s - 1) t + t - f t + ((f t)^p + (C - L)^p)^(1/p) + L       s accumulation steps
+         + the optimizer
     t    = (T^4 + H^4)^(1/4),  T = T1(b) [1 + sigma h (T1(b) / T1(b0))^eta],  H = T1(b1) eta_H (k - 1)/3
     h    = ((k - 1)/3)^q                                              k devices on a machine share it
     C    = s beta(layout) 2 (n - 1)/n G / R + alpha m (1 + G / 25 MB)  n devices on m machines, G bytes of gradient,
@@ -9,7 +10,8 @@
     L    = the same of the last bucket alone, which nothing is left to hide
 
 b0 is the middle and b1 the least batch of a workload; H a host-bound floor of full machines, which slows small batches
-only. Everything is an array over setups.
+only. A profile of when buckets are ready shifts f and the size of the last bucket; on hosts without accelerators F and
+alpha go with their cores, which copy and reduce. Everything is an array over setups.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, logit
 
-from models.domain.numeric import FloatArray, IntArray
+from ..domain.numeric import FloatArray, IntArray
 
 _BYTES, _GBPS, _INSIDE_GBPS, _BUCKET = 1e8, 50.0, 96.0, 25 << 20
+# What a processor core copies and reduces against what an accelerator drives: 6e-10 core seconds a byte against 100
+# Gbit/s [traps.md].
+CORE_DRIVES = 0.13
 _BYTES_PER_GBIT, _SHARP, _STEEPEST = 1.25e8, 4.0, 2.0
 
 
@@ -76,24 +81,38 @@ class Line:
     alone_s: FloatArray  # (rows, members) T1(b); 0 where padded
     middle_s: FloatArray  # (rows, members) T1(b0)
     least_s: FloatArray  # (rows, members) T1(b1)
+    optimizer_s: FloatArray  # (rows, members)
     devices: FloatArray  # (rows, members) on the machine
+    count: FloatArray  # (rows, members) equal machines that a member stands for
     machines: FloatArray
     ranks: FloatArray
     most: FloatArray  # devices of the fullest machine
     accumulation: FloatArray
     gradient_bytes: FloatArray
     gbps: FloatArray  # of the slowest link
-    optimizer_s: FloatArray
+    drives: FloatArray  # what the weakest host copies, as a part of what an accelerator drives
+    hidden: FloatArray  # logit of f as a profile has it, from the usual; 0 without one
+    last_bucket: FloatArray  # the same of the log of the last bucket
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """(rows,) seconds: the step, the slowest rank's compute, all communication; which member is slowest."""
+    """(rows,) seconds: the step, compute of the slowest rank and of all in the mean, all communication; the slowest."""
 
     step_s: FloatArray
     compute_s: FloatArray
+    mean_compute_s: FloatArray
     communication_s: FloatArray
     slowest: IntArray
+
+
+def known_overlap(hidden_part: float, last_bucket_bytes: float) -> tuple[float, float]:
+    """`hidden` and `last_bucket` of a line from the part of one device's seconds that exchanges may hide under and the
+    bytes of the last bucket; 0 each where NaN.
+    """
+    part, last = np.clip(hidden_part, 0.02, 0.98), np.maximum(last_bucket_bytes, 1.0) / _BUCKET
+    found = np.array([logit(part) - PARAMETERS["logit_hidden"].mean, np.log(last) - PARAMETERS["log_last"].mean])
+    return tuple(np.nan_to_num(found).tolist())
 
 
 def step_times(line: Line, values: FloatArray) -> Times:
@@ -103,13 +122,16 @@ def step_times(line: Line, values: FloatArray) -> Times:
     slowest = micro.argmax(axis=1)
     last = np.take_along_axis(micro, slowest[:, None], axis=1)[:, 0]
     whole, end = exchange_seconds(line, value)
-    hidden = last * expit(value["logit_hidden"])
+    hidden = last * expit(value["logit_hidden"] + line.hidden)
     early = np.maximum(whole - end, 0.0)
     power = 1 + np.exp(np.minimum(value["log_sharpness"], 4.0))
     top = np.maximum(np.maximum(hidden, early), 1e-30)
     both = top * ((hidden / top) ** power + (early / top) ** power) ** (1 / power)
-    compute = line.accumulation * last + line.optimizer_s
-    return Times(compute + both - hidden + end, compute, whole, slowest)
+    whole_s = line.accumulation[:, None] * micro + line.optimizer_s
+    compute = np.take_along_axis(whole_s, slowest[:, None], axis=1)[:, 0]
+    ranks = line.devices * line.count
+    mean = (whole_s * ranks).sum(axis=1) / np.maximum(ranks.sum(axis=1), 1)
+    return Times(compute + both - hidden + end, compute, mean, whole, slowest)
 
 
 def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
@@ -132,7 +154,7 @@ def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArr
     two = machines == 2
     dense, uneven = np.log(each), 1 - each / line.most
     link = np.log(_GBPS) + np.exp(value["log_gamma"]) * np.log(np.where(across, line.gbps, _GBPS) / _GBPS)
-    rate = -np.logaddexp(-_SHARP * link, -_SHARP * (value["log_driven"] + dense)) / _SHARP
+    rate = -np.logaddexp(-_SHARP * link, -_SHARP * (value["log_driven"] + np.log(line.drives) + dense)) / _SHARP
     between = (
         value["log_scale"]
         + value["machines"] * (1 - 2 / np.maximum(machines, 2))
@@ -147,10 +169,10 @@ def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArr
         (ranks - 1) / np.maximum(ranks, 1) * across * np.exp(np.clip(between, -30, 30))
         + (line.most - 1) / line.most * inside
     )
-    start_s = across * np.exp(value["log_alpha"]) * machines
+    start_s = across * np.exp(value["log_alpha"]) * machines / np.minimum(line.drives / CORE_DRIVES, 1.0)
     start_s = start_s + (line.most > 1) * np.exp(np.minimum(value["log_inside_alpha"] + crowd, 5.0))
     size = np.log(line.gradient_bytes / _BYTES)
-    bucket = np.minimum(size, np.log(_BUCKET / _BYTES) + value["log_last"])
+    bucket = np.minimum(size, np.log(_BUCKET / _BYTES) + value["log_last"] + line.last_bucket)
     whole, end = (
         carry_s * np.exp((1 + value["bytes"]) * one) + start_s * (1 + np.exp(one) * (_BYTES / _BUCKET))
         for one in (size, bucket)

@@ -5,7 +5,8 @@
 w a workload at a precision, k a kind of device, x octaves of batch from the workload's middle; bandwidth (GB/s) and the
 arithmetic rate that really runs (TFLOP/s) are the data sheet's. g, u and v are shared with a deviation by workload; s
 and r are curves of any form, each with a part batch by batch, since some workloads are not even monotone in batch. A
-kind or a workload is overridden by its own rows as they come; a kind without data sheet only has a wider e_k.
+kind or a workload is overridden by its own rows as they come; a kind without data sheet only has a wider e_k. Where a
+workload's operations a sample are known, a_w is expected at what these take at the efficiency that all such share.
 The form is of physics.md (a ridge regression of it errs by 13 % on kinds never measured).
 """
 
@@ -17,9 +18,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import scipy
 
-from models.domain.numeric import FloatArray, IntArray
+from ..domain.numeric import FloatArray, IntArray
 
 # Prior means of g (per octave), u and v: seconds proportional to the batch, and to the root of both peak rates: a
 # network is bound by memory in some of its operations and by arithmetic in the others [D].
@@ -41,14 +43,28 @@ SPREADS: dict[str, float] = {
     "cell_growth": 0.02,
     "cell_curve": 0.06,
     "cell_batch": 0.02,
+    "shared_work": 0.2,
+    "efficiency": 0.4,  # of workloads whose operations are known, around what all share
     "run": 0.02,  # of a measurement, beyond what its own row says
 }
 _NAMES = tuple(SPREADS)
-_LEVEL, _NO_SHEET = 5.0, 1.5  # of a workload's level, and of a kind without a data sheet
+# Of a workload's level, of the efficiency that all share around 0.4 of a device's rate, of a kind without a data sheet.
+_LEVEL, _SHARED_EFFICIENCY, _NO_SHEET = 5.0, 1.0, 1.5
+# That efficiency, what it grows by with the operations of a step, and the log seconds of work at which it holds: 1e12.
+_EFFICIENCY, _BY_WORK, _USUAL_WORK = 0.4, -0.2, float(np.log(1e12 / (0.4 * _USUAL[1] * 1e12)))
+_USUAL_OCTAVE = 5.0  # log2 of a batch, where nothing was measured
 _OCTAVES = 2.5  # length over which a curve bends
 _FREEDOM = 4.0  # degrees of freedom of outliers' weights
 _MOST = 700  # points that are learned from; and those that spreads are learned from
 _MOST_LEARNED = 400
+# Of a workload's own efficiency; rounds of learning it, in the first of which the spreads are learned, too.
+_UNUSUAL_FREEDOM, _TURNS, _LEARNED = 2.0, 5, 2
+_WAVES = 128  # random features of a curve, for draws
+_RUN_FACTOR = 4.0  # noise differs more from provider to provider than the rest
+
+
+# GB/s and TFLOP/s of the arithmetic that really runs, and how well both are known: 1 by a data sheet.
+Sheet = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +76,10 @@ class Points:
     octave: FloatArray  # log2 batch from the workload's middle
     bandwidth: FloatArray  # log GB/s from the usual; 0 where unknown
     rate: FloatArray  # log TFLOP/s from the usual; 0 where unknown
-    sheet: FloatArray  # 1 where both are known
+    sheet: FloatArray  # 1 where both are known, between where only the rate is
+    work: FloatArray  # log seconds on the usual device by operations alone; 0 where these are unknown
+    told: FloatArray  # 1 where they are known
+    own: FloatArray  # how many times the usual the workload may be off by itself; 0 where they are unknown
 
     def take(self, picked: IntArray) -> Points:
         """The points at these positions."""
@@ -80,16 +99,27 @@ def _kernel(one: Points, other: Points, spread: Mapping[str, float]) -> FloatArr
     def v(name: str) -> float:
         return spread[name] ** 2
 
-    workload = _LEVEL**2 + v("growth") * x + v("bandwidth") * bandwidth + v("rate") * rate
+    told = np.multiply.outer(one.told, other.told)
+    own = v("efficiency") * np.multiply.outer(one.own, other.own)
+    workload = _LEVEL**2 * (1 - told) + own + v("growth") * x + v("bandwidth") * bandwidth + v("rate") * rate
     workload = workload + v("curve") * near + v("batch") * equal
     cell = v("cell") + v("cell_growth") * x + v("cell_curve") * near + v("cell_batch") * equal
     of_kind = v("kind") + _NO_SHEET**2 * np.multiply.outer(1 - one.sheet, 1 - other.sheet)
-    shared = v("shared_growth") * x + v("shared_bandwidth") * bandwidth + v("shared_rate") * rate
+    more = np.multiply.outer(one.told * (one.work - _USUAL_WORK), other.told * (other.work - _USUAL_WORK))
+    shared = (
+        _SHARED_EFFICIENCY**2 * told
+        + v("shared_work") * more
+        + v("shared_growth") * x
+        + v("shared_bandwidth") * bandwidth
+        + v("shared_rate") * rate
+    )
     return np.asarray(shared + same * workload + kind * of_kind + (same & kind) * cell, dtype=float)
 
 
 def _mean(points: Points) -> FloatArray:
-    return np.asarray(_GROWTH * points.octave - _BANDWIDTH * points.bandwidth - _RATE * points.rate, dtype=float)
+    by_sheet = _BANDWIDTH * points.bandwidth + _RATE * points.rate
+    used_better = _BY_WORK * points.told * (points.work - _USUAL_WORK)
+    return np.asarray(points.work + used_better + _GROWTH * points.octave - by_sheet, dtype=float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +129,9 @@ class OneDevice:
     workloads: dict[str, int]
     kinds: dict[str, int]
     middle: dict[str, float]  # log2 batch by workload
-    sheets: dict[str, tuple[float, float]]  # GB/s and TFLOP/s by workload's precision and kind: see `key`
+    sheets: dict[str, Sheet]
+    flops: dict[str, float]  # operations of forward and backward of a sample, by workload
+    unusual: dict[str, float]  # by workload, how many times the usual its efficiency may be off
     points: Points
     log_s: FloatArray
     sd: FloatArray
@@ -109,25 +141,23 @@ class OneDevice:
     @classmethod
     def fit(
         cls,
-        workload: Sequence[str],
-        kind: Sequence[str],
-        batch: FloatArray,
-        log_s: FloatArray,
-        sd: FloatArray,
+        points: pd.DataFrame,
         *,
-        sheets: Mapping[str, tuple[float, float]],
+        sheets: Mapping[str, Sheet],
+        flops: Mapping[str, float] | None = None,
         learn: bool = True,
     ) -> OneDevice:
-        """`sd` of each log, beyond which it is an outlier; `sheets` by kind, or `kind|workload` where that says more.
+        """`points` are workload, kind, batch, log_s and its sd, beyond which it is an outlier; `sheets` by kind, or
+        `kind|workload` where that says more; `flops` operations of forward and backward of a sample, by workload.
 
         Points that are not finite are left out. Raises ValueError where none is left.
         """
-        batch, log_s, sd = (np.asarray(one, dtype=float) for one in (batch, log_s, sd))
+        batch, log_s, sd = (points[name].to_numpy(float) for name in ("batch", "log_s", "sd"))
         good = np.flatnonzero(np.isfinite(batch) & (batch > 0) & np.isfinite(log_s) & np.isfinite(sd) & (sd > 0))
         if not len(good):
-            raise ValueError("nothing to learn from: no seconds of one device")
+            raise ValueError("nothing to learn from: no profile and no run with a positive step time")
         good = good[np.argsort(sd[good], kind="stable")[:_MOST]]
-        names, own = [str(workload[at]) for at in good.tolist()], [str(kind[at]) for at in good.tolist()]
+        names, own = (points[name].astype(str).to_numpy()[good].tolist() for name in ("workload", "kind"))
         octaves = np.log2(batch[good])
         middle = {name: float(np.median(octaves[np.array(names) == name])) for name in sorted(set(names))}
         empty = np.zeros(0)
@@ -135,30 +165,54 @@ class OneDevice:
             workloads={name: at for at, name in enumerate(sorted(set(names)))},
             kinds={name: at for at, name in enumerate(sorted(set(own)))},
             middle=middle,
-            sheets={name: (float(one), float(two)) for name, (one, two) in sheets.items() if one > 0 and two > 0},
-            points=Points(*(np.zeros(0, dtype=np.intp),) * 2, *(empty,) * 4),
+            sheets={name: one for name, one in sheets.items() if one[0] > 0 and one[1] > 0 and np.isfinite(one).all()},
+            flops={name: one for name, one in (flops or {}).items() if one > 0 and np.isfinite(one)},
+            unusual={},
+            points=Points(*(np.zeros(0, dtype=np.intp),) * 2, *(empty,) * 7),
             log_s=log_s[good],
             sd=sd[good],
             spread=dict(SPREADS),
         )
         model = replace(model, points=model.at(names, own, batch[good]))
-        if learn and len(good) > 8:
-            model = replace(model, spread=_learned(model), _made={})
+        for turn in range(_TURNS if model.flops else 1):
+            if learn and len(good) > 8 and turn < _LEARNED:
+                model = replace(model, spread=_learned(model), _made={})
+            model = replace(model, unusual=model._off(), _made={})
+            model = replace(model, points=model.at(names, own, batch[good]))
         return model
+
+    def _off(self) -> dict[str, float]:
+        """By workload how many times the usual its efficiency may be off, as Student's t has it: most networks of equal
+        operations take about equal time, a few twice as long, and those must not bend what is thought of others.
+        """
+        points, weights, _ = self._solved()
+        found = {}
+        for name, number in self.workloads.items():
+            mine = points.workload == number
+            effect = self.spread["efficiency"] * points.own[mine].max(initial=0.0) ** 2 * float(weights[mine].sum())
+            found[name] = float(np.sqrt(max((_UNUSUAL_FREEDOM + effect**2) / (_UNUSUAL_FREEDOM + 1), 1.0)))
+        return found
 
     def at(self, workload: Sequence[str], kind: Sequence[str], batch: FloatArray) -> Points:
         """Points to ask about; a workload or a kind never met keeps its prior."""
-        octave = np.log2(batch) - np.array([self.middle.get(name, self._middle()) for name in workload])
+        middle = np.array([self.middle_of(name) for name in workload])
+        octave = np.log2(batch) - middle
         sheets = [self.sheets.get(f"{k}|{w}") or self.sheets.get(k) for w, k in zip(workload, kind, strict=True)]
-        told = np.array([one or (np.nan, np.nan) for one in sheets]).reshape(-1, 2)
-        logs = np.nan_to_num(np.log(told / np.array(_USUAL)))
+        known = np.array([one or (*_USUAL, 0.0) for one in sheets]).reshape(-1, 3)
+        logs = np.log(known[:, :2] / np.array(_USUAL))
+        flops = np.array([self.flops.get(name, 0.0) for name in workload])
+        rate = _EFFICIENCY * _USUAL[1] * 1e12
+        work = np.where(flops > 0, np.log(np.where(flops > 0, flops, 1.0) * 2**middle / rate), 0.0)
         return Points(
             np.array([_number(self.workloads, name) for name in workload], dtype=np.intp),
             np.array([_number(self.kinds, name) for name in kind], dtype=np.intp),
             octave,
             logs[:, 0],
             logs[:, 1],
-            np.isfinite(told).all(axis=1).astype(float),
+            known[:, 2],
+            work,
+            (flops > 0).astype(float),
+            np.array([self.unusual.get(name, 1.0) for name in workload]) * (flops > 0),
         )
 
     def predict(self, points: Points) -> FloatArray:
@@ -175,14 +229,66 @@ class OneDevice:
         )
         return np.asarray(_kernel(one, other, self.spread) - left.T @ right, dtype=float)
 
+    def draws(self, points: Points, *, count: int, seed: int) -> FloatArray:
+        """(points, count) draws of what their log seconds may be off by, jointly: what is drawn for a point does not
+        depend on what else is asked. By Matheron's rule: draws before any measurement, less what measurements tell of
+        these.
+        """
+        known, _, factor = self._solved()
+        noise = np.random.default_rng([seed, 1]).standard_normal((len(known.octave), count))
+        off = self._before(known, count=count, seed=seed) + self._made["noise_sd"][:, None] * noise
+        told = scipy.linalg.cho_solve((factor, True), off)
+        return self._before(points, count=count, seed=seed) - _kernel(points, known, self.spread) @ told
+
+    def _before(self, points: Points, *, count: int, seed: int) -> FloatArray:
+        """(points, count) draws of the process whose covariance is `_kernel`."""
+        found = np.zeros((len(points.octave), count))
+
+        def add(where: IntArray, what: object, values: FloatArray) -> None:
+            """`values` (rows, columns) of weights that are drawn once for `what`."""
+            random = np.random.default_rng([seed, zlib.crc32(repr(what).encode())])
+            found[where] += values @ random.standard_normal((values.shape[1], count))
+
+        def curves(where: IntArray, what: object, of: str, batch: str) -> None:
+            x, random = points.octave[where], np.random.default_rng([seed, zlib.crc32(repr((what, "waves")).encode())])
+            waves, phases = random.standard_normal(_WAVES) / _OCTAVES, random.uniform(0, 2 * np.pi, _WAVES)
+            scale = self.spread[of] * np.sqrt(2 / _WAVES)
+            add(where, (what, "curve"), scale * np.cos(np.multiply.outer(x, waves) + phases))
+            for each in np.unique(np.round(x, 6)).tolist():
+                own = where[np.round(x, 6) == each]
+                add(own, (what, "batch", each), np.full((len(own), 1), self.spread[batch]))
+
+        v, every = self.spread, np.arange(len(points.octave))
+        more = points.told * (points.work - _USUAL_WORK)
+        shared = [_SHARED_EFFICIENCY * points.told, v["shared_work"] * more, v["shared_growth"] * points.octave]
+        shared += [v["shared_bandwidth"] * points.bandwidth, v["shared_rate"] * points.rate]
+        add(every, "shared", np.stack(shared, axis=1))
+        for kind in np.unique(points.kind).tolist():
+            own = np.flatnonzero(points.kind == kind)
+            add(own, ("kind", kind), np.stack([np.full(len(own), v["kind"]), _NO_SHEET * (1 - points.sheet[own])], 1))
+        for workload in np.unique(points.workload).tolist():
+            own = np.flatnonzero(points.workload == workload)
+            level = np.sqrt(_LEVEL**2 * (1 - points.told[own]) + v["efficiency"] ** 2 * points.own[own] ** 2)
+            parts = [level, v["growth"] * points.octave[own], v["bandwidth"] * points.bandwidth[own]]
+            add(own, ("workload", workload), np.stack([*parts, v["rate"] * points.rate[own]], axis=1))
+            curves(own, ("workload", workload), "curve", "batch")
+            for kind in np.unique(points.kind[own]).tolist():
+                cell = own[points.kind[own] == kind]
+                flat = np.stack([np.full(len(cell), v["cell"]), v["cell_growth"] * points.octave[cell]], axis=1)
+                add(cell, ("cell", workload, kind), flat)
+                curves(cell, ("cell", workload, kind), "cell_curve", "cell_batch")
+        return found
+
     def reaches(self, workload: str) -> tuple[float, float]:
         """Least and largest batch that was measured of a workload on any kind; 1, 1 where none was."""
         own = self.points.octave[self.points.workload == self.workloads.get(workload, -1)]
         middle = self.middle.get(workload, 0.0)
         return (2 ** (own.min() + middle), 2 ** (own.max() + middle)) if len(own) else (1.0, 1.0)
 
-    def _middle(self) -> float:
-        return float(np.median(list(self.middle.values()) or [5.0]))
+    def middle_of(self, workload: str) -> float:
+        """Log2 of the batch in the middle of a workload's; of one never measured, of those that were."""
+        usual = float(np.median(list(self.middle.values()) or [_USUAL_OCTAVE]))
+        return self.middle.get(workload, usual)
 
     def _solved(self) -> tuple[Points, FloatArray, FloatArray]:
         """The points, the weights of their kernels, and the factor of their covariance; outliers count less."""
@@ -198,6 +304,7 @@ class OneDevice:
                 away = weights / np.diag(inverse) * np.sqrt(np.diag(inverse))
                 outlying = np.maximum(1.0, (_FREEDOM + away**2) / (_FREEDOM + 1)) ** 2
             self._made["solved"] = (self.points, weights, factor)
+            self._made["noise_sd"] = np.sqrt(noise * outlying)
         points, weights, factor = self._made["solved"]
         return points, weights, factor
 
@@ -208,6 +315,8 @@ class OneDevice:
             "kinds": self.kinds,
             "middle": self.middle,
             "sheets": {name: list(one) for name, one in self.sheets.items()},
+            "flops": self.flops,
+            "unusual": self.unusual,
             "points": [getattr(self.points, name).tolist() for name in Points.__slots__],
             "log_s": self.log_s.tolist(),
             "sd": self.sd.tolist(),
@@ -222,7 +331,9 @@ class OneDevice:
             workloads=dict(body["workloads"]),
             kinds=dict(body["kinds"]),
             middle=dict(body["middle"]),
-            sheets={name: (one[0], one[1]) for name, one in body["sheets"].items()},
+            sheets={name: (one[0], one[1], one[2]) for name, one in body["sheets"].items()},
+            flops=dict(body["flops"]),
+            unusual=dict(body["unusual"]),
             points=Points(
                 np.array(workload, dtype=np.intp),
                 np.array(kind, dtype=np.intp),
@@ -240,7 +351,7 @@ def _number(known: Mapping[str, int], name: str) -> int:
 
 
 def _learned(model: OneDevice) -> dict[str, float]:
-    """Spreads by marginal likelihood, each a priori within a factor of two of its default, on some of the points."""
+    """Spreads by marginal likelihood on some points, each within a factor of two of its default (noise: of four)."""
     every = np.arange(len(model.log_s))
     picked = (
         every if len(every) <= _MOST_LEARNED else np.sort(np.random.default_rng(0).permutation(every)[:_MOST_LEARNED])
@@ -249,6 +360,7 @@ def _learned(model: OneDevice) -> dict[str, float]:
     sd = model.sd[picked]
     start = np.log(np.array([SPREADS[name] for name in _NAMES]))
     free = 5.0
+    believed = np.array([_RUN_FACTOR if name == "run" else 2.0 for name in _NAMES])
 
     def loss(shift: FloatArray) -> float:
         spread = dict(zip(_NAMES, np.exp(start + shift), strict=True))
@@ -260,7 +372,7 @@ def _learned(model: OneDevice) -> dict[str, float]:
         white = scipy.linalg.solve_triangular(factor, off, lower=True)
         # Student's t over all points together: one wild point moves no spread far
         fit = 0.5 * (free + len(off)) * np.log1p((white @ white) / free) if len(off) < 3 else 0.5 * white @ white
-        return float(fit + np.log(np.diag(factor)).sum() + 0.5 * ((shift / np.log(2)) ** 2).sum())
+        return float(fit + np.log(np.diag(factor)).sum() + 0.5 * ((shift / np.log(believed)) ** 2).sum())
 
     found = scipy.optimize.minimize(
         loss, np.zeros(len(start)), method="L-BFGS-B", options={"maxiter": 15}, bounds=[(-3, 3)] * len(start)

@@ -14,8 +14,8 @@ import numpy as np
 from pandas.util import hash_array
 from scipy.spatial import KDTree
 
-from ...domain.numeric import FloatArray
-from ...domain.setup_table import SetupArrays
+from ..domain.numeric import FloatArray
+from ..domain.setup_table import SetupArrays
 
 Marks = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
 

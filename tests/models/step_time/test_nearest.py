@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.domain.setup_table import SetupArrays, read_setups, row_key
-from models.step_time.residual.nearest import Nearness
+from models.step_time.nearest import Nearness
 
 DEVICES = {"a": 4, "b": 1}
 

@@ -1,1 +1,0 @@
-"""The analytic part of a step time: compute of one device, collectives, and the step made of both."""

@@ -1,1 +1,0 @@
-"""What is learned on top of the analytic step time: a Gaussian process over correlated residuals."""

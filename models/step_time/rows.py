@@ -1,0 +1,334 @@
+"""Measurements as the regression of levels.py takes them: setups laid out, seconds of one device, all-reduces alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..domain.cluster import parse_cluster
+from ..domain.numeric import FloatArray
+from ..domain.setup_table import SetupArrays
+from .dataset import Exchange, TrainingRows
+from .formula import CORE_DRIVES, Line, known_overlap
+from .levels import Rows
+from .machine_specs import Machine, device_kind
+from .one_device import OneDevice, Points
+
+# What stands for a workload where an all-reduce was timed alone.
+PROBE = "(all-reduce alone)"
+_USUAL_BYTES = 1e8  # of gradients where nobody's are told
+# How far the log of one device's seconds may be off: measured; profiled; from several less what they waited; their
+# compute guessed; and how far sync_s may be off as a part of it.
+_ALONE_SD, _PROFILED_SD, _WAITED_SD, _GUESSED_SD, _WAITING_SD = 0.01, 0.01, 0.08, 0.6, 0.05
+_LEAST_COMPUTE, _COMPUTE_PART = 0.02, 0.7
+_POOLED_SD, _CROWDED_SD = 0.04, 0.03  # of rows of one batch, which share what slows them; by device beside one
+
+# Setups run more than once that the first of these stands for; what contradicts each other at least.
+_FEW_REPEATED, _LEAST_CONTRADICTION = 4, 0.03
+
+Point = tuple[str, str, float]  # workload, kind of device, batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What of a setup's seconds is known before any parameter: machines, seconds of one device, bytes, optimizers.
+
+    `optimizer_part` is by (workload, kind) what the optimizer adds to one device's seconds at the workload's middle
+    batch, `input_part` what of these is spent on making the batch.
+    """
+
+    machines: dict[str, Machine]
+    alone: OneDevice
+    exchanges: dict[str, Exchange]
+    optimizer_part: dict[tuple[str, str], float] = field(default_factory=dict)
+    input_part: dict[tuple[str, str], float] = field(default_factory=dict)
+    slowness: dict[str, float] = field(default_factory=dict)  # logs by which a kind's links fell short of their rate
+
+    def kinds(self, setups: SetupArrays) -> list[str]:
+        """(rows,) the kind of the machine with the slowest link; of equals the first by name."""
+        names = self._by_link(setups)
+        order = {name: at for at, name in enumerate(names)}
+        first = setups.by_type({name: float(at) for name, at in order.items()}, np.inf).min(axis=1)
+        kinds = [device_kind(name, self.machines[name]) for name in names]
+        return [kinds[int(at)] for at in first]
+
+    def lay_out(self, setups: SetupArrays) -> tuple[Rows, list[Point], FloatArray]:
+        """Rows with `point` into the second, distinct (workload, device, batch), and these points' log seconds."""
+        kind, batch, layout, count = setups.kind, setups.batch, setups.layout, setups.count
+        present = kind >= 0
+        same = ((kind == kind[:, :1]) | ~present).all(axis=1) & ((batch == batch[:, :1]) | ~present).all(axis=1)
+        if same.all():  # equal members: the one that holds most devices is the slowest
+            kind, batch, layout = kind[:, :1], batch[:, :1], layout.max(axis=1, keepdims=True)
+            count = setups.instances[:, None]
+            present = kind >= 0
+        triples = np.stack(
+            [np.broadcast_to(setups.workloads.codes[:, None], kind.shape)[present], kind[present], batch[present]],
+            axis=1,
+        )
+        distinct, where = np.unique(triples, axis=0, return_inverse=True)
+        devices = [device_kind(name, self.machines[name]) for name in setups.names]
+        points = [(setups.workloads.names[int(w)], devices[int(k)], float(b)) for w, k, b in distinct.tolist()]
+        place = np.full(kind.shape, -1, dtype=np.intp)
+        place[present] = where.ravel()
+        log_s, middle, least = self._seconds(points)
+        optimizer = np.array([self._optimizer(*one[:2]) for one in points])
+
+        def of(values: FloatArray, padded: float) -> FloatArray:
+            return np.where(present, values[place] if len(values) else 0.0, padded)
+
+        ranks, machines = setups.ranks, setups.instances
+        exchange = [self._exchange(name) for name in setups.workloads.names]
+        size, hidden, last = np.array(exchange).reshape(-1, 3).T[:, setups.workloads.codes]
+        line = Line(
+            alone_s=of(np.exp(log_s), 0.0),
+            middle_s=of(np.exp(middle), 1.0),
+            least_s=of(np.exp(least), 0.0),
+            optimizer_s=of(optimizer * np.exp(middle), 0.0),
+            devices=np.where(present, layout, 0.0),
+            count=np.where(present, count, 0.0),
+            machines=machines,
+            ranks=ranks,
+            most=setups.layout.max(axis=1, initial=0),
+            accumulation=setups.accumulation,
+            gradient_bytes=size,
+            hidden=hidden,
+            last_bucket=last,
+            **self._links(setups),
+        )
+        each = ranks / machines
+        features = np.stack(
+            [
+                np.log2(setups.samples / setups.accumulation / ranks),
+                np.log2(machines),
+                np.log2(each),
+                1 - each / line.most,
+                self._variety(setups),
+            ],
+            axis=1,
+        )
+        rows = Rows(
+            line=line, workload=tuple(setups.workloads), kind=tuple(self.kinds(setups)), features=features, point=place
+        )
+        return rows, points, log_s
+
+    def lay_out_probes(self, probes: pd.DataFrame) -> Rows:
+        """All-reduces of `bytes` on `cluster`, one device a machine, as rows of a workload that computes nothing."""
+        types = [parse_cluster(str(one)) for one in probes["cluster"]]
+        most = max((len(one) for one in types), default=1)
+        ones = np.array([[float(at < len(one)) for at in range(most)] for one in types]).reshape(-1, most)
+        setups = SetupArrays.of([PROBE] * len(types), types, batch=ones, layout=ones, accumulation=np.ones(len(types)))
+        machines, many = setups.instances, len(types)
+        nothing, size = np.zeros((many, 1)), probes["bytes"].to_numpy(float)
+        line = Line(
+            alone_s=nothing,
+            middle_s=nothing + 1,
+            least_s=nothing,
+            optimizer_s=nothing,
+            devices=nothing + 1,
+            count=machines[:, None],
+            machines=machines,
+            ranks=machines,
+            most=np.ones(many),
+            accumulation=np.ones(many),
+            gradient_bytes=size,
+            hidden=np.zeros(many),
+            last_bucket=np.zeros(many),
+            **self._links(setups),
+        )
+        features = np.stack(
+            [np.log2(size), np.log2(machines), np.zeros(many), np.zeros(many), self._variety(setups)], axis=1
+        )
+        point = np.full((many, 1), -1, dtype=np.intp)
+        return Rows(line=line, workload=(PROBE,) * many, kind=tuple(self.kinds(setups)), features=features, point=point)
+
+    def at(self, points: Sequence[Point]) -> Points:
+        """The points as one_device.py has them."""
+        return self.alone.at(
+            [one[0] for one in points], [one[1] for one in points], np.array([one[2] for one in points], dtype=float)
+        )
+
+    def _links(self, setups: SetupArrays) -> dict[str, FloatArray]:
+        """Gbit/s of the slowest link, and what part of an accelerator's rate the smallest host copies at."""
+        slowest = self._by_link(setups)
+        order = setups.by_type({name: float(at) for at, name in enumerate(slowest)}, np.inf).min(axis=1, initial=np.inf)
+        gbps = np.array([self.machines[name].bandwidth_gbps for name in slowest])
+        drives = {
+            name: 1.0 if machine.accelerated else CORE_DRIVES * machine.cores
+            for name, machine in ((name, self.machines[name]) for name in setups.names)
+        }
+        return {
+            "gbps": gbps[order.astype(np.intp)] if len(order) else np.zeros(0),
+            "drives": setups.by_type(drives, np.inf).min(axis=1, initial=np.inf),
+        }
+
+    def _by_link(self, setups: SetupArrays) -> list[str]:
+        """Instance types from the slowest link on."""
+
+        def rate(name: str) -> float:
+            machine = self.machines[name]
+            return float(np.log(machine.bandwidth_gbps)) - self.slowness.get(device_kind(name, machine), 0.0)
+
+        return sorted(setups.names, key=lambda one: (rate(one), one))
+
+    def _variety(self, setups: SetupArrays) -> FloatArray:
+        """(rows,) doublings by which the machines are faster, in the mean, than the one with the slowest link is."""
+        log_speed = {name: float(np.log2(self.machines[name].prior_speed)) for name in setups.names}
+        speed = setups.by_type(log_speed, 0.0)
+        order = setups.by_type({name: float(at) for at, name in enumerate(self._by_link(setups))}, np.inf)
+        own = np.take_along_axis(speed, order.argmin(axis=1)[:, None], axis=1)
+        return np.asarray((setups.count * (speed - own) * setups.present).sum(axis=1) / setups.instances, dtype=float)
+
+    def _exchange(self, workload: str) -> tuple[float, float, float]:
+        """Bytes, hidden and last bucket as formula.py has them."""
+        known = [one.gradient_bytes for one in self.exchanges.values() if one.gradient_bytes > 0]
+        usual = float(np.median(known)) if known else _USUAL_BYTES
+        own = self.exchanges.get(workload, Exchange(0.0))
+        return own.gradient_bytes or usual, *known_overlap(own.hidden_part, own.last_bucket_bytes)
+
+    def _optimizer(self, workload: str, kind: str) -> float:
+        """As profiled, else as on other kinds; 0 where no profile told."""
+        if (workload, kind) in self.optimizer_part:
+            return self.optimizer_part[workload, kind]
+        known = [one for (owner, _), one in self.optimizer_part.items() if owner == workload]
+        return float(np.median(known)) if known else 0.0
+
+    def _seconds(self, points: Sequence[Point]) -> tuple[FloatArray, ...]:
+        """Log seconds of the points, of of their workloads' middle and least batches there."""
+        many = len(points)
+        if not many:
+            return (np.zeros(0),) * 3
+        pairs = sorted({one[:2] for one in points})
+        asked = list(points)
+        for workload, kind in pairs:
+            asked += [
+                (workload, kind, 2 ** self.alone.middle_of(workload)),
+                (workload, kind, self.alone.reaches(workload)[0]),
+            ]
+        found = self.alone.predict(self.at(asked))
+        places = {pair: at for at, pair in enumerate(pairs)}
+        which = many + 2 * np.array([places[one[:2]] for one in points], dtype=np.intp)
+        return found[:many], found[which], found[which + 1]
+
+
+Parts = dict[tuple[str, str], float]
+
+
+def one_device_points(
+    rows: TrainingRows, profiles: pd.DataFrame, machines: Mapping[str, Machine]
+) -> tuple[pd.DataFrame, Parts, Parts]:
+    """workload, kind, batch, log seconds of a micro-step on one device without its optimizer, sd; and by workload and
+    kind of profiles, `optimizer_part` and `input_part` of Facts.
+    """
+    told = _profile_points(profiles, machines)
+    optimizer: Parts = {}
+    making: Parts = {}
+    groups: dict[Any, pd.DataFrame] = dict(iter(told.groupby(["workload", "kind"])))
+    for pair, own in groups.items():
+        middle = float(np.exp(own["log_s"].iloc[len(own) // 2]))
+        optimizer[pair] = float(own["optimizer_s"].median()) / middle
+        making[pair] = float(np.clip(own["input_part"].median(), 0, 1))
+    columns = ["workload", "kind", "batch", "log_s", "sd"]
+    points = pd.concat([_run_points(rows, machines, told), told[columns]], ignore_index=True)
+    return points, optimizer, making
+
+
+def _run_points(rows: TrainingRows, machines: Mapping[str, Machine], profiled: pd.DataFrame) -> pd.DataFrame:
+    """From runs of one device, and from those of several equal machines less what they waited; all without optimizer,
+    whose share of a step is that of the profiles.
+    """
+    setups = rows.setups
+    ranks, layout = setups.ranks, setups.layout.max(axis=1, initial=0)
+    first = setups.kind[:, 0] if setups.kind.shape[1] else np.zeros(0, dtype=np.intp)
+    even = ((setups.kind == first[:, None]) | (setups.kind < 0)).all(axis=1)
+    even &= ((setups.batch == setups.batch[:, :1]) | (setups.kind < 0)).all(axis=1)
+    kinds = [device_kind(setups.names[one], machines[setups.names[one]]) for one in first.tolist()]
+    batch = setups.batch[:, 0] if setups.batch.shape[1] else np.zeros(0)
+    asked = {"workload": list(setups.workloads), "kind": kinds, "batch": batch, "accumulation": setups.accumulation}
+    spent = rows.step_s * _optimizer_shares(profiled, pd.DataFrame(asked))
+    known = np.isfinite(rows.sync_s)
+    waited = np.where(ranks == 1, 0.0, np.where(known, rows.sync_s, (1 - _COMPUTE_PART) * rows.step_s))
+    seconds = np.maximum(rows.step_s - waited - spent, _LEAST_COMPUTE * rows.step_s)
+    sd = np.sqrt(_WAITED_SD**2 + (_WAITING_SD * waited / seconds) ** 2 + (_CROWDED_SD * (layout - 1)) ** 2)
+    sd = np.where(
+        ranks == 1, np.hypot(_ALONE_SD, run_noise(rows) / np.sqrt(rows.repeats)), np.where(known, sd, _GUESSED_SD)
+    )
+    found = pd.DataFrame(
+        {
+            "workload": list(setups.workloads),
+            "kind": kinds,
+            "batch": batch,
+            "log_s": np.log(seconds / setups.accumulation),
+            "sd": sd,
+            "alone": ranks == 1,
+            "known": known,
+        }
+    )[even]
+    keys = ["workload", "kind", "batch"]
+    alone = found[found["alone"]].groupby(keys, as_index=False).agg(log_s=("log_s", "median"), sd=("sd", "first"))
+    others = found[~found["alone"]]
+    others = others[~pd.MultiIndex.from_frame(others[keys]).isin(pd.MultiIndex.from_frame(alone[keys]))]
+    # a device computes no longer than the shortest step of its batch: the rest of what nobody told is waiting
+    shortest = others.groupby(keys)["log_s"].transform("min")
+    others = others.assign(log_s=others["log_s"].where(others["known"], shortest))
+    others = others.assign(weight=others["sd"] ** -2, weighed=others["log_s"] * others["sd"] ** -2)
+    pooled = others.groupby(keys, as_index=False).agg(weight=("weight", "sum"), weighed=("weighed", "sum"))
+    pooled = pooled.assign(
+        log_s=pooled["weighed"] / pooled["weight"], sd=np.hypot(_POOLED_SD, pooled["weight"] ** -0.5)
+    )
+    both: pd.DataFrame = pd.concat([alone, pooled[[*keys, "log_s", "sd"]]], ignore_index=True)
+    return both
+
+
+def run_noise(rows: TrainingRows) -> float:
+    """Standard deviation of the log among runs of a setup: the median of the setups that were run more than once."""
+    spreads = rows.spread[rows.repeats > 1]
+    return float(np.median(np.append(spreads, np.full(_FEW_REPEATED, _ALONE_SD))))
+
+
+def run_weights(rows: TrainingRows) -> FloatArray:
+    """(rows,) how many runs each setup counts for: fewer than it has where they contradict each other."""
+    usual = max(run_noise(rows), _LEAST_CONTRADICTION)
+    return np.asarray(rows.repeats / np.maximum(rows.spread / usual, 1.0) ** 2, dtype=float)
+
+
+def _optimizer_shares(profiled: pd.DataFrame, asked: pd.DataFrame) -> FloatArray:
+    """(asked,) the part of a step of one device that its optimizer takes, by the profile of its workload and kind, else
+    by those of other kinds; 0 without any. `asked` has workload, kind, batch and accumulation.
+    """
+    found = np.zeros(len(asked))
+    profiles: dict[Any, pd.DataFrame] = dict(iter(profiled.groupby(["workload", "kind"])))
+    groups: dict[Any, Any] = dict(asked.groupby(["workload", "kind"]).indices)
+    for pair, at in groups.items():
+        kinds = [pair] if pair in profiles else [one for one in profiles if one[0] == pair[0]]
+        batch, steps = (asked[name].to_numpy(float)[at] for name in ("batch", "accumulation"))
+        shares = []
+        for own in (profiles[one] for one in kinds):
+            seconds = np.exp(np.interp(np.log(batch), np.log(own["batch"].to_numpy(float)), own["log_s"]))
+            spent = float(own["optimizer_s"].median())
+            shares.append(spent / (spent + steps * seconds))
+        found[at] = np.median(shares, axis=0) if shares else 0.0
+    return found
+
+
+def _profile_points(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
+    """Forward and backward of one device by batch, ascending; optimizer_s and input_part beside them."""
+    keys = ["workload", "kind", "batch"]
+    if not {"workload", "instance_type", "batch", "forward_s", "backward_s"} <= set(profiles.columns):
+        return pd.DataFrame(columns=[*keys, "log_s", "sd", "optimizer_s", "input_part"])
+    good = profiles[(profiles["batch"] > 0) & (profiles["forward_s"] > 0) & (profiles["backward_s"] > 0)]
+    kinds = [device_kind(str(one), machines[str(one)]) for one in good["instance_type"]]
+    seconds = good["forward_s"] + good["backward_s"]
+    nothing = pd.Series(0.0, index=good.index)
+    found = good[["workload", "batch"]].assign(
+        kind=kinds,
+        log_s=np.log(seconds.to_numpy(float)),
+        sd=_PROFILED_SD,
+        optimizer_s=good.get("optimizer_s", nothing).fillna(0.0).clip(lower=0.0),
+        input_part=(good.get("input_s", nothing) / seconds).fillna(0.0),
+    )
+    columns = {name: (name, "median") for name in ("log_s", "sd", "optimizer_s", "input_part")}
+    return found.groupby(keys, as_index=False).agg(**columns)
