@@ -20,6 +20,7 @@ from hypothesis import settings
 
 from tests.lanes import Lanes, turn
 from tests.leftovers import Leftovers, name_run
+from warehouse.salvage import NO_DOWNLOADS
 
 # How long one example takes depends on what else runs; what it shows does not.
 settings.register_profile("srift", deadline=None)
@@ -41,6 +42,9 @@ os.environ |= {
     "OMP_NUM_THREADS": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
+
+
+NO_DOWNLOADS["threads"] = 1  # as with BLAS: DuckDB's threads wait for each other over a handful of rows
 
 
 class SmallDisk:
