@@ -32,6 +32,12 @@ def _session() -> Any:
     return boto3.Session(**KEYS)
 
 
+@cache
+def plain_client(service: str, region: str) -> Any:
+    """One for all accounts, which a client knows nothing of: to make it takes longer than all that a test asks it."""
+    return _session().client(service, region_name=region, config=_ONCE)
+
+
 class Account:
     """`refuse`: method -> code that it is refused with; `answers`: method -> what it answers instead of moto."""
 
@@ -43,11 +49,11 @@ class Account:
 
     def clients(self, service: str, region: str) -> Any:
         """As ec2_api.Clients."""
-        return _Client(self, service, _session().client(service, region_name=region, config=_ONCE))
+        return _Client(self, service, plain_client(service, region))
 
     def plain(self, service: str) -> Any:
         """A client that nothing is scripted over."""
-        return _session().client(service, region_name=REGION, config=_ONCE)
+        return plain_client(service, REGION)
 
     def keys(self) -> list[str]:
         """What lies in the bucket."""

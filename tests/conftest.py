@@ -6,6 +6,7 @@ Set when this file is read, because Prefect looks at its environment once, at im
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import subprocess
@@ -20,7 +21,9 @@ from hypothesis import settings
 
 from tests.lanes import Lanes, turn
 from tests.leftovers import Leftovers, name_run
+from warehouse.salvage import NO_DOWNLOADS
 
+gc.disable()  # what files import while they are collected stays: to look through it again and again takes as long
 # How long one example takes depends on what else runs; what it shows does not.
 settings.register_profile("srift", deadline=None)
 settings.load_profile("srift")
@@ -41,6 +44,9 @@ os.environ |= {
     "OMP_NUM_THREADS": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
+
+
+NO_DOWNLOADS["threads"] = 1  # as with BLAS: DuckDB's threads wait for each other over a handful of rows
 
 
 class SmallDisk:
@@ -79,8 +85,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=turn)
 
 
+def pytest_collection_finish() -> None:
+    """What was imported so far is never looked through for garbage; what tests make is."""
+    gc.enable()
+    gc.freeze()
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:
-    """`make test` works in two processes; tests that start hosts are all in one of them."""
+    """`make test` works in several processes; tests that start hosts are all in one of them."""
     return Lanes(config, log)
 
 

@@ -1,4 +1,4 @@
-"""Which tests stay together when two processes share them: a file's, and all that start hosts of the same kind.
+"""Which tests stay together when several processes share them: a file's, and all that start hosts of the same kind.
 
 Hosts of two tests at once would not fit this machine's cores; those of the emulated EC2 have no share of them.
 """
@@ -13,7 +13,7 @@ from xdist.scheduler import LoadFileScheduling
 EMULATED = ("test_emulated_ec2.py", "test_world.py", "test_world_api.py")
 HOSTS = (
     *("test_failures.py", "test_local_endings.py", "test_local_provider.py", "test_cut_short.py"),
-    "test_end_to_end.py",  # last: its campaign has less than a minute, and the emulated EC2 is at work at first
+    "test_end_to_end.py",  # last: its campaign has 42 seconds, and the emulated EC2 is at work at first
 )
 
 

@@ -24,7 +24,7 @@ GOALS = {"cheapest_within_deadline", "fastest_within_budget", "cheapest", "faste
 PROJECT = """
 [campaign]
 max_usd = 1.0
-max_minutes = 1.2
+max_minutes = 0.7
 max_hosts = 2
 seed = 7
 market = "on-demand"

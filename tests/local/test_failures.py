@@ -38,7 +38,7 @@ from warehouse.database import Warehouse
 
 pytestmark = pytest.mark.local
 
-CORES = 1.0 if local_cpu.detect().why_not else 0.4
+CORES = 1.0 if local_cpu.detect().why_not else 0.8
 TOO_SMALL = not detect().namespaces or most_cores() < 2 * CORES
 needs_two_hosts = pytest.mark.skipif(TOO_SMALL, reason="no two hosts fit on this machine")
 

@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -275,28 +277,49 @@ def test_a_failure_inside_duckdb_while_it_only_reads_is_damage(
         warehouse.verify()
 
 
+@cache
+def large_file() -> bytes:
+    """Tables and indexes of several blocks; written once a session."""
+    with tempfile.TemporaryDirectory() as folder:
+        warehouse = fresh(Path(folder))
+        add(warehouse, "many", 50_000)
+        with duckdb.connect(str(warehouse.path)) as connection:
+            connection.execute("checkpoint")
+        return warehouse.path.read_bytes()
+
+
 @pytest.fixture
 def large(tmp_path: Path) -> Warehouse:
-    """Tables and indexes of several blocks."""
     warehouse = fresh(tmp_path / "large")
-    add(warehouse, "many", 50_000)
-    with duckdb.connect(str(warehouse.path)) as connection:
-        connection.execute("checkpoint")
+    warehouse.path.write_bytes(large_file())
     return warehouse
 
 
 def damaged_block(warehouse: Warehouse, *, of_a_table: bool) -> None:
     """Leaves the file with one byte changed: in a block of rows, or in one of an index, by what `verify` says of it."""
     sound = warehouse.path.read_bytes()
-    for at in range(3 * 4096 + BLOCK // 2, len(sound), BLOCK):
-        warehouse.path.write_bytes(sound[:at] + bytes([sound[at] ^ 255]) + sound[at + 1 :])
-        try:
-            warehouse.verify()
-            warehouse.verify_indexes()
-        except WarehouseDamaged as error:
-            rows = "Some rows of raw_timings are lost" in str(error)
-            if rows if of_a_table else "Every row of its tables can be read" in str(error):
-                return
+    at = where_damage_shows(sound, of_a_table)
+    warehouse.path.write_bytes(damaged_at(sound, at))
+
+
+def damaged_at(sound: bytes, at: int) -> bytes:
+    return sound[:at] + bytes([sound[at] ^ 255]) + sound[at + 1 :]
+
+
+@cache
+def where_damage_shows(sound: bytes, of_a_table: bool) -> int:
+    """The first block with that damage; looked for once in each content."""
+    with tempfile.TemporaryDirectory() as folder:
+        warehouse = Warehouse(Path(folder) / "warehouse.duckdb")
+        for at in range(3 * 4096 + BLOCK // 2, len(sound), BLOCK):
+            warehouse.path.write_bytes(damaged_at(sound, at))
+            try:
+                warehouse.verify()
+                warehouse.verify_indexes()
+            except WarehouseDamaged as error:
+                rows = "Some rows of raw_timings are lost" in str(error)
+                if rows if of_a_table else "Every row of its tables can be read" in str(error):
+                    return at
     pytest.fail("no such block")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -16,42 +15,15 @@ import pandas as pd
 import psutil
 import pytest
 
-from models.domain.numeric import FloatArray
 from models.monitoring import cross_validation as evaluate
 from tasks.workspace import parallel as module
 from tasks.workspace.blas_threads import one_thread
 from tasks.workspace.parallel import MOST, side_by_side
 from tests.models.monitoring.test_cross_validation import data
+from tests.tasks.workspace.sent_elsewhere import cleared, fails_at, hangs_elsewhere, killed_elsewhere, whose
 
 TEXTS = [str(number) for number in range(60)]
 HERE = os.getpid()
-
-
-def whose(_: object) -> int:
-    return os.getpid()
-
-
-def killed_elsewhere(number: int, here: int) -> int:
-    if number == 3 and os.getpid() != here:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number
-
-
-def hangs_elsewhere(number: int, here: int) -> int:
-    if number == 3 and os.getpid() != here:
-        time.sleep(30)
-    return number
-
-
-def cleared(array: FloatArray) -> float:
-    array[:] = 0
-    return float(array.sum())
-
-
-def fails_at(number: int, at: int) -> int:
-    if number == at:
-        raise ValueError(f"{number} is not wanted")
-    return number
 
 
 def test_results_are_in_order_and_made_by_other_processes() -> None:
