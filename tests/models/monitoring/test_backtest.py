@@ -118,9 +118,9 @@ KINDS = pd.DataFrame(
     [
         {"name": "cpu", "device": "cpu", "devices": 1, "cores": 16.0},
         {"name": "wide", "device": "cpu", "devices": 1, "cores": 64.0},
-        {"name": "old.one", "device": "t4", "devices": 1, "cores": 4.0, "device_tflops": 8.0},
-        {"name": "old.four", "device": "t4", "devices": 4, "cores": 48.0, "device_tflops": 8.0},
-        {"name": "new", "device": "a100", "devices": 8, "cores": 96.0, "device_tflops": 20.0},
+        {"name": "old.one", "device": "u1", "devices": 1, "cores": 4.0, "device_tflops": 8.0},
+        {"name": "old.four", "device": "u1", "devices": 4, "cores": 48.0, "device_tflops": 8.0},
+        {"name": "new", "device": "u2", "devices": 8, "cores": 96.0, "device_tflops": 20.0},
         {"name": "untold", "device": "x9", "devices": 1, "cores": 8.0},
     ]
 )
@@ -139,7 +139,7 @@ def test_another_kind_of_device_is_guessed_by_its_figures_and_doubted_by_how_lit
         ratio(*pair) for pair in (("old.four", "old.one"), ("cpu", "wide"), ("old.one", "new"))
     )
     assert same == pytest.approx(1, rel=0.1) and cores == pytest.approx(1 / 4, rel=0.15)
-    assert peak == pytest.approx(1 / 2.5, rel=0.1)
+    assert peak == pytest.approx(1 / 2.5, rel=0.15)
     assert sure < fair < wide and wide > np.log(3)
     for pair in (("old.one", "untold"), ("cpu", "undescribed"), ("cpu", "old.one"), ("untold", "new")):
         away, width = ratio(*pair)
