@@ -22,7 +22,7 @@ _CORE_TFLOPS = 0.05
 _DEVICE_TFLOPS = 15.0
 # GB/s of memory a processor core, and for a TFLOP/s of an accelerator whose data sheet nobody has: what is usual. The
 # last is believed by half.
-_CORE_GBYTES, _USUAL_GBYTES, _HALF = 10.0, 25.0, 0.5
+_CORE_GBYTES, _USUAL_GBYTES, _HALF = 10.0, 25.0, 0.6
 _ALIKE = 2.0  # what is said of a device's rate may differ from its data sheet by: tensor cores are counted or not
 _NO_DEVICE, _UNKNOWN = "cpu", ("", "none", "nan", "<na>")
 

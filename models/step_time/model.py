@@ -249,20 +249,30 @@ class StepTimeModel:
             own = part.slopes @ shared[part.columns]
             for key, slopes in part.unknown:
                 own += slopes @ _random(seed, key).standard_normal((slopes.shape[1], half))
+            field_, told = self._drawn_near(part, count=half, seed=seed)
             own += part.alone.slope[:, None] * self._drawn_alone(part, count=half, seed=seed)[part.alone.point]
-            field_ = _Field.of(part, seed=seed, count=half)
-            near = field_.at(part.features) * part.several[:, None]
-            if part.block is not None and part.white.shape[0]:
-                measured = self.regression.rows.features[part.block.at]
-                noise = _random(seed, ("noise", part.cell)).standard_normal((len(measured), half))
-                sd = part.spread[2] * np.sqrt(part.block.outlying / self.regression.weight[part.block.at])
-                told = field_.at(measured) + sd[:, None] * noise
-                near -= part.white.T @ scipy.linalg.solve_triangular(part.block.factor, told, lower=True)
+            near = field_.at(part.features) * part.several[:, None] - part.white.T @ told
             random = _random(seed, ("run", part.cell))
             run = _Field.draw(_APART, np.full(1, np.sqrt(part.noise)), random=random, count=half)
             mean[part.at], off[part.at] = part.mean, part.widened * own + part.wider * near + run.at(part.features)
         paired = np.stack([off, -off], axis=2).reshape(many, -1)[:, :count]
         return np.asarray(np.exp(mean[:, None] + paired), dtype=float)
+
+    def _drawn_near(self, part: _Part, *, count: int, seed: int) -> tuple[_Field, FloatArray]:
+        """Draws of a cell's residual before any row is known, and (rows, count) what its rows make of them, whitened."""
+        if self._made.get("drawn") != (count, seed):
+            self._made["drawn"], self._made["near"], self._made["trained"] = (count, seed), {}, {}
+        kept: dict[tuple[str, str], tuple[_Field, FloatArray]] = self._made["near"]
+        if part.cell not in kept:
+            field_, told = _Field.of(part, seed=seed, count=count), np.zeros((0, count))
+            if part.block is not None:
+                measured = self.regression.rows.features[part.block.at]
+                noise = _random(seed, ("noise", part.cell)).standard_normal((len(measured), count))
+                sd = part.spread[2] * np.sqrt(part.block.outlying / self.regression.weight[part.block.at])
+                off = field_.at(measured) + sd[:, None] * noise
+                told = np.asarray(scipy.linalg.solve_triangular(part.block.factor, off, lower=True), dtype=float)
+            kept[part.cell] = field_, told
+        return kept[part.cell]
 
     def _drawn_alone(self, part: _Part, *, count: int, seed: int) -> FloatArray:
         """(points, count) what the log seconds of one device may be off by, beside what is in z."""
@@ -270,8 +280,11 @@ class StepTimeModel:
         off = alone.draws(part.alone.asked, count=count, seed=seed)
         if workload not in self.regression.points:
             return off
-        trained, whitener = self.regression.points[workload]
-        return off - part.alone.tied @ (whitener @ alone.draws(trained, count=count, seed=seed))
+        kept: dict[str, FloatArray] = self._made["trained"]
+        if workload not in kept:
+            trained, whitener = self.regression.points[workload]
+            kept[workload] = whitener @ alone.draws(trained, count=count, seed=seed)
+        return off - part.alone.tied @ kept[workload]
 
     def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
         """(a, k): forward and backward of one device take about a + k * batch seconds. Raises ValueError if unknown."""

@@ -235,9 +235,11 @@ class OneDevice:
         these.
         """
         known, _, factor = self._solved()
-        noise = np.random.default_rng([seed, 1]).standard_normal((len(known.octave), count))
-        off = self._before(known, count=count, seed=seed) + self._made["noise_sd"][:, None] * noise
-        told = scipy.linalg.cho_solve((factor, True), off)
+        if self._made.get("drawn") != (count, seed):
+            noise = np.random.default_rng([seed, 1]).standard_normal((len(known.octave), count))
+            off = self._before(known, count=count, seed=seed) + self._made["noise_sd"][:, None] * noise
+            self._made["drawn"], self._made["told"] = (count, seed), scipy.linalg.cho_solve((factor, True), off)
+        told = self._made["told"]
         return self._before(points, count=count, seed=seed) - _kernel(points, known, self.spread) @ told
 
     def _before(self, points: Points, *, count: int, seed: int) -> FloatArray:
@@ -287,8 +289,9 @@ class OneDevice:
 
     def middle_of(self, workload: str) -> float:
         """Log2 of the batch in the middle of a workload's; of one never measured, of those that were."""
-        usual = float(np.median(list(self.middle.values()) or [_USUAL_OCTAVE]))
-        return self.middle.get(workload, usual)
+        if "usual" not in self._made:
+            self._made["usual"] = float(np.median(list(self.middle.values()) or [_USUAL_OCTAVE]))
+        return self.middle.get(workload, self._made["usual"])
 
     def _solved(self) -> tuple[Points, FloatArray, FloatArray]:
         """The points, the weights of their kernels, and the factor of their covariance; outliers count less."""
