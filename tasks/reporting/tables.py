@@ -106,7 +106,7 @@ def _print_frontier(console: Console, row: Row) -> None:
         for one, chance in zip(row["frontier"], chances, strict=True)
     ]
     title = f"expected hours and dollars that are beaten by none in both, of {row['candidates']} candidates"
-    if row["status"] == "infeasible" and told:
+    if row["status"] == "infeasible" and told and row["p_required"] is not None:
         title += f"; p ok is less than the {row['p_required']:.0%} required"
     console.print(f"\n{title}", style="bold")
     numbers = ("hours", "usd", "p ok") if told else ("hours", "usd")
