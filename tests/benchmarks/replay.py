@@ -1,9 +1,10 @@
 """What would a way of buying runs have cost, and how good were its choices, on setups that were all measured before.
 
-    dollars = sum over launches of price x max(minimum, start + runs);     regret = loss of choice - least loss
+    dollars = sum over launches of price x max(minimum, start + runs)
+    regret  = exp(loss of choice - least loss) - 1, the loss being that of the rule of choice
 
-The loss is that of the rule of choice, in logs; a regret counts at most 1, as no choice at all. Policies see step times
-only as they buy them.
+A choice that misses its constraint counts as a regret of 1 at most, none as 1. Policies see step times only as they buy
+them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .setups import measured_setups
 # Deadlines as multiples of the fastest setup's hours, budgets of the cheapest one's dollars.
 LEVELS = (1.05, 1.25, 1.6, 2.2, 3.2, 5.0)
 _EXACT = 1 + 1e-9
-UNANSWERED = 1.0  # what no choice counts as, in logs, and the most that a choice does
+MISS = 1.0  # regret of no choice at all, and the most that one which misses its constraint counts as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,24 +153,23 @@ def questions_at(
 
 
 def regret(question: Question, step_s: Floats, chosen: int | None) -> float:
-    """Of taking the contender at position `chosen`: logs that it loses by the rule of choice above the least loss.
+    """Of taking the contender at position `chosen`, against the one that loses least by the rule of choice.
 
-    At most 1, which is also what no choice at all counts as.
+    A miss counts as 1 at most, and as 1 where nobody is chosen.
     """
     if chosen is None:
-        return UNANSWERED
-    nothing = np.zeros((len(question.places), 1, 1))
-    found = aim_and_meeting(question, np.log(step_s[question.places])[:, None, None], nothing)
-    loss = weighed(question, *found)[:, 0, 0]
-    return min(float(loss[chosen] - loss.min()), UNANSWERED)
+        return MISS
+    log_aim, meeting = aim_and_meeting(question, np.log(step_s[question.places])[:, None, None], np.zeros((1, 1, 1)))
+    loss = weighed(question, log_aim, meeting)[:, 0, 0]
+    lost = float(np.exp(loss[chosen] - loss.min()) - 1)
+    return min(lost, MISS) if missed(question, step_s, chosen) else lost
 
 
 def missed(question: Question, step_s: Floats, chosen: int | None) -> bool:
-    """Does the choice, or its absence, miss the constraint?"""
-    if chosen is None or question.limited is None:
-        return chosen is None
-    nothing = np.zeros((len(question.places), 1, 1))
-    meeting = aim_and_meeting(question, np.log(step_s[question.places])[:, None, None], nothing)[1]
+    """Does the choice miss the constraint, or is there none?"""
+    if chosen is None:
+        return True
+    _, meeting = aim_and_meeting(question, np.log(step_s[question.places])[:, None, None], np.zeros((1, 1, 1)))
     return meeting is not None and bool(misses(question, meeting.chance)[chosen, 0, 0])
 
 
