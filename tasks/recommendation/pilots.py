@@ -54,7 +54,7 @@ Found = dict[str, Any]
 
 
 def pilots_for(case: Case, plan: Plan, *, buyable: Sequence[Offer], count: int) -> Found:
-    """`settled`, the `regret` expected of choosing now (in logs, a miss of the constraint counting 1), and `runs`: what
+    """`settled`, the `regret` expected of choosing now (in logs of its loss by the rule of choice), and `runs`: what
     to measure, in order, each with its cluster, layout, batch, seconds, dollars, `regret_after` it, and, where no
     cluster meets the constraint surely enough, `assured_after`: the chance that one is then known to.
 

@@ -157,16 +157,16 @@ def _print_not_compared(console: Console, devices: Sequence[Row]) -> None:
 
 
 def _missing(row: Row) -> str:
-    """What a missed constraint counts for in an expected cost, where that matters."""
+    """What is in an expected cost besides dollars or hours, where that matters."""
     kinds = {"deadline": row["constraint_hours"], "budget": row["constraint_usd"]}
     kind = next((name for name, limit in kinds.items() if limit is not None), None)
     if kind is None or row["pilots"]["regret"] < _SLIGHT:
         return ""
-    return f" (a missed {kind} counts as e times the cost)"
+    return f" (exceeding the {kind} counts too: overshoot_price in srift.toml)"
 
 
 def _lost(regret: float) -> str:
-    """Log regret as a part of what the best costs; missing the constraint counts as e times that."""
+    """Log regret as a part of what the best costs."""
     return f"{math.expm1(regret):.1%}"
 
 
