@@ -211,19 +211,20 @@ def _aim_and_used(contest: Contest, goal: Goal) -> tuple[FloatArray, FloatArray,
 def said_and_held(contest: Contest, *, top: int = 5) -> pd.DataFrame:
     """Each chance in the table's `top` rows of each question: what ("p ok" or "p best"), said, and whether it held.
 
-    The best is who loses least by the measured times.
+    Limits are multiples of the least predicted, which a chance may depend on as it may not on what was measured. The
+    best is who loses least by the measured times, of all clusters that the table compares, each by its best split.
     """
-    _, goals = questions(contest)
+    _, goals = questions(replace(contest, measured_s=contest.predictions["step_s"].to_numpy(float)))
     found = []
     for goal in goals:
         aim, used, limit = _aim_and_used(contest, goal)
         meeting = known_meeting(used, limit)
         lost = weighed(goal, np.log(aim), meeting)
-        for row in _table(contest, [goal], top=top):
-            at = _place(contest, row)
-            if row["goal"] == goal.goal and at is not None:
-                found.append(("p ok", row["p_meets_constraint"], meeting.chance[at] > 0))
-                found.append(("p best", row["p_best"], lost[at] <= lost.min() + 1e-12))
+        rows = [row for row in _table(contest, [goal], top=len(contest.setups)) if row["goal"] == goal.goal]
+        places = [at for at in (_place(contest, row) for row in rows) if at is not None]
+        for row, at in list(zip(rows, places, strict=False))[:top]:
+            found.append(("p ok", row["p_meets_constraint"], meeting.chance[at] > 0))
+            found.append(("p best", row["p_best"], lost[at] <= lost[places].min() + 1e-12))
     return pd.DataFrame(found, columns=["what", "said", "held"])
 
 
