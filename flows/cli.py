@@ -156,6 +156,13 @@ class Asked:
         None
     )
     budget: Annotated[float | None, typer.Option(min=0.0, help="Fastest within this many dollars.")] = None
+    p_required: Annotated[
+        float | None,
+        typer.Option(
+            help="Probability, such as 0.9, with which it must be met, or nothing is named; if not given, exceeding it"
+            " is weighed (overshoot_price in srift.toml)."
+        ),
+    ] = None
     provider: Annotated[
         str | None, typer.Option(help="local or ec2; if not given, the one that knows the workload, local before ec2.")
     ] = None
@@ -194,6 +201,8 @@ class Asked:
             raise typer.BadParameter("give either --deadline or --budget")
         if self.budget is not None and not math.isfinite(self.budget):
             raise typer.BadParameter(f"budget {self.budget} is no number of dollars")
+        if self.p_required is not None and not 0 < self.p_required < 1:
+            raise typer.BadParameter(f"--p-required {self.p_required:g} is no probability between 0 and 1, such as 0.9")
         if self.market not in MARKETS:
             near, known = nearest_names(self.market.lower(), MARKETS), f"known: {', '.join(MARKETS)}"
             raise typer.BadParameter(f"unknown market {self.market!r}; {near if near == known else f'{near} {known}'}")
@@ -221,7 +230,12 @@ def recommend(asked: Asked) -> Answer:
             if why:
                 typer.echo(f"note: {why}", err=True)
         question = Question(
-            workload=asked.workload, hours=asked.hours, usd=asked.budget, samples=asked.samples, batch=asked.batch
+            workload=asked.workload,
+            hours=asked.hours,
+            usd=asked.budget,
+            p_required=asked.p_required,
+            samples=asked.samples,
+            batch=asked.batch,
         )
         rows = answer(provider, question, market=asked.market, top=asked.top, pilots=asked.pilots)
     return Answer(rows, lambda: print_recommendations(rows))

@@ -2,7 +2,7 @@
 
     E[c | p] = E[c] + K (p - E[p]),   K = S_cp (S_pp + noise)^-1      log steps of choice set c and pilots p, normal
 
-Regret is in logs: objective of what is chosen, and what missing the constraint counts for, above the least there is.
+Regret is in logs: what is chosen loses (`planner/choice_rule.py`), overshooting weighed, above the least there is.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from ..planner.choice_rule import misses, weighed
 from .acquisition import Joint
-from .value_of_information import MISS, Belief, ChoiceSet, Floats, Question, choices, objective_and_chance, run_values
+from .value_of_information import Belief, ChoiceSet, Floats, Question, aim_and_meeting, choices, run_values
 
 _TRUTHS = 400  # joint draws of what the step times may be
 _ROUNDING = 1e-10
@@ -25,8 +26,8 @@ class Pilots:
     """`chosen` are positions among the candidates, the most telling first, each given those before it.
 
     `regret` is what choosing now is expected to lose against the best there is, as a part; `after[n - 1]` what choosing
-    with the first n pilots measured is. Where nobody meets the constraint surely enough now, `assured[n - 1]` is the
-    chance that somebody is known to with the first n pilots measured; it is empty elsewhere.
+    with the first n pilots measured is. Where a probability is required that nobody meets the constraint with now,
+    `assured[n - 1]` is the chance that somebody is known to with the first n pilots measured; it is empty elsewhere.
     """
 
     chosen: tuple[int, ...]
@@ -74,18 +75,18 @@ def choose_pilots(
 def _likeliest(question: Question, belief: Belief) -> int | None:
     """Place of the setup that is likeliest to meet the constraint, where none does as surely as is required."""
     mean, variance = belief.mean[question.places], belief.variance[question.places]
-    meets = objective_and_chance(question, mean[:, None, None], variance[:, None, None])[1]
-    if meets is None or meets.max() >= question.p_required:
+    meeting = aim_and_meeting(question, mean[:, None, None], variance[:, None, None])[1]
+    if meeting is None or question.p_required is None or not misses(question, meeting.chance).all():
         return None
-    return int(question.places[np.argmax(meets[:, 0, 0])])
+    return int(question.places[np.argmax(meeting.chance[:, 0, 0])])
 
 
 def _assured(question: Question, belief: Belief, pilots: Sequence[int], *, seed: int) -> float:
     """Chance that some setup meets the constraint as surely as is required once the runs at `pilots` are known."""
     _, said, left = _after_runs(belief, pilots, seed=seed)
     places = question.places
-    meets = objective_and_chance(question, said[places][:, None, :], left[places][:, None, None])[1]
-    return 1.0 if meets is None else float(np.mean(meets.max(axis=0) >= question.p_required))
+    meeting = aim_and_meeting(question, said[places][:, None, :], left[places][:, None, None])[1]
+    return 1.0 if meeting is None else float(np.mean(~misses(question, meeting.chance).all(axis=0)))
 
 
 def expected_regret(questions: Sequence[Question], belief: Belief, pilots: Sequence[int], *, seed: int) -> float:
@@ -112,7 +113,6 @@ def _after_runs(belief: Belief, pilots: Sequence[int], *, seed: int) -> tuple[Fl
 
 def _regret(question: Question, said: Floats, left: Floats, truth: Floats) -> float:
     places = question.places
-    picks = choices(question, *objective_and_chance(question, said[places][:, None, :], left[places][:, None, None]))[0]
-    objective, meets = objective_and_chance(question, truth[places][:, None, :], np.zeros((len(places), 1, 1)))
-    loss = (objective if meets is None else objective + MISS * (1 - meets))[:, 0, :]
-    return float(np.mean(loss[picks, np.arange(loss.shape[1])] - loss.min(axis=0)))
+    picks = choices(question, *aim_and_meeting(question, said[places][:, None, :], left[places][:, None, None]))[0]
+    loss = weighed(question, *aim_and_meeting(question, truth[places][:, None, :], np.zeros((len(places), 1, 1))))
+    return float(np.mean(loss[picks, 0, np.arange(loss.shape[2])] - loss.min(axis=0)[0]))

@@ -2,10 +2,11 @@
 
     run r, standard normal z:  mean_c -> mean_c + cov(c, r) / sqrt(var_r + noise_r) z,   var_c -> var_c - (...)^2
     worth(r) = sum over goals E_z[ loss of today's choice - loss of the choice made again ],   never below 0
-    loss of c = E[log objective_c] + MISS P(c misses the constraint)
 
-Frazier, Powell and Dayanik 2009, for goals with a constraint. In logs the best setup nobody knows cancels, so that what
-the loss falls by is what regret falls by. Knows nothing of dollars, launches or names.
+The choice and its loss are those of `planner/choice_rule.py`, step times being normal in logs; where a probability is
+required, a choice is worth what it would be if overshooting were weighed. Frazier, Powell and Dayanik 2009. In logs the
+best setup nobody knows cancels, so that what the loss falls by is what regret falls by. Knows nothing of dollars,
+launches or names.
 """
 
 from __future__ import annotations
@@ -16,22 +17,21 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtri
 
 from ..domain.numeric import Z_90
 from ..domain.setup_table import Key, setup_key
-from ..domain.workload import Goal, Setup, Workload
+from ..domain.workload import OVERSHOOT_PRICE, Goal, Setup, Workload
 from ..job.cost import JobCosts, job_costs
 from ..job.job_conditions import Circumstances
+from ..planner.choice_rule import Meeting, drawn_meeting, losses, normal_meeting, weighed
 from ..planner.ranking import goals_of
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
 
-MISS = 1.0  # what missing a deadline or a budget counts for: as much as paying e times the least
 _NODES = np.linspace(-3.0, 3.0, 21)  # outcomes of a run that are weighed, in its own standard deviations
 _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
-_LEAST_SD = 1e-6
 _TELLING = 1e-5  # a run that moves no setup by more than this, in logs, tells nothing
 _AT_ONCE = 400_000  # setups x runs x outcomes held in memory
 
@@ -77,7 +77,9 @@ class Question:
     """One goal of one job: the setups that may be chosen, and what each would cost. Arrays have one entry a setup.
 
     hours = fixed_hours + hours_per_step_s x step_s;  usd = usd_per_hour x hours. `aim` and `limited` are "hours" or
-    "usd" (`limited` None: no constraint); `irreducible_sd` is that of log hours once the step time is known.
+    "usd" (`limited` None: no constraint); `irreducible_sd` is that of log hours once the step time is known, and
+    `irreducible_mean` how far their mean then is from the log of the hours expected. `p_required` and
+    `overshoot_price` are those of the goal.
     """
 
     name: str
@@ -89,7 +91,9 @@ class Question:
     aim: str
     limited: str | None = None
     limit: float = np.inf
-    p_required: float = 0.9
+    p_required: float | None = None
+    overshoot_price: float = OVERSHOOT_PRICE
+    irreducible_mean: Floats | float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,17 +105,16 @@ class Gain:
 
 
 def choice(question: Question, belief: Belief) -> int:
-    """Position in the choice set of the one to take now: least objective of those that meet the constraint.
+    """Position in the choice set of the one to take now: the least loss.
 
-    Where none meets it with the probability required, the likeliest to. Raises ValueError where there is none.
+    Where a probability is required that none meets the constraint with, the likeliest to. Raises ValueError where there
+    is none.
     """
     if not len(question.places):
         raise ValueError(f"{question.name}: nobody to choose from")
     mean = belief.mean[question.places]
-    objective, meets = objective_and_chance(
-        question, mean[:, None, None], belief.variance[question.places][:, None, None]
-    )
-    return int(choices(question, objective, meets)[0, 0])
+    found = aim_and_meeting(question, mean[:, None, None], belief.variance[question.places][:, None, None])
+    return int(choices(question, *found)[0, 0])
 
 
 def gain(question: Question, belief: Belief, runs: Sequence[int]) -> Gain:
@@ -133,15 +136,14 @@ def _outcomes(question: Question, belief: Belief, shift: Floats, now: int) -> tu
     """(runs,) gain and chance of another choice, over the outcomes of each run."""
     mean = belief.mean[question.places][:, None, None] + shift[:, :, None] * _NODES
     left = np.maximum(belief.variance[question.places][:, None] - shift**2, 0.0)[:, :, None]
-    objective, meets = objective_and_chance(question, mean, left)
-    picks = choices(question, objective, meets)
-    loss = objective if meets is None else objective + MISS * (1 - meets)
+    found = aim_and_meeting(question, mean, left)
+    picks, loss = choices(question, *found), weighed(question, *found)
     better = loss[now] - np.take_along_axis(loss, picks[None], axis=0)[0]
     return np.maximum(better @ _WEIGHTS, 0.0), (picks != now) @ _WEIGHTS
 
 
-def objective_and_chance(question: Question, mean: Floats, variance: Floats) -> tuple[Floats, Floats | None]:
-    """Log objective of the setups (axis 0) and their chance to meet the constraint (None without one)."""
+def aim_and_meeting(question: Question, mean: Floats, variance: Floats) -> tuple[Floats, Meeting | None]:
+    """Log of what is aimed at by setups (axis 0), and how they keep to the constraint (None without one)."""
     tall = (slice(None), None, None)
     work = question.hours_per_step_s[tall] * np.exp(mean)
     hours = question.fixed_hours[tall] + work
@@ -150,17 +152,18 @@ def objective_and_chance(question: Question, mean: Floats, variance: Floats) -> 
     if question.limited is None:
         return by[question.aim], None
     spread = np.sqrt(variance * (work / hours) ** 2 + question.irreducible_sd[tall] ** 2)
-    margin = (np.log(question.limit) - by[question.limited]) / np.maximum(spread, _LEAST_SD)
-    return by[question.aim], np.asarray(ndtr(margin))
+    off = np.broadcast_to(question.irreducible_mean, question.irreducible_sd.shape)[tall]
+    return by[question.aim], normal_meeting(by[question.limited] + off, spread, question.limit)
 
 
-def choices(question: Question, objective: Floats, meets: Floats | None) -> Places:
+def choices(question: Question, log_aim: Floats, meeting: Meeting | None) -> Places:
     """Position of the choice for each (run, outcome); ties go to the first."""
-    if meets is None:
-        return np.asarray(np.argmin(objective, axis=0), dtype=np.intp)
-    able = meets >= question.p_required - 1e-12
-    best = np.argmin(np.where(able, objective, np.inf), axis=0)
-    return np.asarray(np.where(able.any(axis=0), best, np.argmax(meets, axis=0)), dtype=np.intp)
+    loss = losses(question, log_aim, meeting)
+    best = np.argmin(loss, axis=0)
+    if meeting is None:
+        return np.asarray(best, dtype=np.intp)
+    none = ~np.isfinite(loss).any(axis=0)
+    return np.asarray(np.where(none, np.argmax(meeting.chance, axis=0), best), dtype=np.intp)
 
 
 LEAST_REGRET, LEAST_CHANCE = 1e-3, 0.02  # of one goal: a run below either is not expected to change its choice
@@ -198,7 +201,7 @@ def run_values(questions: Sequence[Question], belief: Belief, runs: Sequence[int
 
 _OUTCOMES = 41  # quantiles of each setup's step time at which the spread that remains is looked at
 _LEAST_CHANCE = 0.02  # to meet a constraint, below which nobody contends
-_MOST, _MOST_SAFE = 30, 10  # setups of a goal by their objective, and those that meet its constraint besides
+_MOST, _MOST_SAFE = 30, 10  # setups of a goal by their objective, and those that lose least besides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +224,7 @@ def choice_set_of(
     """Those of `setups` that may be chosen; `predictions` (step_s, step_low_s, step_high_s) are aligned by position.
 
     Of each cluster and market its best split by the goal, of these the 30 with the least expected objective and the 10
-    best that meet the constraint already. A goal that nobody can meet asks nothing; `conditions` is as in
+    that lose least as things are. A goal that nobody can meet asks nothing; `conditions` is as in
     `job_costs`. Raises ValueError on a goal that cannot be judged.
     """
     goals = goals_of(workload)
@@ -232,7 +235,7 @@ def choice_set_of(
     outcomes = ndtri((np.arange(_OUTCOMES) + 0.5) / _OUTCOMES)
     draws = step_s[:, None] * np.exp(spread[:, None] * outcomes)
     costs = job_costs(workload, setups, predictions, draws, circumstances=conditions, seed=seed)
-    irreducible_sd = np.std(np.log(costs.sampled_hours / costs.hours_by_draw), axis=1)
+    irreducible = np.log(costs.sampled_hours / costs.hours_by_draw)
     places: dict[Key, int] = {}
     chosen: list[Setup] = []
     questions = []
@@ -251,11 +254,13 @@ def choice_set_of(
                 fixed_hours=fixed,
                 hours_per_step_s=np.maximum(costs.hours[picked] - fixed, 1e-12) / step_s[picked],
                 usd_per_hour=costs.usd_per_hour[picked],
-                irreducible_sd=irreducible_sd[picked],
+                irreducible_sd=np.std(irreducible[picked], axis=1),
+                irreducible_mean=np.mean(irreducible[picked], axis=1),
                 aim=goal.objective,
                 limited=goal.constraint,
                 limit=goal.limit or np.inf,
                 p_required=goal.p_required,
+                overshoot_price=goal.overshoot_price,
             )
         )
     return ChoiceSet(workload=workload.name, setups=tuple(chosen), questions=tuple(questions))
@@ -268,12 +273,13 @@ def _contending(goal: Goal, costs: JobCosts) -> NDArray[np.intp]:
     usable = np.isfinite(costs.hours) & (costs.hours > 0) & (costs.usd_per_hour > 0)
     usable &= ~np.array([setup.cluster.mixed for setup in costs.setups], dtype=bool)
     what, limit = goal.constraint, goal.limit
-    meets = np.ones(len(costs.hours))
-    if what is not None and limit is not None:
-        meets = np.mean(costs.drawn(what) <= limit, axis=1)
-    order = np.argsort(costs.expected(goal.objective), kind="stable")
-    able = order[(usable & (meets >= _LEAST_CHANCE))[order]]
-    safe = order[(usable & (meets >= goal.p_required))[order]]
+    aimed = costs.expected(goal.objective)
+    meeting = None if what is None or limit is None else drawn_meeting(costs.drawn(what), limit)
+    log_aim = np.log(aimed, out=np.full(len(aimed), np.inf), where=usable)
+    order, by_loss = (np.argsort(one, kind="stable") for one in (aimed, losses(goal, log_aim, meeting)))
+    hopeful = usable if meeting is None else usable & (meeting.chance >= _LEAST_CHANCE)
+    able = order[hopeful[order]]
+    safe = by_loss[(usable & np.isfinite(losses(goal, log_aim, meeting)))[by_loss]] if len(able) else able
     both = {*_one_of_each(able, costs, _MOST), *_one_of_each(safe, costs, _MOST_SAFE)}
     return np.array([at for at in order if at in both], dtype=np.intp)
 

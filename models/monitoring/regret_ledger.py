@@ -1,10 +1,11 @@
 """What was promised, what happened, and the regret. Never decides anything: it only keeps the score.
 
-    regret = objective of the choice at its measured step time
-             / least objective of the measured setups that meet the constraint - 1
+    regret = exp(loss of the choice at its measured step time - least loss of the measured setups) - 1
 
-The objective is dollars for the cheapest goals and hours for the fastest; of the hours, the work scales with the step
-time (models/job/cost.py). A choice that misses its constraint is a failure, and its cost is no comparison.
+The loss is that of `planner/choice_rule.py`: dollars for the cheapest goals and hours for the fastest, times what
+overshooting counts for; where a probability was required, of the setups that meet the constraint with it. Of the hours,
+the work scales with the step time (models/job/cost.py). A choice that misses its constraint is a failure, and its cost
+is no comparison.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ..domain.setup_table import Key, row_key, rows_of
-from ..domain.workload import Goal
+from ..domain.workload import OVERSHOOT_PRICE, Goal
 from ..job.cost import cost_at
 from ..job.duration import Conditions, checkpoint_bytes, drawn_hours
 from ..job.job_conditions import Circumstances, Pool, Stated
+from ..planner.choice_rule import drawn_meeting, losses, misses
 from ..planner.ranking import Row
 
 _DRAWS = 400  # of interruptions, stratified
@@ -54,15 +58,8 @@ class Outcome:
     hours: float
     usd: float  # NaN where a price is unknown
     p_meets: float | None  # None where the goal has no constraint
-
-    @property
-    def met(self) -> bool:
-        """Is the constraint met with the probability that was asked for?"""
-        return self.p_meets is None or self.p_meets >= float(self.row["p_required"])
-
-    def objective(self) -> float:
-        """Dollars or hours, as the goal has it."""
-        return self.usd if Goal(goal=str(self.row["goal"])).objective == "usd" else self.hours
+    met: bool  # the constraint, with the probability that was asked for, or else with even odds
+    loss: float  # by the rule of choice
 
 
 def judge(
@@ -71,6 +68,7 @@ def judge(
     workloads: pd.DataFrame,
     devices: Mapping[str, int],
     conditions: Circumstances | None = None,
+    overshoot_price: float = OVERSHOOT_PRICE,
 ) -> list[Row]:
     """One row a first choice of `promises` (columns of that mart) that some of `runs` measured after it was published.
 
@@ -78,7 +76,8 @@ def judge(
     published, each by the runs until the next that was judged so: no run counts for two of them. Runs without a time
     judge nothing. Rivals are the other setups named beside the choice; in another market it is the same setup.
     `workloads` gives gradient_bytes, `devices` those of an instance type where a layout is not given; `conditions` says
-    what clusters meet (None: `Stated()`). Columns: those of the table raw_ledger but refresh_id and judged_at.
+    what clusters meet (None: `Stated()`), `overshoot_price` what overshooting costs. Columns: those of the table
+    raw_ledger but refresh_id and judged_at.
     """
     measured = _by_key(runs, devices)
     bytes_of = {row["workload"]: row.get("gradient_bytes") for row in rows_of(workloads)}
@@ -96,7 +95,8 @@ def judge(
         ends = [*(row["published_at"] for row in own[1:]), None]
         for row, until in zip(own, ends, strict=False):  # of no promise measured there is one end too many
             meets = _meets(conditions or Stated(), bytes_of.get(row["workload"]))
-            judged.append(_judged(row, beside[_promise(row)], measured, until, meets))
+            outcome = partial(_outcome, meets=meets, overshoot_price=overshoot_price)
+            judged.append(_judged(row, beside[_promise(row)], measured, until, outcome))
     return sorted(judged, key=lambda row: (row["published_at"], row["promise_id"]))
 
 
@@ -131,20 +131,31 @@ def _meets(conditions: Circumstances, gradient_bytes: float | None) -> Callable[
     return of
 
 
-def _outcome(row: Row, runs: tuple[Run, ...], meets: Callable[[Row], Conditions]) -> Outcome:
+def _outcome(row: Row, runs: tuple[Run, ...], *, meets: Callable[[Row], Conditions], overshoot_price: float) -> Outcome:
     step_s = float(np.median([run.step_s for run in runs]))
     steps = -(-int(row["samples"]) // int(row["global_batch"]))
     conditions, price = meets(row), _number(row["usd_per_hour"])
     hours, usd = cost_at(step_s, steps=steps, conditions=conditions, usd_per_hour=price)
-    what = Goal(goal=str(row["goal"])).constraint
-    p_meets = None
+    required = _number(row["p_required"])
+    goal = Goal(
+        goal=str(row["goal"]), p_required=None if np.isnan(required) else required, overshoot_price=overshoot_price
+    )
+    what, meeting, met = goal.constraint, None, True
     if what is not None:
         work = steps * step_s / 3600.0
-        drawn = drawn_hours(np.full((1, _DRAWS), work), [work], conditions, seed=0)[0] * (
-            1.0 if what == "hours" else price
-        )
-        p_meets = float(np.mean(drawn <= float(row[f"constraint_{what}"])))
-    return Outcome(row=row, runs=runs, step_s=step_s, hours=hours, usd=usd, p_meets=p_meets)
+        drawn = drawn_hours(np.full((1, _DRAWS), work), [work], conditions, seed=0)
+        meeting = drawn_meeting(drawn if what == "hours" else drawn * price, float(row[f"constraint_{what}"]))
+        met = not misses(goal, meeting.chance)[0]
+    return Outcome(
+        row=row,
+        runs=runs,
+        step_s=step_s,
+        hours=hours,
+        usd=usd,
+        p_meets=None if meeting is None else float(meeting.chance[0]),
+        met=met,
+        loss=float(losses(goal, np.log([usd if goal.objective == "usd" else hours]), meeting)[0]),
+    )
 
 
 def _judged(
@@ -152,18 +163,17 @@ def _judged(
     named: Sequence[tuple[Row, Key]],
     measured: Mapping[Key, Sequence[Run]],
     until: pd.Timestamp | None,
-    meets: Callable[[Row], Conditions],
+    outcome: Callable[[Row, tuple[Run, ...]], Outcome],
 ) -> Row:
     own = next(key for other, key in named if other is row)
-    choice = _outcome(row, _within(measured[own], row, until), meets)
+    choice = outcome(row, _within(measured[own], row, until))
     others = [(other, key) for other, key in named if key != own]
     since = {key: _within(measured.get(key, ()), row, until) for _, key in others}
-    rivals = [_outcome(other, since[key], meets) for other, key in others if since[key]]
-    met = [one for one in rivals if one.met and np.isfinite(one.objective())]
-    best = min(met, key=Outcome.objective, default=None)
+    rivals = [outcome(other, since[key]) for other, key in others if since[key]]
+    best = min((one for one in rivals if np.isfinite(one.loss)), key=attrgetter("loss"), default=None)
     used = sorted((run for one in (choice, *rivals) for run in one.runs), key=lambda run: (run.measured_at, run.run_id))
     verdict = "missed_constraint" if not choice.met else "compared" if rivals else "no_rival_measured"
-    least = min([choice.objective(), *([] if best is None else [best.objective()])])
+    least = choice.loss if best is None else min(choice.loss, best.loss)
     judged = {name: row[name] for name in _FROM_PROMISE} | {
         "promise_id": _digest(_promise(row)),
         "evidence": _digest(tuple(run.run_id for run in used)),
@@ -188,7 +198,7 @@ def _judged(
         "best_rival_hours": None if best is None else best.hours,
         "best_rival_usd": None if best is None else best.usd,
         "verdict": verdict,
-        "regret": choice.objective() / least - 1.0 if verdict == "compared" else None,
+        "regret": float(np.expm1(choice.loss - least)) if verdict == "compared" else None,
         "first_measured_at": used[0].measured_at,
         "newest_measured_at": used[-1].measured_at,
     }

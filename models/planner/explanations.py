@@ -14,6 +14,7 @@ from ..domain.workload import Goal, Workload
 from ..job.cost import JobCosts
 from .batch_split import StepModel, global_batches
 from .candidates import Supply
+from .choice_rule import EVEN_ODDS, drawn_meeting
 
 Row = dict[str, Any]
 
@@ -63,6 +64,11 @@ def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: int, nearest: f
     among = f"{'cheapest' if aim == 'usd' else 'fastest'}"
     if what is None:
         among = f"{among} of {clusters} clusters"
+    elif goal.p_required is None:
+        among = (
+            f"of {clusters} clusters the {among} for {amount(goal.limit or 0.0, what)}, overshooting weighed (meets it"
+            f" with {row['p_meets_constraint']:.0%} probability)"
+        )
     else:
         among = (
             f"of {clusters} clusters the {among} that meets {amount(goal.limit or 0.0, what)}"
@@ -85,9 +91,10 @@ def loser(row: Row, first: Row, goal: Goal) -> str:
     what, other = goal.constraint, "hours" if goal.objective == "usd" else "usd"
     aimed = _difference(row, first, goal.objective)
     if row["status"] == "misses_constraint" and what is not None:
+        allowed = "" if goal.p_required is None else f", where {1 - goal.p_required:.0%} is allowed"
         return (
             f"misses the {_LIMITS[what]} of {amount(goal.limit or 0.0, what)} with {1 - row['p_meets_constraint']:.0%}"
-            f" probability, where {1 - goal.p_required:.0%} is allowed; it would have {aimed}"
+            f" probability{allowed}; it would have {aimed}"
         )
     if row[other] is None or first[other] is None:
         beside = "price unknown" if row["usd"] is None else "no price to compare with"
@@ -102,13 +109,14 @@ def infeasible(goal: Goal, costs: JobCosts, nearest: IntArray) -> str:
     `nearest` are the positions to look at in `costs`, those first that are expected to exceed the limit least.
     """
     what, limit = goal.constraint or "hours", float(goal.limit or 0.0)
+    required = EVEN_ODDS if goal.p_required is None else goal.p_required
     drawn = costs.drawn(what)[nearest]
-    needed, chance = np.quantile(drawn, goal.p_required, axis=1), np.mean(drawn <= limit, axis=1)
+    needed, chance = np.quantile(drawn, required, axis=1), drawn_meeting(drawn, limit).chance
     asked, least = amount(limit, what), enough(float(needed.min()), what)
     if asked == least:  # they differ by less than is printed
         asked = f"{limit:.6g} h" if what == "hours" else f"${limit:.6g}"
     said = (
-        f"no cluster on offer meets {asked} with {goal.p_required:.0%} probability; the nearest,"
+        f"no cluster on offer meets {asked} with {required:.0%} probability; the nearest,"
         f" {_cluster(costs.setups[nearest[int(needed.argmin())]].cluster)}, would meet a {_LIMITS[what]} of {least}"
     )
     if chance.max() < _LEAST_CHANCE:

@@ -109,7 +109,7 @@ def _frontier(costs: CandidateCosts, goals: Sequence[Goal]) -> list[Row]:
     limits = [(goal.constraint, goal.limit or 0.0) for goal in goals if goal.constraint is not None]
     chances: list[float | None] = [None] * len(rows)
     if len(limits) == 1 and len(rows):
-        chances = costs.p_meets(rows, *limits[0]).tolist()
+        chances = costs.meeting(rows, *limits[0]).chance.tolist()
     figures = zip(rows.tolist(), costs.hours[rows], costs.expected("usd")[rows], chances, strict=True)
     return [
         summary(costs.candidates.setup(row), float(hours), float(usd)) | {"p_meets_constraint": chance}

@@ -1,6 +1,8 @@
-"""Which setup a workload should get for each goal: hours, dollars, chances, order. `explanations` says why.
+"""Which setup a workload should get for each goal: hours, dollars, chances, order. `choice_rule` says by what, and
+`explanations` why.
 
 p_meets = share of joint draws (of step times and of interruptions) that meet the constraint
+p_best  = share of draws of the step times in which the rule would choose it if they were known
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..domain.numeric import BoolArray, FloatArray, IntArray
+from ..domain.numeric import BoolArray, IntArray
 from ..domain.setup_table import runs_of
 from ..domain.workload import GOALS, Goal, Setup, Workload, joined
 from ..job.cost import JobCosts
 from . import explanations as explain
+from .choice_rule import Meeting, drawn_meeting, known_meeting, losses, misses
 
 Row = dict[str, Any]
 
@@ -35,10 +38,11 @@ def recommend(
 ) -> list[Row]:
     """Rows of the published table that planning decides, for each goal of `workload` and for "cheapest" and "fastest".
 
-    Up to `top` clusters a goal, each with its best split, ranked from 1: "recommended", then "alternative", then
-    "misses_constraint" for tempting ones. A goal that nothing meets has one row of status "infeasible", which names no
-    cluster but says what would make it feasible. Unknown prices give None. p_best is the share of draws in which a
-    cluster is the best of the CLUSTERS_COMPARED best in expectation. `runs` are measurement rows, for how often each
+    Up to `top` clusters a goal, each with its best split, ranked from 1 by what they lose: "recommended", then
+    "alternative", or "misses_constraint" where that is likelier than required, the last place for a tempting one. Where
+    a probability is required that nothing meets, the goal has one row of status "infeasible", which names no cluster
+    but says what would make it feasible; elsewhere only where nothing can be ranked. Unknown prices give None. p_best
+    compares the CLUSTERS_COMPARED that lose least. `runs` are measurement rows, for how often each
     setup was measured; `clusters` is how many the setups were chosen from, by default those they are of.
     Raises ValueError where a goal is unknown or lacks its constraint.
     """
@@ -72,37 +76,43 @@ def _rank(
     aim, what, limit = goal.objective, goal.constraint, goal.limit
     aimed, other = costs.expected(aim), costs.expected("hours" if aim == "usd" else "usd")
     usable = np.isfinite(costs.hours) & (costs.hours > 0) & np.isfinite(aimed)
-    p_meets: FloatArray | None = None
+    meeting: Meeting | None = None
     if what is not None and limit is not None:
         usable &= np.isfinite(costs.expected(what))
-        p_meets = np.mean(costs.drawn(what) <= limit, axis=1)
-    feasible = usable if p_meets is None else usable & (p_meets >= goal.p_required)
-    order = np.lexsort((other, aimed))  # NaN sorts last
-    meeting = _best_splits(order[feasible[order]], costs.cluster)
+        meeting = drawn_meeting(costs.drawn(what), limit)
+    log_aim = np.log(aimed, out=np.full(len(aimed), np.nan), where=usable)
+    loss = np.where(usable, losses(goal, log_aim, meeting), np.inf)
+    order = np.lexsort((other, loss))
+    best = _best_splits(order[np.isfinite(loss[order])], costs.cluster)
     many = clusters_compared(top)
-    if not meeting:
+    if not best:
         return [_infeasible(workload, goal, costs, usable, many)]
-    named = _without_idle_mixtures(meeting[:many], costs.setups)
-    p_best = dict(zip(named, _chance_of_best(costs.expected_by_draw(aim)[named]), strict=True))
+    named = _without_idle_mixtures(best[:many], costs.setups)
+    p_best = dict(zip(named, _chance_of_best(goal, costs, named), strict=True))
     tempting: list[int] = []
-    if p_meets is not None and what is not None:
-        better = np.flatnonzero(usable & (aimed < aimed[meeting[0]]))
+    if meeting is not None and what is not None:
+        missing = misses(goal, meeting.chance)
+        better = np.flatnonzero(usable & (aimed < aimed[best[0]]))
         nearest = better[np.lexsort((aimed[better], costs.expected(what)[better]))][:many]
-        nearest = nearest[~np.isin(costs.cluster[nearest], costs.cluster[meeting])]
-        closest = nearest[np.argsort(-p_meets[nearest], kind="stable")]
+        met = costs.cluster[np.concatenate([np.flatnonzero(usable & ~missing), named[:top]])]
+        nearest = nearest[missing[nearest] & ~np.isin(costs.cluster[nearest], met)]
+        closest = nearest[np.argsort(-meeting.chance[nearest], kind="stable")]
         tempting = _best_splits(closest, costs.cluster)[: max(1, top // 4)]
     shown = named[: max(1, top - len(tempting))]
     rows: list[Row] = []
     for rank, index in enumerate([*shown, *tempting][: max(1, top)], start=1):
-        status = "recommended" if rank == 1 else "alternative" if rank <= len(shown) else "misses_constraint"
-        row = _row(workload, goal, costs, index) | {"rank": rank, "status": status}
+        row = _row(workload, goal, costs, index) | {"rank": rank, "status": "alternative"}
+        if meeting is not None:
+            row["p_meets_constraint"] = float(meeting.chance[index])
+            if missing[index]:
+                row["status"] = "misses_constraint"
         row["measured_runs"] = measured[index]
-        row["p_meets_constraint"] = None if p_meets is None else float(p_meets[index])
-        row["p_best"] = p_best.get(index, 0.0) if rank <= len(shown) else 0.0
+        row["p_best"] = p_best.get(index, 0.0)
         rows.append(row)
     first, *rest = rows
-    rival = rest[0] if rest and rest[0]["status"] == "alternative" else None
-    first["reason"] = explain.winner(first, rival, goal, clusters=clusters, nearest=_nearest(costs, meeting[0]))
+    first["status"] = "recommended"
+    rival = rest[0] if rest and len(shown) > 1 else None
+    first["reason"] = explain.winner(first, rival, goal, clusters=clusters, nearest=_nearest(costs, best[0]))
     for row in rest:
         row["reason"] = explain.loser(row, first, goal)
     return rows
@@ -134,10 +144,13 @@ def _without_idle_mixtures(order: Sequence[int], setups: Sequence[Setup]) -> lis
     return kept
 
 
-def _chance_of_best(objective: FloatArray) -> list[float]:
-    """Share of draws (columns) in which each setup (row) has the least objective; ties go to the better ranked."""
-    winners = np.argmin(objective, axis=0)
-    return [float(one) for one in np.bincount(winners, minlength=len(objective)) / objective.shape[1]]
+def _chance_of_best(goal: Goal, costs: JobCosts, named: Sequence[int]) -> list[float]:
+    """Share of draws in which each setup loses least by step times that are known; ties go to the better ranked."""
+    meeting = None
+    if goal.constraint is not None and goal.limit is not None:
+        meeting = known_meeting(costs.expected_by_draw(goal.constraint)[named], goal.limit)
+    lost = losses(goal, np.log(costs.expected_by_draw(goal.objective)[named]), meeting)
+    return [float(one) for one in np.bincount(np.argmin(lost, axis=0), minlength=len(lost)) / lost.shape[1]]
 
 
 def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray, many: int) -> Row:

@@ -8,6 +8,7 @@ predicted in order of their bounds until the next bound is beyond what was found
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -17,71 +18,72 @@ from ..domain.workload import Goal, Workload
 from ..job.duration import drawn_hours, expected_hours, least_startup
 from .batch_split import StepModel
 from .candidates import Candidates
+from .choice_rule import Meeting, drawn_meeting, known_meeting, losses
 from .enumeration import Refusal
 
-# Rows looked at in one turn: fewer calls of the model against rows that need not have been looked at.
-_TURN = 512
+# Rows looked at in one turn, and drawn for at once: fewer calls of the model against rows that need not have been.
+_TURN, _AT_ONCE = 512, 128
 # Dollars and hours are sums in another order than those of `job_costs`: equal to rounding.
-_SLACK = 1 + 1e-9
+_SLACK = 1e-9
 
-Accept = Callable[[IntArray], BoolArray]
+Value = Callable[[IntArray], FloatArray]  # of rows
 
 
 def deciding(costs: CandidateCosts, goal: Goal, *, count: int) -> IntArray:
     """Rows that `ranking.recommend` needs for the goal: with them it answers as it would with all rows.
 
-    These are the first `count` clusters by what is aimed at, of those that meet the constraint; the first `count` rows
-    by what is limited, of those better than the winner, with all splits of their clusters; and where nothing meets the
-    constraint, the first `count` by what it limits.
+    These are the first `count` clusters by what they lose; the first `count` rows by what is limited, of those with
+    less of what is aimed at than the winner, with all splits of their clusters; and where none may be chosen, the first
+    `count` by what it limits.
     """
-    aim = goal.objective
-    what, limit = goal.constraint, goal.limit
-    usable = np.isfinite(costs.bound(aim))
-    if what is None or limit is None:
-        return first_rows(costs, aim, usable, by=costs.candidates.cluster, count=count)
-    usable &= np.isfinite(costs.bound(what))
-    everyone = np.arange(len(costs.candidates))
+    aim, what = goal.objective, goal.constraint
+    chosen, loss = first_rows(
+        costs, partial(costs.least_loss, goal), partial(costs.loss, goal), by=costs.candidates.cluster, count=count
+    )
+    if what is None or goal.limit is None:
+        return np.sort(chosen)
+    usable = np.isfinite(costs.bound(aim)) & np.isfinite(costs.bound(what))
+    best = float(costs.expected(aim)[chosen[np.argmin(loss)]]) if len(chosen) else np.inf
 
-    def meets(rows: IntArray) -> BoolArray:
-        met = ~costs.hopeless(rows, what, limit, goal.p_required)
-        met[met] = costs.p_meets(rows[met], what, limit) >= goal.p_required
-        return met
+    bound = np.where(usable & (costs.bound(aim) < best), costs.bound(what), np.inf)
 
-    hopeful = usable & ~costs.hopeless(everyone, what, limit, goal.p_required)
-    met = first_rows(costs, aim, hopeful, by=costs.candidates.cluster, count=count, accept=meets)
-    if not len(met):
-        return first_rows(costs, what, usable, by=everyone, count=count)
-    best = float(costs.expected(aim)[met].min())
+    def limited(rows: IntArray) -> FloatArray:
+        return np.where(costs.expected(aim)[rows] < best, costs.expected(what)[rows], np.inf)
 
-    def better(rows: IntArray) -> BoolArray:
-        return np.asarray(costs.expected(aim)[rows] < best, dtype=bool)
-
-    tempting = first_rows(costs, what, usable & (costs.bound(aim) < best), by=everyone, count=count, accept=better)
+    tempting, _ = first_rows(costs, lambda rows: bound[rows], limited, by=np.arange(len(bound)), count=count)
+    if not len(chosen):
+        return np.sort(tempting)
     splits = np.flatnonzero(np.isin(costs.candidates.cluster, costs.candidates.cluster[tempting]))
     costs.look(splits)
-    return np.union1d(met, splits[np.isfinite(costs.hours[splits])])
+    return np.union1d(chosen, splits[np.isfinite(costs.hours[splits])])
 
 
 def first_rows(
-    costs: CandidateCosts, aim: str, among: BoolArray, *, by: IntArray, count: int, accept: Accept | None = None
-) -> IntArray:
-    """Rows in order with the least expected `aim` until `count` different ones of `by` are met, and ties of the last.
+    costs: CandidateCosts, least: Value, value: Value, *, by: IntArray, count: int
+) -> tuple[IntArray, FloatArray]:
+    """Rows with the least values until `count` different ones of `by` are met, and ties of the last; their values.
 
-    Only rows in `among` that `accept` says yes to; it is asked about rows that were looked at.
+    `value` is asked about rows that were looked at, and is never below `least`, which may be asked about any and rises
+    with a look. Rows without a finite one are left out.
     """
-    bound = np.where(among, costs.bound(aim), np.inf)
+    bound = least(np.arange(len(costs.candidates)))
     left: IntArray = np.flatnonzero(np.isfinite(bound))
-    found, cutoff = np.zeros(0, dtype=np.intp), np.inf
+    found, values, cutoff = np.zeros(0, dtype=np.intp), np.zeros(0), np.inf
     while len(left):
         rows, left = _least(left, bound)
         rows, left = rows[bound[rows] <= cutoff], left if cutoff == np.inf else left[bound[left] <= cutoff]
         costs.look(rows)
-        value = costs.expected(aim)[rows]
-        rows = rows[np.isfinite(value) & (value <= cutoff)]
-        found = np.concatenate([found, rows if accept is None else rows[accept(rows)]])
-        cutoff = _cutoff(costs.expected(aim)[found], by[found], count)
-        found = found[costs.expected(aim)[found] <= cutoff]
-    return np.sort(found)
+        bound[rows] = least(rows)
+        rows = rows[np.argsort(bound[rows], kind="stable")]
+        for part in np.split(rows, range(_AT_ONCE, len(rows), _AT_ONCE)):
+            near = part[np.isfinite(bound[part]) & (bound[part] <= cutoff)]
+            if not len(near):
+                break
+            found, values = np.concatenate([found, near]), np.concatenate([values, value(near)])
+            found, values = found[np.isfinite(values)], values[np.isfinite(values)]
+            cutoff = _cutoff(values, by[found], count)
+            found, values = found[values <= cutoff], values[values <= cutoff]
+    return found, values
 
 
 def frontier(costs: CandidateCosts) -> IntArray:
@@ -147,7 +149,10 @@ def _cutoff(value: FloatArray, by: IntArray, count: int) -> float:
     """Value at which the `count`-th different one of `by` is first met; infinite where there are fewer."""
     order = np.argsort(value, kind="stable")
     firsts = np.sort(np.unique(by[order], return_index=True)[1])
-    return float(value[order[firsts[count - 1]]]) * _SLACK if len(firsts) >= count else np.inf
+    if len(firsts) < count:
+        return np.inf
+    last = float(value[order[firsts[count - 1]]])
+    return last + _SLACK * (1 + abs(last))
 
 
 class CandidateCosts:
@@ -210,13 +215,51 @@ class CandidateCosts:
             self._drawn.update(zip(wanted.tolist(), drawn, strict=True))
         return np.array([self._drawn[one] for one in splits]).reshape(len(splits), self._draws)
 
-    def p_meets(self, rows: IntArray, what: str, limit: float) -> FloatArray:
-        """Share of joint draws of step times, start-up and interruptions that keep to the limit."""
+    def meeting(self, rows: IntArray, what: str, limit: float) -> Meeting:
+        """Of joint draws of step times, start-up and interruptions: (rows,) chance to keep to the limit, overshoot."""
         work = self.draws(rows) * self._step_hours[self.candidates.split[rows], None]
         expected = self._work(rows, self._step_s)
         hours = drawn_hours(work, expected, self.candidates.conditions(rows), seed=self._seed)
-        value = hours if what == "hours" else self.candidates.usd_per_hour[rows, None] * hours
-        return np.asarray(np.mean(value <= limit, axis=1), dtype=float)
+        return drawn_meeting(hours if what == "hours" else self.candidates.usd_per_hour[rows, None] * hours, limit)
+
+    def loss(self, goal: Goal, rows: IntArray) -> FloatArray:
+        """(rows,) what these lose by the rule; they were looked at."""
+        log_aim = np.log(self.expected(goal.objective)[rows])
+        if goal.constraint is None or goal.limit is None:
+            return losses(goal, log_aim, None)
+        return losses(goal, log_aim, self.meeting(rows, goal.constraint, goal.limit))
+
+    def least_loss(self, goal: Goal, rows: IntArray) -> FloatArray:
+        """(rows,) what their loss does not undercut, by what is known of their step time; NaN without a price."""
+        seen = self.hours[rows]
+        hours = np.where(np.isnan(seen), self.least_hours[rows], seen)
+        usd_per_hour = self.candidates.usd_per_hour[rows]
+        log_aim = np.log(hours if goal.objective == "hours" else usd_per_hour * hours)
+        if goal.constraint is None or goal.limit is None:
+            return losses(goal, log_aim, None)
+        if goal.p_required is None:
+            least = self._least_geometric_hours(rows)
+            meeting = known_meeting(least if goal.constraint == "hours" else usd_per_hour * least, goal.limit)
+        else:
+            hopeless = self.hopeless(rows, goal.constraint, goal.limit, goal.p_required)
+            meeting = Meeting((~hopeless).astype(float), np.zeros(len(rows)))
+        unpriced = np.isnan(usd_per_hour) & (goal.constraint == "usd")
+        return np.where(unpriced, np.nan, losses(goal, log_aim, meeting))
+
+    def _least_geometric_hours(self, rows: IntArray) -> FloatArray:
+        """(rows,) hours above which the geometric mean of a row's draws lies.
+
+        A job takes start-up and work at least. Draws of work come in pairs about the prediction in logs, those of
+        start-up in strata about its median, and log(start-up + work) is convex in the logs of both: so is what a limit
+        is overshot by, and Jensen's inequality holds for the draws themselves.
+        """
+        conditions = self.candidates.conditions(rows)
+        startup = conditions.startup_s * np.exp(-(conditions.startup_log_sd**2) / 2) / 3600
+        return np.asarray((startup + self._known_work(rows)) * (1 - _SLACK), dtype=float)
+
+    def _known_work(self, rows: IntArray) -> FloatArray:
+        """(rows,) hours of work as predicted, or the least there may be where nobody has looked."""
+        return self._work(rows, np.where(np.isnan(self._step_s), self._least_s, self._step_s))
 
     def hopeless(self, rows: IntArray, what: str, limit: float, p_required: float) -> BoolArray:
         """Which rows cannot keep to the limit with that probability, by what is known of their step time.
@@ -225,9 +268,9 @@ class CandidateCosts:
         drawn of start-up and interruptions: of those, too few start soon enough where a limit is exceeded by work and
         by the start-up that the part beyond a half keeps to.
         """
-        work = self._work(rows, np.where(np.isnan(self._step_s), self._least_s, self._step_s))
         beyond = max(p_required - 0.5, 0.0)
-        least = least_startup(self.candidates.conditions(rows), draws=self._draws, part=beyond) / 3600 + work
+        startup = least_startup(self.candidates.conditions(rows), draws=self._draws, part=beyond) / 3600
+        least = startup + self._known_work(rows)
         value = least if what == "hours" else self.candidates.usd_per_hour[rows] * least
         return np.asarray((p_required > 0.5) & (value > limit * (1 + 1e-9)), dtype=bool)
 

@@ -159,7 +159,14 @@ def judge_promises(workspace: Workspace, frames: Mapping[str, pd.DataFrame], ref
     promises = reads.mart(workspace.warehouse, "promises", provider=workspace.provider.name)
     types = frames["instance_types"]
     devices = dict(zip(types["name"], types["devices"].fillna(1).astype(int), strict=True)) if len(types) else {}
-    judged = regret_ledger.judge(promises, frames["runs"], frames["workloads"], devices, circumstances(workspace))
+    judged = regret_ledger.judge(
+        promises,
+        frames["runs"],
+        frames["workloads"],
+        devices,
+        circumstances(workspace),
+        overshoot_price=workspace.settings.choice.overshoot_price,
+    )
     with workspace.warehouse.transact() as connection:
         return append.append(connection, "raw_ledger", judged, refresh_id=refresh_id, judged_at=now)
 

@@ -27,11 +27,15 @@ from .recommend import Case, plan_one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A workload and one constraint, in hours or dollars. `samples` and `batch` come before those of srift.toml."""
+    """A workload and one constraint, in hours or dollars; `p_required` where it must be met with that probability.
+
+    `samples` and `batch` come before those of srift.toml.
+    """
 
     workload: str
     hours: float | None
     usd: float | None
+    p_required: float | None = None
     samples: int | None = None
     batch: int | None = None
 
@@ -95,8 +99,14 @@ def _asked(workspace: Workspace, question: Question) -> Workload:
         known = _imported(workspace, question)
     if question.batch:
         known = replace(known, global_batch_least=question.batch, global_batch_most=question.batch)
-    goals = (Goal(goal=goal, hours=question.hours, usd=question.usd),)
-    return replace(known, samples=question.samples or known.samples, goals=goals)
+    asked = Goal(
+        goal=goal,
+        hours=question.hours,
+        usd=question.usd,
+        p_required=question.p_required,
+        overshoot_price=workspace.settings.choice.overshoot_price,
+    )
+    return replace(known, samples=question.samples or known.samples, goals=(asked,))
 
 
 def _imported(workspace: Workspace, question: Question) -> Workload:

@@ -47,13 +47,14 @@ NO_PEAK = (
     " [workloads.{name}] in srift.toml, or measurements of it (`srift import FILE`), would change that"
 )
 NOT_LEARNED = "the model in force can say nothing of it on the machines on offer; after a `srift refresh` one may"
+BEYOND_HOPE = "neither the cluster named nor anything else on offer may meet the constraint, whatever a run tells"
 NOTHING_NEW = "all that up to {hosts} machines could tell of it was measured, or cannot be had"
 
 Found = dict[str, Any]
 
 
 def pilots_for(case: Case, plan: Plan, *, buyable: Sequence[Offer], count: int) -> Found:
-    """`settled`, the `regret` expected of choosing now (in logs, a miss of the constraint counting 1), and `runs`: what
+    """`settled`, the `regret` expected of choosing now (in logs of its loss by the rule of choice), and `runs`: what
     to measure, in order, each with its cluster, layout, batch, seconds, dollars, `regret_after` it, and, where no
     cluster meets the constraint surely enough, `assured_after`: the chance that one is then known to.
 
@@ -113,6 +114,9 @@ def _judged(first: Mapping[str, Any], found: Pilots, runs: Sequence[Found]) -> F
     in_doubt = infeasible and max(found.assured, default=0.0) >= _HELPS
     if infeasible and not in_doubt and found.regret < SETTLED:
         return _no_runs(str(first["reason"]))
+    chance = first["p_meets_constraint"]
+    if not found.chosen and chance is not None and chance < _HELPS:
+        return _no_runs(BEYOND_HOPE)
     if not found.chosen:
         return {"settled": True, "regret": found.regret, "runs": [], "reason": ""}
     if not in_doubt and found.regret >= SETTLED and min(found.after) >= (1 - _HELPS) * found.regret:

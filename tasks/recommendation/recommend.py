@@ -16,6 +16,8 @@ from models.job.job_conditions import Circumstances
 from models.monitoring.promotion import caution
 from models.planner import planner
 from models.planner.candidates import Supply, worth_asking
+from models.planner.choice_rule import EVEN_ODDS
+from models.planner.explanations import amount
 from models.step_time.model import StepTimeModel, introduced
 from warehouse.database import WarehouseMissing
 from warehouse.reads import mart
@@ -178,15 +180,32 @@ def plan_one(case: Case, runs: pd.DataFrame, *, top: int = 5) -> planner.Plan:
     experience = spot_experience(workspace)
     answered = case.model is not None and not (case.guessed and not known)
     unmet = _unmet(workspace, workload, met=answered, offered=bool(known) or not offers)
-    cautions = "".join(map(as_caution, cautions_of(case.champion, offers)))
+    cautions = cautions_of(case.champion, offers)
     rows = [
         row
         | stamp
         | _of_members(row, offers, experience)
-        | {"reason": unmet or _reason(row, case) + (cautions if row["rank"] == 1 else "")}
+        | {"reason": unmet or _reason(row, case) + _cautioned(row, cautions)}
         for row in found.rows
     ]
     return replace(found, rows=rows)
+
+
+def _cautioned(row: Row, cautions: Sequence[str]) -> str:
+    """What the first row of a goal is to be read with."""
+    return "" if row["rank"] > 1 else "".join(map(as_caution, [*unlikely(row), *cautions]))
+
+
+def unlikely(row: Row) -> list[str]:
+    """That a first choice, which nobody required a probability of, sooner misses its constraint than meets it."""
+    chance = row["p_meets_constraint"]
+    if row["p_required"] is not None or chance is None or chance >= EVEN_ODDS:
+        return []
+    what = "usd" if row["constraint_hours"] is None else "hours"
+    return [
+        f"{row['workload']}: the choice for {amount(float(row[f'constraint_{what}']), what)} meets it with {chance:.0%}"
+        " probability only, and where that is too little, state p_required"
+    ]
 
 
 def cautions_of(champion: Champion | None, offers: Sequence[Offer]) -> list[str]:

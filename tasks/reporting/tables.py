@@ -106,7 +106,7 @@ def _print_frontier(console: Console, row: Row) -> None:
         for one, chance in zip(row["frontier"], chances, strict=True)
     ]
     title = f"expected hours and dollars that are beaten by none in both, of {row['candidates']} candidates"
-    if row["status"] == "infeasible" and told:
+    if row["status"] == "infeasible" and told and row["p_required"] is not None:
         title += f"; p ok is less than the {row['p_required']:.0%} required"
     console.print(f"\n{title}", style="bold")
     numbers = ("hours", "usd", "p ok") if told else ("hours", "usd")
@@ -157,16 +157,16 @@ def _print_not_compared(console: Console, devices: Sequence[Row]) -> None:
 
 
 def _missing(row: Row) -> str:
-    """What a missed constraint counts for in an expected cost, where that matters."""
+    """What is in an expected cost besides dollars or hours, where that matters."""
     kinds = {"deadline": row["constraint_hours"], "budget": row["constraint_usd"]}
     kind = next((name for name, limit in kinds.items() if limit is not None), None)
     if kind is None or row["pilots"]["regret"] < _SLIGHT:
         return ""
-    return f" (a missed {kind} counts as e times the cost)"
+    return f" (exceeding the {kind} counts too: overshoot_price in srift.toml)"
 
 
 def _lost(regret: float) -> str:
-    """Log regret as a part of what the best costs; missing the constraint counts as e times that."""
+    """Log regret as a part of what the best costs."""
     return f"{math.expm1(regret):.1%}"
 
 

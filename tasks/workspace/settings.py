@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from pydantic_settings import SettingsError as MalformedVariable
 
 from models.domain.suggestions import nearest_names, refuse_odd_names
-from models.domain.workload import GOALS, Goal, Workload
+from models.domain.workload import GOALS, OVERSHOOT_PRICE, Goal, Workload
 
 from ..providers.ec2.settings import Ec2
 from ..providers.local.settings import Local
@@ -61,13 +61,23 @@ class Campaign(_Section):
     market: Literal["spot", "on-demand"] = "spot"
 
 
+class Choice(_Section):
+    """How clusters are chosen under a constraint without `p_required`: exceeding it by 1 % counts as so many per cent
+    more of what is to be least."""
+
+    overshoot_price: float = Field(default=OVERSHOOT_PRICE, gt=0, le=1000)
+
+
 class GoalSettings(_Section):
-    """A goal that the table answers for; `hours` or `usd` is its constraint."""
+    """A goal that the table answers for; `hours` or `usd` is its constraint, met with `p_required` or nothing is named.
+
+    Without `p_required` exceeding the constraint is weighed.
+    """
 
     goal: str
     hours: float | None = Field(default=None, gt=0)
     usd: float | None = Field(default=None, gt=0)
-    p_required: float = Field(default=0.9, gt=0, lt=1)
+    p_required: float | None = Field(default=None, gt=0, lt=1)
 
     @field_validator("goal")
     @classmethod
@@ -125,6 +135,7 @@ class Settings(BaseSettings):
     root: Path = Path()
     home: Path = Path()
     campaign: Campaign = Campaign()
+    choice: Choice = Choice()
     local: Local = Local()
     ec2: Ec2 = Ec2()
     workloads: dict[str, WorkloadSettings] = {}
@@ -164,7 +175,7 @@ class Settings(BaseSettings):
             samples=spec.samples,
             global_batch_least=least,
             global_batch_most=most,
-            goals=tuple(Goal(**goal.model_dump()) for goal in spec.goals),
+            goals=tuple(Goal(**goal.model_dump(), **self.choice.model_dump()) for goal in spec.goals),
         )
 
     def entrypoint(self, name: str) -> tuple[Path, str]:

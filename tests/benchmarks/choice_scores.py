@@ -3,12 +3,16 @@
     cost regret = dollars of the choice / dollars of the cheapest measured setup that meets the deadline - 1
     time regret = hours of the choice / hours of the fastest measured setup that meets the cap - 1
 
-A choice that misses its constraint is a failure, reported apart, and no regret; so is a question left unanswered.
+    lost = loss of the choice - least loss of the measured setups, by the rule of choice where all times are known
+    caution = the same of who knows the measured times, but takes them to be as unsure as the model says;  error = rest
+
+A choice that misses its constraint is a failure, reported apart, and no regret; so is a question left unanswered. What
+it loses counts by how much it exceeds the constraint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +24,8 @@ from models.domain.workload import Goal, Setup, joined
 from models.job.cost import cost_at, job_costs
 from models.job.job_conditions import Stated, pools_of
 from models.monitoring.backtest import described
-from models.planner.ranking import recommend
+from models.planner.choice_rule import known_meeting, weighed
+from models.planner.ranking import Row, recommend
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
 
@@ -58,6 +63,13 @@ class Contest:
         told = self.predictions.assign(step_s=step_s, step_low_s=step_s, step_high_s=step_s)
         return replace(self, predictions=told, draws=np.repeat(step_s[:, None], 2, axis=1))
 
+    def knowing(self) -> Contest:
+        """The same with the measured seconds predicted, as unsure as before."""
+        off = self.measured_s / self.predictions["step_s"].to_numpy(float)
+        seconds = ["step_s", "step_low_s", "step_high_s"]
+        told = self.predictions.assign(**{name: self.predictions[name] * off for name in seconds})
+        return replace(self, predictions=told, draws=self.draws * off[:, None])
+
     def costs(self) -> tuple[FloatArray, FloatArray]:
         """True hours and dollars of the whole job on each setup, start-up at its expectation."""
         pairs = [
@@ -75,23 +87,30 @@ class Contest:
 
 def recommended(contest: Contest, goals: list[Goal]) -> list[int | None]:
     """For each goal the setup in the table's first row; None where the table says that nothing meets it."""
-    setups = contest.setups
-    workload = job(setups[0].workload, setups[0].global_batch, *goals)
-    costs = job_costs(workload, setups, contest.predictions, contest.draws)
-    rows = [row for row in recommend(workload, costs, top=1) if row["rank"] == 1]
+    rows = [row for row in _table(contest, goals, top=1) if row["rank"] == 1]
+    return [_place(contest, row) for row in rows[: len(goals)]]
+
+
+def _table(contest: Contest, goals: list[Goal], *, top: int) -> list[Row]:
+    workload = job(contest.setups[0].workload, contest.setups[0].global_batch, *goals)
+    return recommend(workload, job_costs(workload, contest.setups, contest.predictions, contest.draws), top=top)
+
+
+def _place(contest: Contest, row: Row) -> int | None:
+    """Position of the row's setup; None where it names none."""
+    named = tuple(row[text] for text in ("cluster", "layout", "batch_per_device", "accumulation_steps"))
     places = {
         (one.cluster.name, joined(one.layout), joined(one.batch_per_device), one.accumulation_steps): at
-        for at, one in enumerate(setups)
+        for at, one in enumerate(contest.setups)
     }
-    texts = ("cluster", "layout", "batch_per_device", "accumulation_steps")
-    return [places.get(tuple(row[text] for text in texts)) for row in rows[: len(goals)]]
+    return places.get(named)
 
 
 Chooser = Callable[[Contest, list[Goal]], list[int | None]]
 
 
-def _even_odds(contest: Contest, goals: list[Goal]) -> list[int | None]:
-    return recommended(contest, [replace(goal, p_required=0.5) for goal in goals])
+def _with_probability(p_required: float) -> Chooser:
+    return lambda contest, goals: recommended(contest, [replace(goal, p_required=p_required) for goal in goals])
 
 
 def _full_machines(contest: Contest, goals: list[Goal]) -> list[int | None]:
@@ -130,9 +149,14 @@ def _devices(contest: Contest) -> FloatArray:
 
 
 RECOMMENDED = "recommended"
-CHOOSERS: dict[str, Chooser] = {
+STRICT, EVEN = "recommended at 90 %", "recommended at even odds"
+RULES: dict[str, Chooser] = {
     RECOMMENDED: recommended,
-    "recommended at even odds": _even_odds,
+    STRICT: _with_probability(0.9),
+    EVEN: _with_probability(0.5),
+}
+CHOOSERS: dict[str, Chooser] = {
+    **RULES,
     "recommended, full machines only": _full_machines,
     "recommended, communication ignored": _without_communication,
     "cheapest per hour": _cheapest_per_hour,
@@ -142,25 +166,91 @@ A_TENTH = "a random tenth measured"
 
 
 def judge(contest: Contest, *, seed: int) -> pd.DataFrame:
-    """A row a question, chooser and sample: kind, slack, chooser, answered, met, regret (NaN where it is not met)."""
+    """A row a question, chooser and sample: kind, slack, chooser, answered, met, regret (NaN where it is not met), over
+    (log by which it exceeds the constraint), lost, and of a rule its caution; NaN where it is not answered.
+    """
+    asked, goals = questions(contest)
+    answers = {name: chooser(contest, goals) for name, chooser in CHOOSERS.items()}
+    knowing = {name: chooser(contest.knowing(), goals) for name, chooser in RULES.items()}
+    rows = []
+    for number, ((kind, slack), goal) in enumerate(zip(asked, goals, strict=True)):
+        aim, used, limit = _aim_and_used(contest, goal)
+        meeting = known_meeting(used, limit)
+        lost = weighed(goal, np.log(aim), meeting)
+        lost, meets = lost - lost.min(), meeting.chance > 0
+        picks = [(name, answer[number], knowing[name][number] if name in RULES else None)
+                 for name, answer in answers.items()]  # fmt: skip
+        picks += [(A_TENTH, pick, None) for pick in _of_a_tenth(aim, used, meets, seed)]
+        for name, pick, sure in picks:
+            met = pick is not None and bool(meets[pick])
+            regret = aim[pick] / aim[meets].min() - 1 if met else np.nan
+            told = (np.nan, np.nan) if pick is None else (meeting.overshoot[pick], lost[pick])
+            rows.append(
+                (kind, slack, name, pick is not None, met, regret, *told, np.nan if sure is None else lost[sure])
+            )
+    names = ["kind", "slack", "chooser", "answered", "met", "regret", "over", "lost", "caution"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def questions(contest: Contest) -> tuple[list[tuple[str, float]], list[Goal]]:
+    """(kind, slack) of each deadline and cap that is asked about, and the goals."""
     hours, usd = contest.costs()
     asked = [(kind, slack) for kind in (DEADLINE, CAP) for slack in SLACKS]
-    goals = [
+    return asked, [
         Goal(goal=kind, hours=_limit(slack, hours)) if kind == DEADLINE else Goal(goal=kind, usd=_limit(slack, usd))
         for kind, slack in asked
     ]
-    answers = {name: chooser(contest, goals) for name, chooser in CHOOSERS.items()}
-    rows = []
-    for number, ((kind, slack), goal) in enumerate(zip(asked, goals, strict=True)):
-        aim, used, limit = (usd, hours, goal.hours) if kind == DEADLINE else (hours, usd, goal.usd)
-        meets = used <= (limit or 0.0)
-        picks = [(name, answer[number]) for name, answer in answers.items()]
-        picks += [(A_TENTH, pick) for pick in _of_a_tenth(aim, used, meets, seed)]
-        for name, pick in picks:
-            met = pick is not None and bool(meets[pick])
-            regret = aim[pick] / aim[meets].min() - 1 if met else np.nan
-            rows.append((kind, slack, name, pick is not None, met, regret))
-    return pd.DataFrame(rows, columns=["kind", "slack", "chooser", "answered", "met", "regret"])
+
+
+def _aim_and_used(contest: Contest, goal: Goal) -> tuple[FloatArray, FloatArray, float]:
+    """What is to be least, what is limited, and the limit, of the measured setups."""
+    hours, usd = contest.costs()
+    return (usd, hours, goal.limit or 0.0) if goal.objective == "usd" else (hours, usd, goal.limit or 0.0)
+
+
+def said_and_held(contest: Contest, *, top: int = 5) -> pd.DataFrame:
+    """Each chance in the table's `top` rows of each question: what ("p ok" or "p best"), said, and whether it held.
+
+    Limits are multiples of the least predicted, which a chance may depend on as it may not on what was measured. The
+    best is who loses least by the measured times, of all clusters that the table compares, each by its best split.
+    """
+    _, goals = questions(replace(contest, measured_s=contest.predictions["step_s"].to_numpy(float)))
+    found = []
+    for goal in goals:
+        aim, used, limit = _aim_and_used(contest, goal)
+        meeting = known_meeting(used, limit)
+        lost = weighed(goal, np.log(aim), meeting)
+        rows = [row for row in _table(contest, [goal], top=len(contest.setups)) if row["goal"] == goal.goal]
+        places = [at for at in (_place(contest, row) for row in rows) if at is not None]
+        for row, at in list(zip(rows, places, strict=False))[:top]:
+            found.append(("p ok", row["p_meets_constraint"], meeting.chance[at] > 0))
+            found.append(("p best", row["p_best"], lost[at] <= lost[places].min() + 1e-12))
+    return pd.DataFrame(found, columns=["what", "said", "held"])
+
+
+def reliability(told: pd.DataFrame) -> pd.DataFrame:
+    """Of `said_and_held`, by tenths of what was said: cases, per cent said in the mean, per cent that held."""
+    tenth = np.minimum((10 * told["said"] + 1e-9).astype(int), 9)
+    by = told.assign(tenth=[f"{10 * at} to {10 * at + 10}" for at in tenth]).groupby(["what", "tenth"], sort=False)
+    found = by.agg(
+        cases=("held", "size"),
+        said=("said", lambda said: 100 * said.mean()),
+        held=("held", lambda held: 100 * held.mean()),
+    )
+    return found.reset_index().sort_values(["what", "said"], ascending=[False, True], ignore_index=True)
+
+
+def causes(judged: pd.DataFrame) -> pd.DataFrame:
+    """What each rule loses against who knows everything, by kind of constraint, in per cent (logs): by caution, by
+    error. Of the questions that every rule answers, by the model's times and by the measured ones.
+    """
+    own = judged[judged["chooser"].isin(list(RULES))]
+    number = own.groupby(["chooser", "kind"]).cumcount()
+    told = own[["lost", "caution"]].notna().all(axis=1)
+    own = own[told.groupby([own["kind"], number]).transform("all")]
+    by = own.groupby(["chooser", "kind"], sort=False)
+    found = 100 * by[["lost", "caution"]].mean()
+    return found.assign(error=found["lost"] - found["caution"], questions=by.size()).reset_index()
 
 
 def _limit(slack: float, used: FloatArray) -> float:
@@ -180,7 +270,8 @@ def _of_a_tenth(aim: FloatArray, used: FloatArray, meets: BoolArray, seed: int) 
 
 def summary(judged: pd.DataFrame) -> pd.DataFrame:
     """A row a chooser and kind of constraint: questions, per cent left unanswered, per cent of the answers that missed
-    it; mean, 90th percentile and worst of the others' regret in per cent.
+    it, and by how much these did in the mean; mean, 90th percentile and worst of the others' regret; what all answers
+    lost in the mean, in per cent of logs.
     """
     by = ["chooser", "kind"]
     asked = judged.groupby(by, sort=False)["answered"].agg(
@@ -189,9 +280,11 @@ def summary(judged: pd.DataFrame) -> pd.DataFrame:
     grouped = judged[judged["answered"]].groupby(by, sort=False)
     answered = grouped.agg(
         missed=("met", lambda met: 100 * (1 - met.mean())),
+        over=("over", lambda over: 100 * over[over > 0].mean()),
         mean=("regret", lambda regret: 100 * regret.mean()),
         p90=("regret", lambda regret: 100 * regret.quantile(0.9)),
         worst=("regret", lambda regret: 100 * regret.max()),
+        lost=("lost", lambda lost: 100 * lost.mean()),
     )
     whole: pd.DataFrame = asked.join(answered).reset_index()
     return whole
@@ -244,3 +337,13 @@ def contests(
                     draws=model.draws(frame, count=_DRAWS, seed=seed),
                 ),
             )
+
+
+def scores(played: Sequence[Contest], *, seed: int) -> list[tuple[str, pd.DataFrame]]:
+    """Titles and tables of all that is printed of these contests."""
+    judged = pd.concat([judge(one, seed=seed) for one in played])
+    return [
+        ("regret of the answers that meet, and what all lose, per cent", summary(judged)),
+        ("lost against who knows all times: by caution, by error, per cent", causes(judged)),
+        ("reliability of the chances printed, per cent", reliability(pd.concat(map(said_and_held, played)))),
+    ]

@@ -11,7 +11,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated
 
-import pandas as pd
 import typer
 
 from flows.cli import explained
@@ -20,7 +19,7 @@ from tasks.market.offers import current_offers
 from tasks.reporting.progress import reporting_to
 from tasks.reporting.tables import live_reporter, print_frame
 from tasks.workspace.workspace import new_refresh_id, offers_of_market, open_workspace
-from tests.benchmarks.choice_scores import contests, judge, summary
+from tests.benchmarks.choice_scores import contests, scores
 from tests.benchmarks.trial import at_one_batch, keys_of, launch_of, measure_all
 from warehouse.reads import mart, training_frames
 
@@ -34,7 +33,8 @@ def choice(
     ] = 0,
     seed: int = 2026,
 ) -> None:
-    """Measure if asked; print how often each chooser misses its constraint, and its regret where it does not."""
+    """Measure if asked; print how often each chooser misses its constraint, its regret where it does not, what each
+    rule loses by caution and by error, and how often the chances printed hold."""
     here = open_workspace("local")
     offers = offers_of_market(current_offers(here), "on-demand")
     if measure:
@@ -51,14 +51,15 @@ def choice(
     data = TrainingData(**training_frames(here.warehouse, "local"))
     prices = {one.instance_type.name: one.usd_per_hour for one in offers if one.usd_per_hour is not None}
     devices = {one.instance_type.name: one.instance_type.devices for one in offers}
-    parts = []
+    played = []
     for workload, batch, contest in contests(data, devices, prices, pilots=pilots, seed=seed, runs=rounds):
-        parts.append(judge(contest, seed=seed).assign(workload=workload, batch=batch))
+        played.append(contest)
         typer.echo(f"  {workload} at {batch:g}: {len(contest.measured_s)} setups", err=True)
-    if not parts:
+    if not played:
         raise typer.BadParameter("no workload has 8 setups measured at one global batch: measure some (--measure 24)")
     told = f" but for {pilots} pilots" if pilots else ""
-    print_frame(summary(pd.concat(parts)), f"each workload held out{told}: per cent, regret of the answers that meet")
+    for what, table in scores(played, seed=seed):
+        print_frame(table, f"each workload held out{told}: {what}")
 
 
 if __name__ == "__main__":

@@ -26,12 +26,13 @@ from tasks.reporting.tables import print_frame
 from tasks.training.registry import Provenance, load_served, log_challenger, promote
 from tasks.workspace.blas_threads import one_thread
 from tasks.workspace.parallel import side_by_side
-from tests.benchmarks.choice_scores import contests, judge, summary
+from tests.benchmarks.choice_scores import contests, scores
 from tests.benchmarks.noise import neighbours, placements
 from tests.benchmarks.rivals import predict_textbook, predict_trees_alone
 from tests.benchmarks.splits import ask, coverage, errors, splits
 
 _MANY = 10_000
+CHOICES = "choices"
 
 
 def speeds(data: TrainingData, *, repeats: int, seed: int) -> pd.DataFrame:
@@ -77,7 +78,7 @@ def bench_models(
     workloads: Annotated[Path | None, typer.Option(help="Facts: parameters, gradient_bytes.")] = None,
     catalogue: Annotated[Path | None, typer.Option(help="Instance types: devices, vCPUs, network.")] = None,
     seed: int = 2026,
-    only: Annotated[str, typer.Option(help="A split by its name, such as 'larger clusters'.")] = "",
+    only: Annotated[str, typer.Option(help="A split by its name, such as 'larger clusters', or 'choices'.")] = "",
     out: Annotated[Path | None, typer.Option(help="Where to write every prediction, CSV.")] = None,
 ) -> None:
     """Every split, ours and the rivals'; nothing is chosen by what comes out."""
@@ -86,26 +87,25 @@ def bench_models(
     print_frame(neighbours(data.runs), "noise floor: rows against their neighbours in batch")
     prices = read_prices(catalogue) if catalogue is not None else {}
     chosen = [one for one in splits(data.runs, devices, seed=seed) if only in ("", one.name)]
-    if not chosen:
+    if not chosen and only != CHOICES:
         raise typer.BadParameter(f"no split is called {only!r}")
-    with one_thread():
-        scored = pd.concat(
-            side_by_side(partial(ask, data, rivals=RIVALS, devices=devices, seed=seed, usd=prices), chosen)
-        )
-    if out is not None:
-        scored.to_csv(out, index_label="row")
-    print_frame(errors(scored, ["ours", *RIVALS]), "per cent of the measured step time")
-    print_frame(coverage(scored, ["split"]), "intervals by split, per cent")
-    print_frame(coverage(scored, ["split", "group"]), "intervals by held-out group, per cent")
+    if chosen:
+        with one_thread():
+            scored = pd.concat(
+                side_by_side(partial(ask, data, rivals=RIVALS, devices=devices, seed=seed, usd=prices), chosen)
+            )
+        if out is not None:
+            scored.to_csv(out, index_label="row")
+        print_frame(errors(scored, ["ours", *RIVALS]), "per cent of the measured step time")
+        print_frame(coverage(scored, ["split"]), "intervals by split, per cent")
+        print_frame(coverage(scored, ["split", "group"]), "intervals by held-out group, per cent")
     if only == "":
         print_frame(speeds(data, repeats=3, seed=seed), "seconds; predictions through the registered model")
-    for pilots in (0, 3) if only == "" else ():
-        found = [judge(one, seed=seed) for _, _, one in contests(data, devices, prices, pilots=pilots, seed=seed)]
-        if found:
-            title = (
-                f"choices at {len(found)} global batches, each workload held out, {pilots} recommended pilots; per cent"
-            )
-            print_frame(summary(pd.concat(found)), title)
+    for pilots in (0, 3) if only in ("", CHOICES) else ():
+        found = [one for _, _, one in contests(data, devices, prices, pilots=pilots, seed=seed)]
+        for what, table in scores(found, seed=seed) if found else ():
+            asked = f"choices at {len(found)} global batches, each workload held out, {pilots} recommended pilots"
+            print_frame(table, f"{asked}: {what}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """What would a way of buying runs have cost, and how good were its choices, on setups that were all measured before.
 
-    dollars = sum over launches of price x max(minimum, start + runs);     regret = objective of choice / best - 1
+    dollars = sum over launches of price x max(minimum, start + runs)
+    regret  = exp(loss of choice - least loss) - 1, the loss being that of the rule of choice
 
-A choice that misses its constraint, or none, counts as a regret of 1. Policies see step times only as they buy them.
+A choice that misses its constraint counts as a regret of 1 at most, none as 1. Policies see step times only as they buy
+them.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ import numpy as np
 import pandas as pd
 
 from models.campaign.candidates import PROFILE_BATCHES, Costs, Measurement, in_order
-from models.campaign.value_of_information import MISS, Floats, Question
+from models.campaign.value_of_information import Floats, Question, aim_and_meeting
 from models.domain.cluster import Cluster
 from models.domain.numeric import BoolArray
 from models.domain.setup_table import read_setups
 from models.domain.workload import Setup
 from models.monitoring.backtest import described
+from models.planner.choice_rule import misses, weighed
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
 
@@ -29,6 +32,7 @@ from .setups import measured_setups
 # Deadlines as multiples of the fastest setup's hours, budgets of the cheapest one's dollars.
 LEVELS = (1.05, 1.25, 1.6, 2.2, 3.2, 5.0)
 _EXACT = 1 + 1e-9
+MISS = 1.0  # regret of no choice at all, and the most that one which misses its constraint counts as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,16 +153,24 @@ def questions_at(
 
 
 def regret(question: Question, step_s: Floats, chosen: int | None) -> float:
-    """Of taking the contender at position `chosen`, against the best that meets the constraint. A miss counts as 1."""
+    """Of taking the contender at position `chosen`, against the one that loses least by the rule of choice.
+
+    A miss counts as 1 at most, and as 1 where nobody is chosen.
+    """
     if chosen is None:
         return MISS
-    hours = question.fixed_hours + question.hours_per_step_s * step_s[question.places]
-    by = {"hours": hours, "usd": hours * question.usd_per_hour}
-    objective = by[question.aim]
-    meets = np.full(len(hours), True) if question.limited is None else by[question.limited] <= question.limit
-    if not meets[chosen]:
-        return MISS
-    return float(objective[chosen] / objective[meets].min() - 1)
+    log_aim, meeting = aim_and_meeting(question, np.log(step_s[question.places])[:, None, None], np.zeros((1, 1, 1)))
+    loss = weighed(question, log_aim, meeting)[:, 0, 0]
+    lost = float(np.exp(loss[chosen] - loss.min()) - 1)
+    return min(lost, MISS) if missed(question, step_s, chosen) else lost
+
+
+def missed(question: Question, step_s: Floats, chosen: int | None) -> bool:
+    """Does the choice miss the constraint, or is there none?"""
+    if chosen is None:
+        return True
+    _, meeting = aim_and_meeting(question, np.log(step_s[question.places])[:, None, None], np.zeros((1, 1, 1)))
+    return meeting is not None and bool(misses(question, meeting.chance)[chosen, 0, 0])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -199,9 +211,9 @@ def replay(ground: Ground, policy: Policy, costs: Costs, *, before_usd: float = 
 
 
 def _row(ground: Ground, policy: Policy, usd: float, runs: int) -> dict[str, float]:
-    pairs = zip(ground.questions, policy.choices(), strict=True)
-    found = np.array([regret(question, ground.step_s, chosen) for question, chosen in pairs])
-    return {"usd": usd, "runs": runs, "regret": float(found.mean()), "missed": float((found == MISS).mean())}
+    pairs = list(zip(ground.questions, policy.choices(), strict=True))
+    lost, failed = (np.mean([of(one, ground.step_s, chosen) for one, chosen in pairs]) for of in (regret, missed))
+    return {"usd": usd, "runs": runs, "regret": float(lost), "missed": float(failed)}
 
 
 def usd_until(curve: pd.DataFrame, most: float) -> float:

@@ -18,9 +18,13 @@ from tests.benchmarks.choice_scores import (
     DEADLINE,
     RECOMMENDED,
     SLACKS,
+    STRICT,
     Contest,
+    causes,
     contests,
     judge,
+    reliability,
+    said_and_held,
     summary,
 )
 from tests.benchmarks.setups import measured_setups
@@ -63,9 +67,13 @@ def told(one: Contest, kind: str, slack: float, chooser: str) -> tuple[bool, flo
 )
 def test_who_knows_the_truth_never_misses_and_regrets_nothing(rows: list[tuple[float, float]], seed: int) -> None:
     judged = judge(contest([s for s, _ in rows], [p for _, p in rows]), seed=seed)
-    own = judged[judged["chooser"] == RECOMMENDED]
-    assert own["met"].all() and own["regret"].abs().max() < 1e-6
-    assert (judged["regret"].dropna() > -1e-9).all()  # nobody beats the best
+    strict = judged[judged["chooser"] == STRICT]
+    assert strict["met"].all() and strict["regret"].abs().max() < 1e-6
+    assert (judged["regret"].dropna() > -1e-9).all() and (
+        judged["lost"].dropna() > -1e-9
+    ).all()  # nobody beats the best
+    weighed = judged[judged["chooser"] == RECOMMENDED]
+    assert weighed["lost"].max() < 1e-6 and weighed["answered"].all()  # it may miss, by less than it saves
 
 
 def test_every_kind_slack_and_chooser_is_asked_and_failures_are_counted_apart() -> None:
@@ -91,18 +99,37 @@ def test_a_wrong_prediction_is_a_failure_and_an_unsure_one_keeps_away_from_the_l
     too_rosy = contest([2.0, 1.0], [1, 3], predicted=[1.0, 1.0])
     assert not told(too_rosy, DEADLINE, 1.2, RECOMMENDED)[0]
     unsure = contest([1.0, 0.6], [1, 3], sd=0.3)  # the cheap one would meet 1.2 s in about 70 % of draws
-    assert told(unsure, DEADLINE, 2.0, RECOMMENDED) == (True, pytest.approx(0.8, rel=1e-3))
+    assert told(unsure, DEADLINE, 2.0, STRICT) == (True, pytest.approx(0.8, rel=1e-3))
     assert told(unsure, DEADLINE, 2.0, "recommended at even odds") == (True, pytest.approx(0, abs=1e-9))
 
 
 def test_where_nothing_is_sure_enough_the_table_stays_silent() -> None:
     tight = contest([3.0, 1.0, 0.9], [1.0, 3.03, 9.0], sd=0.3)
     answered = judge(tight, seed=0).set_index(["kind", "slack", "chooser"])["answered"]
-    assert not answered[(CAP, 1.05, RECOMMENDED)] and answered[(CAP, 5.0, RECOMMENDED)]
+    assert not answered[(CAP, 1.05, STRICT)] and answered[(CAP, 5.0, STRICT)] and answered[(CAP, 1.05, RECOMMENDED)]
     table = summary(judge(tight, seed=0)).set_index(["chooser", "kind"])
     unsure = [slack for slack in SLACKS if slack < 1.5]  # 0.3 of a spread leave less than 90 % below them
-    assert table.loc[(RECOMMENDED, CAP), "unanswered"] == pytest.approx(100 * len(unsure) / len(SLACKS))
-    assert table.loc[(RECOMMENDED, CAP), "missed"] == 0
+    assert table.loc[(STRICT, CAP), "unanswered"] == pytest.approx(100 * len(unsure) / len(SLACKS))
+    assert table.loc[(STRICT, CAP), "missed"] == 0
+
+
+def test_what_is_lost_to_caution_is_what_who_knows_the_times_loses_by_stated_widths() -> None:
+    """Right times held for unsure: all that is lost is caution. Wrong ones held for sure: all of it is error."""
+    measured, usd = [2.0, 1.0, 0.9], [1.0, 3.0, 9.0]
+    unsure = causes(judge(contest(measured, usd, sd=0.3), seed=0)).set_index(["chooser", "kind"])
+    assert unsure["error"].abs().max() < 1e-9 and unsure.loc[(STRICT, DEADLINE), "caution"] > 1
+    wrong = causes(judge(contest(measured, usd, predicted=[1.0, 1.0, 1.0]), seed=0)).set_index(["chooser", "kind"])
+    assert wrong.loc[(RECOMMENDED, DEADLINE), "caution"] == pytest.approx(0, abs=1e-9)
+    assert wrong.loc[(RECOMMENDED, DEADLINE), "error"] > 1
+
+
+def test_reliability_counts_what_was_said_by_tenths_and_how_often_it_held() -> None:
+    told = pd.DataFrame({"what": "p ok", "said": [0.95, 0.9, 1.0, 0.3, 0.32], "held": [True, True, False, False, True]})
+    table = reliability(told).set_index("tenth")
+    assert table.loc["90 to 100", ["cases", "said", "held"]].tolist() == pytest.approx([3, 95, 200 / 3])
+    assert table.loc["30 to 40", ["cases", "said", "held"]].tolist() == pytest.approx([2, 31, 50])
+    sure = said_and_held(contest([4, 2, 1], [1, 3, 9]))
+    assert ((sure["said"] > 0.5) == sure["held"]).all() and set(sure["what"]) == {"p ok", "p best"}
 
 
 def test_ignoring_communication_believes_in_more_machines() -> None:

@@ -270,10 +270,15 @@ def test_the_answer_carries_the_frontier_of_hours_and_dollars(used: Path) -> Non
 
 
 def test_what_cannot_be_had_is_an_answer_and_no_failure(used: Path) -> None:
-    (row,) = told("recommend", "conv", "--budget", "0.000001")
-    assert row["status"] == "infeasible" and row["cluster"] is None and row["reason"]
-    shown = srift("recommend", "conv", "--budget", "0.000001")
+    asked = ("recommend", "conv", "--budget", "0.000001")
+    (row,) = told(*asked, "--p-required", "0.9")
+    assert row["status"] == "infeasible" and row["cluster"] is None and row["reason"] and row["p_required"] == 0.9
+    shown = srift(*asked, "--p-required", "0.9")
     assert shown.exit_code == 0 and "infeasible" in shown.stdout
+    first, *_ = told(*asked)
+    assert first["status"] == "recommended" and first["p_meets_constraint"] == 0.0 and first["p_required"] is None
+    assert "note: conv: the choice for $0.0000010 meets it with 0% probability only" in srift(*asked).stdout
+    assert srift(*asked, "--p-required", "90").exit_code == 2
 
 
 def test_status_and_reap(used: Path, new: Path) -> None:

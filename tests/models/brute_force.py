@@ -43,7 +43,7 @@ def world_of(
     slower: float,
     hours: float,
     usd: float,
-    p_required: float,
+    p_required: float | None,
     batch: int,
     **asked: Any,
 ) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
         slower=draw(st.sampled_from([0.05, 0.3, 1.0])),
         hours=draw(st.floats(0.2, 30)),
         usd=draw(st.floats(0.5, 60)),
-        p_required=draw(st.sampled_from([0.3, 0.6, 0.9, 0.99])),
+        p_required=draw(st.sampled_from([None, None, None, 0.3, 0.6, 0.9])),
         batch=draw(st.sampled_from([96, 192])),
         max_hosts=draw(st.integers(2, 8)),
         conditions=draw(st.sampled_from(CIRCUMSTANCES)),

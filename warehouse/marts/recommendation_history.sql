@@ -28,9 +28,9 @@ comment on column recommendation_history.global_batch is 'Samples of one optimiz
 comment on column recommendation_history.goal is 'cheapest_within_deadline, fastest_within_budget, cheapest or fastest.';
 comment on column recommendation_history.constraint_hours is 'Deadline. Unit: hours. NULL where the goal has none.';
 comment on column recommendation_history.constraint_usd is 'Budget. Unit: US dollars. NULL where the goal has none.';
-comment on column recommendation_history.p_required is 'Probability with which the constraint must be met. Unit: fraction, 0 to 1.';
+comment on column recommendation_history.p_required is 'Probability with which the constraint must be met. Unit: fraction, 0 to 1. NULL where none was stated: exceeding the constraint is weighed (overshoot_price in srift.toml); and where the goal has none.';
 comment on column recommendation_history.rank is 'Place among the setups for this goal, 1 is the best. No unit.';
-comment on column recommendation_history.status is 'recommended (rank 1), alternative, misses_constraint (better, but too unlikely to meet the constraint), or infeasible where nothing meets the goal: reason then says what would. No unit.';
+comment on column recommendation_history.status is 'recommended (rank 1), alternative, misses_constraint (likelier to miss the constraint than p_required allows, or than to meet it where that is NULL), or infeasible where nothing meets the goal: reason then says what would. No unit.';
 comment on column recommendation_history.cluster is 'Instances in rank order, as 2xNAME+1xOTHER. No unit.';
 comment on column recommendation_history.cluster_offers is 'Ordered list of (instance_type, count, market, zone, usd_per_hour). Unit of usd_per_hour: US dollars an hour of one instance; NULL is unknown.';
 comment on column recommendation_history.layout is 'Devices used on each instance, one number where equal, else joined by +. Unit: devices.';

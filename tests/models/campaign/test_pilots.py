@@ -120,7 +120,7 @@ def test_where_nobody_is_sure_to_meet_the_deadline_pilots_tell_of_the_likeliest_
     (asked,) = [one for one in choice_set.questions if one.name == DEADLINE.goal]
     mean = UNSURE.joint(frame(list(choice_set.setups)))[0]
     work = asked.fixed_hours + asked.hours_per_step_s * np.exp(mean[asked.places])
-    tight = replace(asked, limit=float(work.min()) * 1.01, irreducible_sd=0 * asked.irreducible_sd)
+    tight = replace(asked, p_required=0.9, limit=float(work.min()) * 1.01, irreducible_sd=0 * asked.irreducible_sd)
     doubted = replace(choice_set, questions=(tight,))
     found = choose_pilots(doubted, frame(setups), UNSURE.joint, goal=DEADLINE.goal, count=3, seed=1)
     likeliest = choice_set.setups[int(asked.places[np.argmin(work)])]

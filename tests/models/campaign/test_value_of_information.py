@@ -9,21 +9,23 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import ndtri
 
 from models.campaign.value_of_information import (
     LEAST_REGRET,
     Belief,
     Question,
+    aim_and_meeting,
     choice,
     choice_set_of,
     gain,
-    objective_and_chance,
     run_values,
 )
 from models.domain.cluster import Cluster
 from models.domain.workload import Goal, Setup
 from models.job import duration as spot
 from models.job.job_conditions import Pool, Stated
+from models.planner.choice_rule import drawn_meeting, normal_meeting
 from tests.models.planning import offer, workload
 
 NOBODY = 1e-9
@@ -106,7 +108,7 @@ def test_what_all_share_changes_no_choice_among_them() -> None:
 
 
 def test_the_choice_keeps_to_the_constraint_with_the_chance_required() -> None:
-    sold = question(2, limited="usd", usd_per_hour=np.array([2.0, 1.0]), limit=2.2)
+    sold = question(2, limited="usd", usd_per_hour=np.array([2.0, 1.0]), limit=2.2, p_required=0.9)
     assert choice(sold, belief([1.0, 1.5], [0.01, 0.01])) == 0
     assert choice(sold, belief([1.0, 1.5], [0.2, 0.01])) == 1  # the faster one would overspend too often
     assert choice(replace(sold, p_required=0.5), belief([1.0, 1.5], [0.2, 0.01])) == 0
@@ -143,8 +145,33 @@ def test_runs_tell_the_same_by_the_square_of_their_correlation() -> None:
 
 def test_spread_that_no_run_can_lower_counts_against_meeting_a_constraint() -> None:
     asked = question(2, irreducible_sd=np.array([0.0, 0.5]), aim="usd", limited="hours", limit=1.2)
-    _, meets = objective_and_chance(asked, np.zeros((2, 1, 1)), np.full((2, 1, 1), 0.01**2))
-    assert meets is not None and meets[0, 0, 0] > 0.99 > 0.75 > meets[1, 0, 0] > 0.5
+    _, meeting = aim_and_meeting(asked, np.zeros((2, 1, 1)), np.full((2, 1, 1), 0.01**2))
+    assert meeting is not None
+    assert meeting.chance[0, 0, 0] > 0.99 > 0.75 > meeting.chance[1, 0, 0] > 0.5
+    assert meeting.overshoot[0, 0, 0] < 1e-6 and 0.1 < meeting.overshoot[1, 0, 0] < 0.2
+
+
+def test_without_a_required_probability_overshooting_is_weighed() -> None:
+    """0.2 of doubt overshoots by 0.041 in the mean, which costs 0.41 at a price of 10: half as slow again."""
+    sold = question(2, limited="usd", usd_per_hour=np.array([2.0, 1.0]), limit=2.2)
+    assert choice(sold, belief([1.0, 1.6], [0.2, 0.01])) == 0
+    assert choice(sold, belief([1.0, 1.4], [0.2, 0.01])) == 1
+    assert choice(replace(sold, overshoot_price=5.0), belief([1.0, 1.3], [0.2, 0.01])) == 0
+    worth = [
+        gain(replace(sold, overshoot_price=price), belief([1.0, 1.3], [0.2, 0.01]), [0]).regret[0]
+        for price in (0.0, 10.0)
+    ]
+    assert worth[0] < 0.01 < worth[1], "only the price of overshooting makes it worth knowing"
+
+
+@settings(max_examples=40, deadline=None)
+@given(beyond=st.floats(-1, 1), sd=st.floats(0.01, 0.6), limit=st.floats(0.1, 10))
+def test_normal_and_drawn_meetings_agree(beyond: float, sd: float, limit: float) -> None:
+    middles = ndtri((np.arange(20_000) + 0.5) / 20_000)
+    drawn = drawn_meeting(limit * np.exp(beyond + sd * middles)[None], limit)
+    known = normal_meeting(np.log(limit) + beyond, sd, limit)
+    assert known.chance == pytest.approx(drawn.chance[0], abs=1e-3)
+    assert known.overshoot == pytest.approx(drawn.overshoot[0], abs=1e-3)
 
 
 HOURS = 10.0  # of work at a second a step

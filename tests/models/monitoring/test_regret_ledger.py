@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
@@ -109,6 +110,18 @@ def test_a_choice_that_misses_its_constraint_is_a_failure_without_regret() -> No
     assert missed["best_rival_cluster"] is None, "a rival that misses it too was called the best"
     (met,) = judged(asked, [run("a", 1, 0.1), run("b", 2, 0.2)])
     assert met["verdict"] == "compared" and met["met_constraint"] is True and met["regret"] == 0.0
+
+
+def test_where_no_probability_was_required_overshooting_is_weighed_and_missed_below_even_odds() -> None:
+    goal = {"goal": "cheapest_within_deadline", "constraint_hours": hours(0.105)}
+    late = promise(2, usd_per_hour=0.5, **goal)
+    (row,) = judged([promise(1, **goal), late], [run("a", 1, 0.1), run("b", 2, 0.107)])
+    over = np.log(hours(0.107) / hours(0.105))
+    weighed = np.log(0.5 * hours(0.107)) + 10 * over  # half the price, two per cent late: it was the better choice
+    assert row["verdict"] == "compared" and row["best_rival_cluster"] == "1xb"
+    assert row["regret"] == pytest.approx(hours(0.1) / np.exp(weighed) - 1, rel=1e-2) and row["regret"] > 0.3
+    (missed,) = judged([promise(1, **goal), late], [run("a", 1, 0.11), run("b", 2, 0.1)])
+    assert missed["verdict"] == "missed_constraint" and missed["met_constraint"] is False and missed["regret"] is None
 
 
 def test_what_misses_the_constraint_is_no_comparison_and_on_the_spot_market_it_is_met_with_a_probability() -> None:

@@ -23,8 +23,8 @@ from models.planner.ranking import COLUMNS, recommend
 from tests.models.planning import CORES, LineModel, cores_fit, frame, offer, offers, workload
 
 MODEL = LineModel()
-DEADLINE = Goal(goal="cheapest_within_deadline", hours=0.45)
-BUDGET = Goal(goal="fastest_within_budget", usd=0.08)
+DEADLINE = Goal(goal="cheapest_within_deadline", hours=0.45, p_required=0.9)
+BUDGET = Goal(goal="fastest_within_budget", usd=0.08, p_required=0.9)
 BESIDE = {"storage_usd_per_hour": 0.013, "other_usd_per_hour": 0.007}
 
 
@@ -100,6 +100,63 @@ def test_where_none_is_sure_enough_the_best_bet_is_named_with_its_chance_and_wha
     assert of(table(workload("mlp", 64, None, harder)), DEADLINE.goal)[0]["status"] == "infeasible", "a better bet"
     hopeless = of(table(workload("mlp", 64, None, replace(DEADLINE, hours=1e-3))), DEADLINE.goal)[0]
     assert "best bet" not in hopeless["reason"]
+
+
+def weighed(goal: Goal, **changes: Any) -> Goal:
+    return replace(goal, p_required=None, **changes)
+
+
+@pytest.mark.parametrize("goal", [DEADLINE, BUDGET])
+@pytest.mark.parametrize("tight", [1.0, 0.6, 0.1])
+def test_without_a_required_probability_the_least_loss_is_named_with_its_chance(goal: Goal, tight: float) -> None:
+    limits = {"hours": goal.hours and tight * goal.hours, "usd": goal.usd and tight * goal.usd}
+    job = workload("mlp", 64, None, weighed(goal, **limits))
+    setups = candidates(job, Supply(offers=offers(), max_hosts=4, fits=cores_fit), MODEL)
+    rows = frame(setups)
+    costs = job_costs(job, setups, MODEL.predict(rows), MODEL.draws(rows, count=200, seed=1))
+    used = costs.drawn(str(goal.constraint)) / (limits[str(goal.constraint)] or np.nan)
+    loss = np.log(costs.expected(goal.objective)) + 10.0 * np.maximum(np.log(used), 0.0).mean(axis=1)
+    first, *others = of(recommend(job, costs, top=20), goal.goal)
+    best = int(np.argmin(loss))
+    cluster = setups[best].cluster
+    assert (first["status"], first["cluster"], first["market"]) == ("recommended", cluster.name, cluster.market)
+    assert first["p_meets_constraint"] == np.mean(used[best] <= 1) and first["p_required"] is None
+    assert "overshooting weighed" in first["reason"] and f"{first['p_meets_constraint']:.0%}" in first["reason"]
+    for row in others:
+        assert row["status"] == ("misses_constraint" if row["p_meets_constraint"] < 0.5 else "alternative")
+        assert "is allowed" not in row["reason"]
+
+
+def test_a_dearer_overshoot_is_a_smaller_one_and_nothing_overshoots_a_loose_limit() -> None:
+    """The price lies between even odds and certainty; where no limit binds, the answer is that of no constraint."""
+    chances = [
+        of(table(workload("mlp", 64, None, weighed(DEADLINE, overshoot_price=price))), DEADLINE.goal)[0][
+            "p_meets_constraint"
+        ]
+        for price in (0.01, 1.0, 10.0, 1000.0)
+    ]
+    assert chances == sorted(chances) and chances[0] < 0.5 and chances[-1] > 0.95
+    loose = table(workload("mlp", 64, None, weighed(DEADLINE, hours=1e4)))
+    assert of(loose, DEADLINE.goal)[0]["cluster"] == of(loose, "cheapest")[0]["cluster"]
+    assert of(loose, DEADLINE.goal)[0]["p_best"] == of(loose, "cheapest")[0]["p_best"]
+
+
+def test_a_limit_of_nothing_is_met_by_nobody() -> None:
+    (row,) = of(table(workload("mlp", 64, None, weighed(BUDGET, usd=0.0))), BUDGET.goal)
+    assert row["status"] == "infeasible" and "no cluster on offer meets $0" in row["reason"]
+
+
+def test_the_best_is_the_one_that_the_rule_would_choose_if_times_were_known() -> None:
+    """The first is cheaper and late in a tenth of the draws, by so much that the other would be chosen."""
+    job = workload("mlp", 64, None, weighed(DEADLINE, hours=3.0), samples=64 * 3600)
+    pair = [
+        Setup(workload="mlp", cluster=Cluster(members=(offer(name),)), layout=(1,), batch_per_device=(64,))
+        for name in ("small", "medium")
+    ]
+    draws = np.array([[2.0] * 90 + [3.05] * 10, [1.2] * 100])  # hours of work; $0.06 and $0.066
+    costs = job_costs(job, pair, MODEL.predict(frame(pair)).assign(step_s=[2.0, 1.2]), draws)
+    rows = of(recommend(job, costs), DEADLINE.goal)
+    assert [(row["cluster"], row["p_best"]) for row in rows] == [("1xsmall", 0.9), ("1xmedium", 0.1)]
 
 
 @pytest.mark.parametrize(("value", "what"), [(3.2e-5, "usd"), (0.0123, "usd"), (4e-4, "hours"), (2e-6, "hours")])
@@ -221,7 +278,7 @@ def test_the_reason_says_how_near_the_nearest_measurement_is() -> None:
 
 def test_a_cluster_of_which_one_split_meets_the_constraint_is_not_shown_as_missing_it_too() -> None:
     """Another split of the winner is cheaper on average and misses the deadline too often: it is no tempting rival."""
-    job = workload("mlp", 64, None, Goal(goal="cheapest_within_deadline", hours=3.0), samples=64 * 3600)
+    job = workload("mlp", 64, None, replace(DEADLINE, hours=3.0), samples=64 * 3600)
     splits = [
         Setup(workload="mlp", cluster=Cluster(members=(offer(name),)), layout=(1,), batch_per_device=(64 // n,),
               accumulation_steps=n)

@@ -148,8 +148,8 @@ def model() -> StepTimeModel:
     return fit(replace(data(), runs=pd.concat(rows, ignore_index=True), instance_types=pd.DataFrame(types)), seed=1)
 
 
-def newcomer(*, hours: float = 12.0, batch: int = 256) -> Workload:
-    goal = Goal(goal="cheapest_within_deadline", hours=hours)
+def newcomer(*, hours: float = 12.0, batch: int = 256, p_required: float | None = None) -> Workload:
+    goal = Goal(goal="cheapest_within_deadline", hours=hours, p_required=p_required)
     return Workload(
         name="new", digest=IMPORTED, samples=5_000_000, global_batch_least=batch, global_batch_most=batch, goals=(goal,)
     )
@@ -208,11 +208,15 @@ def test_a_deadline_that_the_guess_cannot_promise_may_be_met_after_a_pilot_and_o
     offers = here.provider.offers(NOON)
     found = plan_one(Case.of(here, Champion(version=1, model=model()), newcomer(), offers), pd.DataFrame())
     fastest = next(row for row in found.rows if row["goal"] == "fastest")
-    doubtful = pilots(here, newcomer(hours=fastest["hours"] * 1.05))
+    doubtful = pilots(here, newcomer(hours=fastest["hours"] * 1.05, p_required=0.9))
     assert "infeasible" in capsys.readouterr().out and doubtful["runs"] and doubtful["settled"] is False
-    hopeless = pilots(here, newcomer(hours=0.01))
+    hopeless = pilots(here, newcomer(hours=0.01, p_required=0.9))
     assert not hopeless["runs"] and "would meet a deadline of" in hopeless["reason"]
     assert capsys.readouterr().out.count("would meet a deadline of") == 2, "in the row and below"
+    weighed = pilots(here, newcomer(hours=0.01))
+    assert not weighed["runs"] and weighed["settled"] is None and "anything else on offer" in weighed["reason"]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "note: new: the choice for 36.0 s meets it with 0% probability only" in said
 
 
 @pytest.mark.parametrize(

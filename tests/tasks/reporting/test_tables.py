@@ -157,4 +157,8 @@ def test_the_frontier_says_how_likely_each_keeps_to_the_limit_and_pilots_how_sur
     assert "chance one is sure then" in shown and "64%" in shown and "1xg5.xlarge" in shown
     run["assured_after"] = None
     shown = printed([row | {"frontier": [], "candidates": 9, "pilots": pilots}])
-    assert "expected regret after" in shown and "counts as e times" in shown and "is sure then" not in shown
+    assert (
+        "expected regret after" in shown
+        and "exceeding the deadline counts too" in shown
+        and "is sure then" not in shown
+    )
