@@ -3,6 +3,11 @@
 Where more setups were measured than are taken they are thinned evenly by workload, then by what ran on what: a workload
 keeps min(its setups, cap), with the largest cap that keeps the total. By chance alone a small workload, a pilot run or
 a rare instance type would vanish among a million setups of something else.
+
+What is learned is time at nominal speed, where fixed work was timed beside most runs (its usual seconds are the median
+of the instance type in the warehouse, over its machines and hours):
+
+    seconds at nominal speed = seconds / slowness^beta,    slowness = geometric mean over machines of reference / usual
 """
 
 from __future__ import annotations
@@ -22,6 +27,11 @@ _MOST_SETUPS = 6000
 _ALONE_SD, _WAITED_SD, _GUESSED_SD = 0.03, 0.12, 0.3
 # How far sync_s may be off, as a part of it; and the least part of a step that is taken to be compute.
 _WAITING_SD, _LEAST_COMPUTE = 0.05, 0.02
+# Prior of beta: 1 if training slows down as the fixed work does. Repeats of setups at other hours say how far it does.
+_BETA, _BETA_SD, _MOST_BETA = 1.0, 0.5, 1.5
+_LEAST_NOISE = 0.01  # of the log of a step among repeats
+_IQR_TO_SIGMA = 1.349  # interquartile range of a normal distribution, in standard deviations
+_SETUP = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps")
 # Part of a step taken to be compute where a workload has only multi-machine rows without sync_s.
 _COMPUTE_PART = 0.7
 
@@ -40,13 +50,19 @@ class TrainingData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRows:
-    """Distinct setups with the median of their runs. `sync_s` is NaN where nobody recorded it."""
+    """Distinct setups with the median of their runs, at nominal speed. `sync_s` is NaN where nobody recorded it.
+
+    `speed_sd`: how far the speed of a run's machines may be from what it was corrected by, as a standard deviation of
+    the log of its time: that between hours for a run that could not be corrected, that between its blocks for one that
+    was, 0 where no speeds are known. It is common to runs of one hour, and so belongs to the noise of a measurement.
+    """
 
     setups: SetupArrays
     step_s: FloatArray
     sync_s: FloatArray
     repeats: FloatArray
     spread: FloatArray  # standard deviation of the log among repeats, 0 for one
+    speed_sd: FloatArray
     types: tuple[str, ...]  # every instance type that any frame mentions
     run_ids: tuple[str, ...]
     provider: str
@@ -60,6 +76,7 @@ class TrainingRows:
             sync_s=self.sync_s[picked],
             repeats=self.repeats[picked],
             spread=self.spread[picked],
+            speed_sd=self.speed_sd[picked],
         )
 
 
@@ -82,8 +99,80 @@ def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.iloc[np.flatnonzero(good)]
 
 
+def slowness(measured: pd.DataFrame) -> FloatArray:
+    """(rows,) how many times as long as usual the fixed work beside each row took, the geometric mean over machines.
+
+    Reads `reference_s` and `usual_reference_s`, in each row one number or one a machine. NaN where either is unknown.
+    """
+    found = np.full(len(measured), np.nan)
+    if not {"reference_s", "usual_reference_s"}.issubset(measured.columns):
+        return found
+    pairs = zip(measured["reference_s"].tolist(), measured["usual_reference_s"].tolist(), strict=True)
+    for at, (told, usual) in enumerate(pairs):
+        if any(np.ndim(one) == 0 and pd.isna(one) for one in (told, usual)):
+            continue
+        own, common = (np.atleast_1d(np.asarray(one, dtype=float)) for one in (told, usual))
+        if own.shape == common.shape and np.all(own > 0) and np.all(common > 0):
+            found[at] = np.exp(np.mean(np.log(own / common)))
+    return found
+
+
+def at_nominal_speed(data: TrainingData) -> TrainingData:
+    """Runs and profiles with their seconds at nominal speed, and `speed_sd` of each run (see TrainingRows).
+
+    Nothing changes where half of the runs or more tell of no fixed work, or where this was done before.
+    """
+    if "speed_sd" in data.runs:
+        return data
+    slow = np.log(slowness(data.runs))
+    known = np.isfinite(slow)
+    if 2 * int(known.sum()) <= len(data.runs):
+        return data
+    beta = speed_exponent(data.runs[known], slow[known])
+    between = float(np.subtract(*np.quantile(slow[known], [0.75, 0.25]))) / _IQR_TO_SIGMA
+    within = pd.to_numeric(column(data.runs, "reference_spread", 0.0)).to_numpy(float) / _IQR_TO_SIGMA
+    runs = _divided(data.runs, ("step_s", "sync_s"), np.exp(beta * np.where(known, slow, 0.0)))
+    factors = np.exp(beta * np.nan_to_num(np.log(slowness(data.profiles))))
+    parts = ("forward_s", "backward_s", "optimizer_s", "input_s")
+    return replace(
+        data,
+        runs=runs.assign(speed_sd=beta * np.where(known, within, between)),
+        profiles=_divided(data.profiles, parts, factors),
+    )
+
+
+def speed_exponent(runs: pd.DataFrame, slow: FloatArray) -> float:
+    """beta: how the log of a step follows that of the slowness (rows,) among repeats of a setup, shrunk to the prior.
+
+    Where no setup was measured at two speeds it is the prior's mean.
+    """
+    step = pd.to_numeric(column(runs, "step_s", np.nan)).to_numpy(float)
+    setup = pd.DataFrame({name: column(runs, name, "").astype(str) for name in _SETUP}).reset_index(drop=True)
+    frame = setup.assign(x=slow, y=np.log(np.where(step > 0, step, np.nan))).dropna()
+    groups = frame.groupby(list(_SETUP), sort=False)
+    x, y = (frame[name] - groups[name].transform("mean") for name in ("x", "y"))
+    told, freedom = float((x * x).sum()), len(frame) - groups.ngroups - 1
+    if freedom < 1 or told <= 0:
+        return _BETA
+    alone = float((x * y).sum()) / told
+    noise = max(float(((y - alone * x) ** 2).sum()) / freedom, _LEAST_NOISE**2)
+    weight = told / noise
+    beta = (weight * alone + _BETA / _BETA_SD**2) / (weight + 1 / _BETA_SD**2)
+    return float(np.clip(beta, 0.0, _MOST_BETA))
+
+
+def _divided(frame: pd.DataFrame, names: tuple[str, ...], factors: FloatArray) -> pd.DataFrame:
+    """The frame with those of these columns that it has divided by a factor a row."""
+    have = [name for name in names if name in frame]
+    return frame.assign(**{name: pd.to_numeric(frame[name], errors="coerce").astype(float) / factors for name in have})
+
+
 def training_rows(data: TrainingData, *, seed: int, most: int | None = None) -> TrainingRows:
-    """Read the runs, pool repeats of a setup, thin them beyond `most`. Raises ValueError on several providers."""
+    """Read the runs at nominal speed, pool repeats of a setup, thin them beyond `most`.
+
+    Raises ValueError on several providers.
+    """
+    data = at_nominal_speed(data)
     providers = {str(one) for frame in (data.runs, data.profiles) if "provider" in frame for one in frame["provider"]}
     if len(providers) > 1:
         raise ValueError(f"measurements of several providers are never pooled: {', '.join(sorted(providers))}")
@@ -101,6 +190,7 @@ def training_rows(data: TrainingData, *, seed: int, most: int | None = None) -> 
     numbers = keys.assign(
         step_s=pd.to_numeric(column(runs, "step_s", np.nan)).astype(float),
         sync_s=pd.to_numeric(column(runs, "sync_s", np.nan)).astype(float),
+        speed_sd=pd.to_numeric(column(runs, "speed_sd", 0.0)).astype(float),
     )
     numbers["log_step"] = np.log(numbers["step_s"])
     pooled = numbers.groupby(list(keys.columns), sort=True, as_index=False).agg(
@@ -108,6 +198,7 @@ def training_rows(data: TrainingData, *, seed: int, most: int | None = None) -> 
         sync_s=("sync_s", "median"),
         repeats=("step_s", "size"),
         spread=("log_step", "std"),
+        speed_sd=("speed_sd", "median"),
     )
     pooled = pooled.iloc[thinned(pooled, most=_MOST_SETUPS if most is None else most, seed=seed)]
     setups = read_setups(pooled, devices)
@@ -122,6 +213,7 @@ def training_rows(data: TrainingData, *, seed: int, most: int | None = None) -> 
         sync_s=pooled["sync_s"].to_numpy(float),
         repeats=pooled["repeats"].to_numpy(float),
         spread=np.nan_to_num(pooled["spread"].to_numpy(float)),
+        speed_sd=pooled["speed_sd"].to_numpy(float),
         types=tuple(sorted(seen)),
         run_ids=tuple(str(one) for one in column(runs, "run_id", "") if str(one)),
         provider=next(iter(providers), "local"),
