@@ -8,6 +8,9 @@ What is learned is time at nominal speed, where fixed work was timed beside most
 of the instance type in the warehouse, over its machines and hours):
 
     seconds at nominal speed = seconds / slowness^beta,    slowness = geometric mean over machines of reference / usual
+    beta ~ N(reliability, 0.5^2) and repeats of setups,    reliability = 1 - noise^2 / variance of log slowness
+
+with the noise of one run's reference from its spread between blocks: in hours that differ little it says little.
 """
 
 from __future__ import annotations
@@ -27,10 +30,9 @@ _MOST_SETUPS = 6000
 _ALONE_SD, _WAITED_SD, _GUESSED_SD = 0.03, 0.12, 0.3
 # How far sync_s may be off, as a part of it; and the least part of a step that is taken to be compute.
 _WAITING_SD, _LEAST_COMPUTE = 0.05, 0.02
-# Prior of beta: 1 if training slows down as the fixed work does. Repeats of setups at other hours say how far it does.
-_BETA, _BETA_SD, _MOST_BETA = 1.0, 0.5, 1.5
+_BETA_SD, _MOST_BETA = 0.5, 1.5  # of beta about the reliability, and how far it may go
 _LEAST_NOISE = 0.01  # of the log of a step among repeats
-_IQR_TO_SIGMA = 1.349  # interquartile range of a normal distribution, in standard deviations
+_MEDIAN_TO_MEAN = np.pi / 2  # variance of the median over that of the mean, normal distribution
 _SETUP = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps")
 # Part of a step taken to be compute where a workload has only multi-machine rows without sync_s.
 _COMPUTE_PART = 0.7
@@ -52,9 +54,9 @@ class TrainingData:
 class TrainingRows:
     """Distinct setups with the median of their runs, at nominal speed. `sync_s` is NaN where nobody recorded it.
 
-    `speed_sd`: how far the speed of a run's machines may be from what it was corrected by, as a standard deviation of
-    the log of its time: that between hours for a run that could not be corrected, that between its blocks for one that
-    was, 0 where no speeds are known. It is common to runs of one hour, and so belongs to the noise of a measurement.
+    `speed_sd`: standard deviation of the log of a run's time that is left of its machines' speed: all of what differs
+    between hours where it could not be corrected, less where it was, 0 where no speeds are known. It is a part of the
+    noise of one measurement, and what differs between hours is a part of any that is still to come.
     """
 
     setups: SetupArrays
@@ -128,23 +130,35 @@ def at_nominal_speed(data: TrainingData) -> TrainingData:
     known = np.isfinite(slow)
     if 2 * int(known.sum()) <= len(data.runs):
         return data
-    beta = speed_exponent(data.runs[known], slow[known])
-    between = float(np.subtract(*np.quantile(slow[known], [0.75, 0.25]))) / _IQR_TO_SIGMA
-    within = pd.to_numeric(column(data.runs, "reference_spread", 0.0)).to_numpy(float) / _IQR_TO_SIGMA
+    variance, reliability = _between_hours(data.runs[known], slow[known])
+    beta = speed_exponent(data.runs[known], slow[known], reliability)
     runs = _divided(data.runs, ("step_s", "sync_s"), np.exp(beta * np.where(known, slow, 0.0)))
     factors = np.exp(beta * np.nan_to_num(np.log(slowness(data.profiles))))
+    done = np.where(known, beta, 0.0)
     parts = ("forward_s", "backward_s", "optimizer_s", "input_s")
     return replace(
         data,
-        runs=runs.assign(speed_sd=beta * np.where(known, within, between)),
+        runs=runs.assign(speed_sd=np.sqrt(variance * (reliability - 2 * done * reliability + done**2))),
         profiles=_divided(data.profiles, parts, factors),
     )
 
 
-def speed_exponent(runs: pd.DataFrame, slow: FloatArray) -> float:
-    """beta: how the log of a step follows that of the slowness (rows,) among repeats of a setup, shrunk to the prior.
+def _between_hours(runs: pd.DataFrame, slow: FloatArray) -> tuple[float, float]:
+    """Variance of the log of the slowness (rows,), and the part of it that is not the noise of one run's reference."""
+    spread, blocks = (
+        pd.to_numeric(column(runs, name, otherwise)).to_numpy(float)
+        for name, otherwise in (("reference_spread", 0.0), ("reference_blocks", 1))
+    )
+    machines = np.array([np.size(one) for one in runs["reference_s"]])
+    noise = float(np.mean(_MEDIAN_TO_MEAN * spread**2 / (blocks * machines)))
+    variance = float(np.var(slow))
+    return variance, float(np.clip(1.0 - noise / variance, 0.0, 1.0)) if variance > 0 else 0.0
 
-    Where no setup was measured at two speeds it is the prior's mean.
+
+def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> float:
+    """beta: how the log of a step follows that of the slowness (rows,) among repeats of a setup, shrunk to its prior.
+
+    Where no setup was measured at two speeds it is the reliability.
     """
     step = pd.to_numeric(column(runs, "step_s", np.nan)).to_numpy(float)
     setup = pd.DataFrame({name: column(runs, name, "").astype(str) for name in _SETUP}).reset_index(drop=True)
@@ -153,11 +167,11 @@ def speed_exponent(runs: pd.DataFrame, slow: FloatArray) -> float:
     x, y = (frame[name] - groups[name].transform("mean") for name in ("x", "y"))
     told, freedom = float((x * x).sum()), len(frame) - groups.ngroups - 1
     if freedom < 1 or told <= 0:
-        return _BETA
+        return reliability
     alone = float((x * y).sum()) / told
     noise = max(float(((y - alone * x) ** 2).sum()) / freedom, _LEAST_NOISE**2)
     weight = told / noise
-    beta = (weight * alone + _BETA / _BETA_SD**2) / (weight + 1 / _BETA_SD**2)
+    beta = (weight * alone + reliability / _BETA_SD**2) / (weight + 1 / _BETA_SD**2)
     return float(np.clip(beta, 0.0, _MOST_BETA))
 
 

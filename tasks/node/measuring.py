@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles, stdev
 from typing import Any, TypeVar
 
 import torch
@@ -58,17 +58,22 @@ class Patience:
 
     def reference_values(self, used: Sequence[int]) -> dict[str, Any]:
         """Of a record, `used` the devices of each machine: `reference_s`, of each machine the median over the blocks
-        kept at the slowest of its devices, and `reference_spread` of the device where it varied most.
+        kept at the slowest of its devices; how many `reference_blocks`; and `reference_spread`, the standard deviation
+        of one block over the median, root mean square over devices, 0 for one block.
 
         Nothing where no block was kept, or not every rank does the fixed work.
         """
         by_rank = [list(rank) for rank in zip(*self.references, strict=True)]
         if not by_rank or min(min(rank) for rank in by_rank) <= 0:
             return {}
-        medians = iter([median(rank) for rank in by_rank])
+        medians = [median(rank) for rank in by_rank]
+        blocks = len(self.references)
+        away = [stdev(rank) / middle if blocks > 1 else 0.0 for rank, middle in zip(by_rank, medians, strict=True)]
+        left = iter(medians)
         return {
-            "reference_s": [max(next(medians) for _ in range(count)) for count in used],
-            "reference_spread": max(spread(rank) for rank in by_rank),
+            "reference_s": [max(next(left) for _ in range(count)) for count in used],
+            "reference_blocks": blocks,
+            "reference_spread": math.sqrt(fmean(one * one for one in away)),
         }
 
     def undisturbed(self, measure: Callable[[], _T], group: dist.ProcessGroup | None) -> _T:

@@ -35,7 +35,7 @@ PROBE = {"rows": [{"bytes": 1024, "seconds": 0.01, "spread": 0.0, "repeats": 9}]
 COLUMNS = {  # of each frame, as the contract has them
     "runs": "run_id provider workload cluster layout batch_per_device accumulation_steps strategy precision"
     " step_s sync_s step_spread parameters gradient_bytes flops_per_sample market zone measured_at source"
-    " reference_s usual_reference_s reference_spread",
+    " reference_s usual_reference_s reference_spread reference_blocks",
     "profiles": "provider workload instance_type batch forward_s backward_s optimizer_s input_s peak_bytes"
     " reference_s usual_reference_s",
     "buckets": "provider workload bucket bytes ready_fraction",
@@ -91,7 +91,7 @@ def timed(run_id: str, *seconds: float, **changes: Any) -> dict[str, Any]:
     """A run on as many machines as there are seconds of fixed work, on the last nodes of its launch."""
     whole = {"instance_types": ["small"] * len(seconds), "instance_digests": ["s1"] * len(seconds)}
     of = setup(cluster=f"{len(seconds)}xsmall", zone="z", **whole)
-    values = {"step_s": 0.5, "reference_s": list(seconds), "reference_spread": 0.1}
+    values = {"step_s": 0.5, "reference_s": list(seconds), "reference_spread": 0.1, "reference_blocks": 3}
     item = {"nodes": [one + 1 for one in range(len(seconds))]}
     return body(run_id, of=of, **({"values": values, "item": item} | changes))
 
@@ -104,7 +104,8 @@ def test_fixed_work_beside_a_run_is_told_by_machine_beside_what_is_usual_of_its_
     load(warehouse, body("p", of=one, kind="profile", values=values))
     runs = training_frames(warehouse, "local")["runs"].set_index("run_id")
     assert list(runs.reference_s["a"]) == [0.01, 0.02] and list(runs.usual_reference_s["a"]) == [0.025, 0.025]
-    assert runs.reference_spread["a"] == 0.1 and runs.step_s["a"] == 0.5, "what was measured stays as it was"
+    assert (runs.reference_spread["a"], runs.reference_blocks["a"]) == (0.1, 3)
+    assert runs.step_s["a"] == 0.5, "what was measured stays as it was"
     assert runs.loc["old", ["reference_s", "usual_reference_s", "reference_spread"]].isna().all()
     profile = training_frames(warehouse, "local")["profiles"].iloc[0]
     assert (profile.reference_s, profile.usual_reference_s) == (0.04, 0.025)

@@ -15,7 +15,8 @@ with told as (
         unnest(try_cast(json_extract(item, '$.nodes') as integer[])) as node,
         unnest(try_cast(json_extract(measured, '$.reference_s') as double[])) as reference_s,
         unnest(range(1, len(instance_types) + 1)) as place,
-        try_cast(json_extract_string(measured, '$.reference_spread') as double) as reference_spread
+        try_cast(json_extract_string(measured, '$.reference_spread') as double) as reference_spread,
+        try_cast(json_extract_string(measured, '$.reference_blocks') as integer) as reference_blocks
     from stg_current
     where instances_same and machine_same
         and json_array_length(measured, '$.reference_s') = len(instance_types)
@@ -31,8 +32,8 @@ usual as (
 )
 select
     told.run_id, told.provider, told.refresh_id, told.lease_id, told.kind, told.place, coalesce(told.node, 0) as node,
-    told.instance_type, coalesce(told.zone, '') as zone, told.reference_s, told.reference_spread, usual.usual_s,
-    usual.usual_spread, told.measured_at
+    told.instance_type, coalesce(told.zone, '') as zone, told.reference_s, told.reference_spread,
+    told.reference_blocks, usual.usual_s, usual.usual_spread, told.measured_at
 from told
 join usual on usual.provider = told.provider and usual.instance_type = told.instance_type
 order by told.provider, told.measured_at, told.run_id, told.place;
@@ -41,6 +42,7 @@ comment on view machine_speeds is 'One row a measured run and machine: seconds o
 comment on column machine_speeds.node is 'The machine in its launch, counted from 0. No unit.';
 comment on column machine_speeds.place is 'The machine among those of the run, counted from 1. No unit.';
 comment on column machine_speeds.reference_s is 'Fixed work on the slowest device of the machine, median over the blocks of the run. Unit: seconds.';
-comment on column machine_speeds.reference_spread is 'Interquartile range over median of the fixed work over the blocks of the run, where it varied most. No unit.';
+comment on column machine_speeds.reference_spread is 'Standard deviation over median of the fixed work between the blocks of the run. No unit.';
+comment on column machine_speeds.reference_blocks is 'Blocks of the run, each with the fixed work before and after it. No unit.';
 comment on column machine_speeds.usual_s is 'Median of reference_s over the machines of the instance type. Unit: seconds.';
 comment on column machine_speeds.usual_spread is 'Standard deviation of the logarithm of reference_s over them, by its quartiles. No unit.';

@@ -7,7 +7,8 @@ with speeds as (
         run_id,
         list(reference_s order by place) as reference_s,
         list(usual_s order by place) as usual_reference_s,
-        max(reference_spread) as reference_spread
+        max(reference_spread) as reference_spread,
+        max(reference_blocks) as reference_blocks
     from machine_speeds
     group by run_id
 ),
@@ -47,7 +48,8 @@ select
     ),
     speeds.reference_s,
     speeds.usual_reference_s,
-    speeds.reference_spread
+    speeds.reference_spread,
+    speeds.reference_blocks
 from pooled
 left join speeds on speeds.run_id = pooled.run_id and pooled.source = 'srift'
 left join workloads on workloads.provider = pooled.provider and workloads.workload = pooled.workload

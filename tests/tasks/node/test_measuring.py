@@ -162,13 +162,14 @@ class Fixed:
 
 
 def test_fixed_work_is_done_before_and_after_each_block_and_told_of_those_kept(host: Host, clock: Any) -> None:
-    work: Any = Fixed(9.0, 9.0, 1.0, 3.0, 2.0, 4.0, 4.0, 4.0)
+    work: Any = Fixed(9.0, 9.0, 1.0, 3.0, 2.0, 4.0, 4.0, 4.0)  # before and after each block
     patient = Patience(left_s=60.0, reference=work)
     assert patient.undisturbed(measurement(host, clock, 90, 0), None) == 1
     for _ in range(2):
         patient.undisturbed(measurement(host, clock, 0), None)
     told = patient.reference_values([1])
-    assert told == {"reference_s": [3.0], "reference_spread": pytest.approx(1 / 3)}, "not of the disturbed block"
+    spread = pytest.approx(1 / 3)
+    assert told == {"reference_s": [3.0], "reference_blocks": 3, "reference_spread": spread}, "of the blocks kept"
     assert patient.left_s == 50.0, "fixed work costs no patience"
     patient.reset()
     assert patient.reference_values([1]) == {} and Patience().reference_values([1]) == {}
