@@ -3,11 +3,14 @@
     excess = measured - predicted step,    of communication = sync_s - predicted exposed communication
 
     the host         a tenth or more of the processor time that was wanted was taken away while it was measured
+    the speed        fixed work beside it took longer than usual too, by a tenth and three standard deviations of its
+                     type: measured on slow machines, whatever its code
     a slow machine   its step without communication lies above that of its equals by more than the steps' own spread
     a slow link      half of the excess or more is of communication
     input            the rest of the step is longer, and making batches takes a third of it or more
     compute          the rest of the step is longer on all machines alike
 Data-parallel steps end together, so that the times of whole steps do not tell ranks apart. Never says what to do.
+A machine whose fixed work takes that long is named too, whether a run was above its interval or not.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ import pandas as pd
 from ..domain.cluster import parse_cluster, parse_numbers
 from ..domain.setup_table import rows_of
 
+_DEVIATIONS = 3.0  # of the log of the fixed work's seconds among machines of a type, above which one is slow
 TAKEN = 0.1  # part of the processor time wanted, from which on a run counts as disturbed
 _LEAST_APART = 0.1  # of a machine's step above its equals', below which it is no slow machine
 _LINK = 0.5
+_SPEED = ("slowness", "usual_spread")
 _INPUT = 1 / 3
 
 
@@ -37,7 +42,7 @@ class Alarm:
     workload: str
     cluster: str
     zone: str
-    cause: str  # "host", "machine", "link", "input", "compute"
+    cause: str  # "host", "speed", "machine", "link", "input", "compute"
     instance_type: str
     measured_s: float
     predicted_s: float
@@ -50,7 +55,8 @@ def alarms(runs: pd.DataFrame, predicted: pd.DataFrame, input_share: Mapping[tup
     """An alarm for each of `runs` above its interval, the newest first.
 
     `runs`: run_id, workload, cluster, layout, batch_per_device, zone, step_s, sync_s, step_spread, rank_compute_s (a
-    list, or None), taken_share (or None), measured_at. `predicted`, aligned by position: step_s, step_high_s,
+    list, or None), taken_share (or None), measured_at, and where known `slowness` (of its fixed work, 1 is usual) and
+    `usual_spread` (standard deviation of its log for the type). `predicted`, aligned by position: step_s, step_high_s,
     exposed_communication_s.
     `input_share` is the part of a step that making batches took in profiles, by workload and instance type.
     """
@@ -95,6 +101,10 @@ def _cause(
     taken = float(run.get("taken_share") or 0.0)
     if taken >= TAKEN:  # whatever else looks slow
         return "host", "", f"what its machines run on took {taken:.0%} of the processor time wanted away"
+    slowness, spread = (np.nan if pd.isna(one := run.get(name)) else float(one) for name in _SPEED)
+    if slowness > slow_from(spread):
+        told = f"measured on a slow machine: fixed work beside it took {slowness - 1:.0%} longer than usual of its type"
+        return "speed", "", told
     slow = _slow_machine(run)
     if slow is not None:
         node, name, above = slow
@@ -109,7 +119,37 @@ def _cause(
     most = max(shares, key=lambda name: shares[name])
     if shares[most] >= _INPUT:
         return "input", "", f"input: making batches took {shares[most]:.0%} of a step in its profile on {most}"
-    return "compute", types[0] if len(set(types)) == 1 else "", "all machines compute slower than expected"
+    why = "all machines compute slower than expected"
+    if np.isfinite(slowness):
+        why = f"slow code: {why}, at the speed that is usual of them (fixed work {slowness - 1:+.0%})"
+    return "compute", types[0] if len(set(types)) == 1 else "", why
+
+
+def slow_from(usual_spread: float) -> float:
+    """From how many times the usual seconds of fixed work on a machine is slow, by the spread of its type."""
+    return max(1.0 + _LEAST_APART, float(np.exp(_DEVIATIONS * np.nan_to_num(usual_spread))))
+
+
+def slow_machines(speeds: pd.DataFrame) -> list[str]:
+    """A sentence for each instance type of which a machine is slow, naming the slowest; a machine is a node of a lease.
+
+    `speeds`: lease_id, node, instance_type, zone, reference_s, usual_s, usual_spread; a row a run and machine.
+    """
+    said: list[str] = []
+    for name, own in speeds.groupby("instance_type", sort=True) if len(speeds) else ():
+        usual_s, limit = float(own["usual_s"].iloc[0]), slow_from(float(own["usual_spread"].iloc[0]))
+        seconds = own.groupby(["lease_id", "node", "zone"])["reference_s"].median()
+        slow = seconds[seconds > limit * usual_s].sort_values(ascending=False)
+        if not len(slow):
+            continue
+        lease_id, node, zone = slow.index[0]
+        where = f" in {zone}" if zone else ""
+        others = f"; so were {len(slow) - 1} of its {len(seconds) - 1} others" if len(slow) > 1 else ""
+        said.append(
+            f"slow machine: node {node} ({name}{where}) of {lease_id} took {slow.iloc[0]:.3g} s for fixed work, "
+            f"{slow.iloc[0] / usual_s - 1:.0%} more than usual of its type ({usual_s:.3g} s){others}"
+        )
+    return said
 
 
 def _slow_machine(run: Mapping[str, Any]) -> tuple[int, str, float] | None:

@@ -3,6 +3,14 @@
 Where more setups were measured than are taken they are thinned evenly by workload, then by what ran on what: a workload
 keeps min(its setups, cap), with the largest cap that keeps the total. By chance alone a small workload, a pilot run or
 a rare instance type would vanish among a million setups of something else.
+
+What is learned is time at nominal speed, where fixed work was timed beside most runs (its usual seconds are the median
+of the instance type in the warehouse, over its machines and hours):
+
+    seconds at nominal speed = seconds / slowness^beta,    slowness = geometric mean over machines of reference / usual
+    beta ~ N(reliability, 0.5^2) and repeats of setups,    reliability = 1 - noise^2 / variance of log slowness
+
+with the noise of one run's reference from its spread between blocks: in hours that differ little it says little.
 """
 
 from __future__ import annotations
@@ -19,6 +27,10 @@ from ..domain.setup_table import SetupArrays, column, in_one_order, read_setups
 _MOST_SETUPS = 9000
 # Backward costs about twice forward: two products to one.
 BACKWARD_PART = 2 / 3
+_BETA_SD, _MOST_BETA = 0.5, 1.5  # of beta about the reliability, and how far it may go
+_LEAST_NOISE = 0.01  # of the log of a step among repeats
+_MEDIAN_TO_MEAN = np.pi / 2  # variance of the median over that of the mean, normal distribution
+_SETUP = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +47,18 @@ class TrainingData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRows:
-    """Distinct setups with the median of their runs. `sync_s` is NaN where nobody recorded it."""
+    """Distinct setups with the median of their runs, at nominal speed. `sync_s` is NaN where nobody recorded it.
+
+    `speed_sd` is what the log of a run's time differs by between hours, by its machines' speed: a standard deviation,
+    and a part of any run that is still to come. 0 where no speeds are known.
+    """
 
     setups: SetupArrays
     step_s: FloatArray
     sync_s: FloatArray
     repeats: FloatArray
     spread: FloatArray  # standard deviation of the log among repeats, 0 for one
+    speed_sd: float
     types: tuple[str, ...]  # every instance type that any frame mentions
     run_ids: tuple[str, ...]
     provider: str
@@ -55,6 +72,7 @@ class TrainingRows:
             sync_s=self.sync_s[picked],
             repeats=self.repeats[picked],
             spread=self.spread[picked],
+            speed_sd=self.speed_sd,
         )
 
 
@@ -77,8 +95,87 @@ def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.iloc[np.flatnonzero(good)]
 
 
+def slowness(measured: pd.DataFrame) -> FloatArray:
+    """(rows,) how many times as long as usual the fixed work beside each row took, the geometric mean over machines.
+
+    Reads `reference_s` and `usual_reference_s`, in each row one number or one a machine. NaN where either is unknown.
+    """
+    found = np.full(len(measured), np.nan)
+    if not {"reference_s", "usual_reference_s"}.issubset(measured.columns):
+        return found
+    pairs = zip(measured["reference_s"].tolist(), measured["usual_reference_s"].tolist(), strict=True)
+    for at, (told, usual) in enumerate(pairs):
+        if any(np.ndim(one) == 0 and pd.isna(one) for one in (told, usual)):
+            continue
+        own, common = (np.atleast_1d(np.asarray(one, dtype=float)) for one in (told, usual))
+        if own.shape == common.shape and np.all(own > 0) and np.all(common > 0):
+            found[at] = np.exp(np.mean(np.log(own / common)))
+    return found
+
+
+def at_nominal_speed(data: TrainingData) -> TrainingData:
+    """Runs and profiles with their seconds at nominal speed, and `speed_sd` of the runs (see TrainingRows).
+
+    Nothing changes where half of the runs or more tell of no fixed work, or where this was done before.
+    """
+    if "speed_sd" in data.runs:
+        return data
+    slow = np.log(slowness(data.runs))
+    known = np.isfinite(slow)
+    if 2 * int(known.sum()) <= len(data.runs):
+        return data
+    variance, reliability = _between_hours(data.runs[known], slow[known])
+    beta = speed_exponent(data.runs[known], slow[known], reliability)
+    runs = _divided(data.runs, ("step_s", "sync_s"), np.exp(beta * np.where(known, slow, 0.0)))
+    factors = np.exp(beta * np.nan_to_num(np.log(slowness(data.profiles))))
+    parts = ("forward_s", "backward_s", "optimizer_s", "input_s")
+    return replace(
+        data,
+        runs=runs.assign(speed_sd=beta * np.sqrt(variance * reliability)),
+        profiles=_divided(data.profiles, parts, factors),
+    )
+
+
+def _between_hours(runs: pd.DataFrame, slow: FloatArray) -> tuple[float, float]:
+    """Variance of the log of the slowness (rows,), and the part of it that is not the noise of one run's reference."""
+    spread, blocks = (
+        pd.to_numeric(column(runs, name, otherwise)).to_numpy(float)
+        for name, otherwise in (("reference_spread", 0.0), ("reference_blocks", 1))
+    )
+    machines = np.array([np.size(one) for one in runs["reference_s"]])
+    noise = float(np.mean(_MEDIAN_TO_MEAN * spread**2 / (blocks * machines)))
+    variance = float(np.var(slow))
+    return variance, float(np.clip(1.0 - noise / variance, 0.0, 1.0)) if variance > 0 else 0.0
+
+
+def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> float:
+    """beta: how the log of a step follows that of the slowness (rows,) among repeats of a setup, shrunk to its prior.
+
+    Where no setup was measured at two speeds it is the reliability.
+    """
+    step = pd.to_numeric(column(runs, "step_s", np.nan)).to_numpy(float)
+    setup = pd.DataFrame({name: column(runs, name, "").astype(str) for name in _SETUP}).reset_index(drop=True)
+    frame = setup.assign(x=slow, y=np.log(np.where(step > 0, step, np.nan))).dropna()
+    groups = frame.groupby(list(_SETUP), sort=False)
+    x, y = (frame[name] - groups[name].transform("mean") for name in ("x", "y"))
+    told, freedom = float((x * x).sum()), len(frame) - groups.ngroups - 1
+    if freedom < 1 or told <= 0:
+        return reliability
+    alone = float((x * y).sum()) / told
+    noise = max(float(((y - alone * x) ** 2).sum()) / freedom, _LEAST_NOISE**2)
+    weight = told / noise
+    beta = (weight * alone + reliability / _BETA_SD**2) / (weight + 1 / _BETA_SD**2)
+    return float(np.clip(beta, 0.0, _MOST_BETA))
+
+
+def _divided(frame: pd.DataFrame, names: tuple[str, ...], factors: FloatArray) -> pd.DataFrame:
+    """The frame with those of these columns that it has divided by a factor a row."""
+    have = [name for name in names if name in frame]
+    return frame.assign(**{name: pd.to_numeric(frame[name], errors="coerce").astype(float) / factors for name in have})
+
+
 def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
-    """Read the runs, pool repeats of a setup, thin them where there are many.
+    """Read runs at nominal speed, pool repeats of a setup, thin them where there are many.
 
     Raises ValueError on several providers.
     """
@@ -120,6 +217,7 @@ def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
         sync_s=pooled["sync_s"].to_numpy(float),
         repeats=pooled["repeats"].to_numpy(float),
         spread=np.nan_to_num(pooled["spread"].to_numpy(float)),
+        speed_sd=float(runs["speed_sd"].iloc[0]) if "speed_sd" in runs and len(runs) else 0.0,
         types=tuple(sorted(seen)),
         run_ids=tuple(str(one) for one in column(runs, "run_id", "") if str(one)),
         provider=next(iter(providers), "local"),

@@ -5,6 +5,7 @@ One model serves one provider. It never reads a clock or a random global; equal 
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from ..domain.workload import Workload
 from .dataset import (
     Exchange,
     TrainingData,
+    at_nominal_speed,
     definition_digests,
     exchanges,
     flops_per_sample,
@@ -69,8 +71,8 @@ class Measured:
     """What was learned from.
 
     Distinct setups with the log of their median step and how many runs each counts for; what one run differs by from
-    another of its setup, as a standard deviation of the log; all-reduces alone (columns cluster, bytes, seconds); the
-    instance types of profiles.
+    another of its setup at another hour, as a standard deviation of the log; all-reduces alone (columns cluster, bytes,
+    seconds); the instance types of profiles.
     """
 
     setups: SetupArrays
@@ -259,7 +261,7 @@ class StepTimeModel:
         return np.asarray(np.exp(mean[:, None] + paired), dtype=float)
 
     def _drawn_near(self, part: _Part, *, count: int, seed: int) -> tuple[_Field, FloatArray]:
-        """Draws of a cell's residual before any row is known, and (rows, count) what its rows make of them, whitened."""
+        """Draws of a cell's residual before any row is known, and (rows, count) what its rows make of them."""
         if self._made.get("drawn") != (count, seed):
             self._made["drawn"], self._made["near"], self._made["trained"] = (count, seed), {}, {}
         kept: dict[tuple[str, str], tuple[_Field, FloatArray]] = self._made["near"]
@@ -438,6 +440,7 @@ def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = Non
     which takes most of the time. Raises ValueError if there is nothing to learn compute from, or rows of more than one
     provider.
     """
+    data = at_nominal_speed(data)
     rows = training_rows(data, seed=seed)
     machines = read_machines(data.instance_types, rows.types)
     points, optimizer_part, input_part = one_device_points(rows, data.profiles, machines)
@@ -450,7 +453,7 @@ def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = Non
         setups=rows.setups,
         log_step=np.log(rows.step_s),
         weight=run_weights(rows),
-        run_sd=run_noise(rows),
+        run_sd=math.hypot(run_noise(rows), rows.speed_sd),
         probes=_probes(data.probes),
         profiled=tuple(sorted({str(one) for one in data.profiles.get("instance_type", ())})),
     )

@@ -239,8 +239,8 @@ class OneDevice:
             noise = np.random.default_rng([seed, 1]).standard_normal((len(known.octave), count))
             off = self._before(known, count=count, seed=seed) + self._made["noise_sd"][:, None] * noise
             self._made["drawn"], self._made["told"] = (count, seed), scipy.linalg.cho_solve((factor, True), off)
-        told = self._made["told"]
-        return self._before(points, count=count, seed=seed) - _kernel(points, known, self.spread) @ told
+        told: FloatArray = self._made["told"]
+        return np.asarray(self._before(points, count=count, seed=seed) - _kernel(points, known, self.spread) @ told)
 
     def _before(self, points: Points, *, count: int, seed: int) -> FloatArray:
         """(points, count) draws of the process whose covariance is `_kernel`."""
@@ -291,7 +291,8 @@ class OneDevice:
         """Log2 of the batch in the middle of a workload's; of one never measured, of those that were."""
         if "usual" not in self._made:
             self._made["usual"] = float(np.median(list(self.middle.values()) or [_USUAL_OCTAVE]))
-        return self.middle.get(workload, self._made["usual"])
+        usual: float = self._made["usual"]
+        return self.middle.get(workload, usual)
 
     def _solved(self) -> tuple[Points, FloatArray, FloatArray]:
         """The points, the weights of their kernels, and the factor of their covariance; outliers count less."""

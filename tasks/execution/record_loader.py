@@ -70,6 +70,9 @@ class WireRecord(_Wire):
 
 class _Values(_Wire):
     taken_share: float | None = Field(default=None, ge=0, le=1)
+    reference_s: list[Annotated[float, Field(gt=0)]] | None = None
+    reference_blocks: Whole | None = None
+    reference_spread: float | None = Field(default=None, ge=0)
 
 
 class _Train(_Values):

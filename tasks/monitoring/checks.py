@@ -15,7 +15,7 @@ from models.monitoring import drift, regret_ledger
 from models.monitoring import slow_runs as alarm
 from models.monitoring.drift import drift_sentence
 from models.monitoring.regret_ledger import ledger_summary
-from models.step_time.dataset import TrainingData
+from models.step_time.dataset import TrainingData, at_nominal_speed, slowness
 from warehouse import append, reads
 from warehouse.database import WarehouseMissing
 
@@ -40,7 +40,7 @@ def note_drift(
             (row["scope"], row["instance_type"], row["zone"]): row["since"]
             for row in rows_of(reads.drifting(workspace.warehouse, provider))
         }
-        found = drift.judge(drift.recent(champion.model, TrainingData(**frames)), before)
+        found = drift.judge(drift.recent(champion.model, at_nominal_speed(TrainingData(**frames))), before)
         rows = [asdict(one) | {"model_version": str(champion.version)} for one in found]
         with workspace.warehouse.transact() as connection:
             append.append(connection, "raw_drift", rows, provider=provider, refresh_id=refresh_id, judged_at=now)
@@ -76,6 +76,9 @@ def _on_offer(workspace: Workspace, otherwise: Collection[str]) -> Collection[st
 
 
 MOST_SAID = 5
+# Of the mart `run_details`: what only a measurement tells.
+_OUTCOMES = ["step_s", "sync_s", "step_spread", "rank_compute_s", "taken_share"]
+_OUTCOMES += ["reference_s", "usual_reference_s", "usual_spread"]
 
 Row = dict[str, Any]
 
@@ -84,21 +87,25 @@ Row = dict[str, Any]
 def note_alarms(
     workspace: Workspace, frames: Mapping[str, pd.DataFrame], champion: Champion | None, refresh_id: str, now: datetime
 ) -> list[str]:
-    """Judge what is new to the champion, before a challenger learns from it; a sentence for each run that was slow."""
+    """Judge what is new to the champion, before a challenger learns from it; a sentence for each run that was slow.
+
+    And for each instance type of which this refresh had a slow machine, with a champion or without.
+    """
+    of = {"provider": workspace.provider.name}
+    cautions = alarm.slow_machines(reads.mart(workspace.warehouse, "machine_speeds", refresh_id=refresh_id, **of))
     if champion is None:
-        return []
-    runs = _unseen(reads.mart(workspace.warehouse, "run_details", provider=workspace.provider.name), champion)
+        return cautions
+    runs = _unseen(reads.mart(workspace.warehouse, "run_details", **of), champion)
     if not len(runs):
-        return []
-    outcomes = ["step_s", "sync_s", "step_spread", "rank_compute_s", "taken_share"]
-    predicted = champion.model.predict(runs.drop(columns=outcomes))
-    found = alarm.alarms(runs, predicted, _input_share(frames["profiles"]))
+        return cautions
+    predicted = champion.model.predict(runs.drop(columns=_OUTCOMES))
+    found = alarm.alarms(runs.assign(slowness=slowness(runs)), predicted, _input_share(frames["profiles"]))
     rows = [asdict(one) | {"model_version": str(champion.version)} for one in found]
     with workspace.warehouse.transact() as connection:
         append.append(
             connection, "raw_alarms", rows, provider=workspace.provider.name, refresh_id=refresh_id, judged_at=now
         )
-    return alarm_sentences(pd.DataFrame(rows))
+    return alarm_sentences(pd.DataFrame(rows)) + cautions
 
 
 def alarm_sentences(alarms: pd.DataFrame) -> list[str]:
@@ -120,7 +127,7 @@ def noted(workspace: Workspace, rows: Sequence[Row]) -> list[Row]:
 def _with_note(row: Row, alarms: Sequence[Row]) -> str:
     """The row's reason, and the newest alarm about an instance type that it recommends."""
     own = {str(one["instance_type"]) for one in row["cluster_offers"] or ()}
-    lasting = [one for one in alarms if one["cause"] != "host"]  # that was the moment's
+    lasting = [one for one in alarms if one["cause"] not in ("host", "speed")]  # those were the moment's
     for one in lasting if row["rank"] == 1 else ():
         touched = {one["instance_type"]} if one["instance_type"] else set(parse_cluster(str(one["cluster"])))
         if own & touched and (one["cause"] != "input" or one["workload"] == row["workload"]):

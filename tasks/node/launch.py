@@ -25,6 +25,7 @@ from .device import backend, name_of, own_device
 from .measuring import Patience
 from .processes import EXIT_LOST_PEER, EXIT_MAILBOX, exit_line
 from .record import Devices, Item, Plan, RankLayout, write_json
+from .reference import Reference
 from .strategies import strategy
 
 _WAIT_S = 60.0
@@ -123,7 +124,7 @@ def join(mailbox: Path, plan: Plan) -> Launch:
         device=device,
         store=shared,
         groups=groups,
-        patience=Patience(left_s=plan.patience_s),
+        patience=Patience(left_s=plan.patience_s, reference=Reference.on(device)),
         devices=tuple((str(name), int(threads)) for name, threads in map(json.loads, told)),
     )
 

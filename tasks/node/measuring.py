@@ -2,7 +2,8 @@
 
 A virtual processor that wants to run and may not counts as stolen in /proc/stat [proc(5)]: a step is then as long as
 the host's other guests make it. Hosts take processors away for seconds to minutes, so waiting helps, up to a limit; the
-share taken during what is kept goes into the record.
+share taken during what is kept goes into the record. Caches and clock rates that neighbours share are not seen there:
+fixed work before and after each block (reference.py) is, and its seconds go into the record too.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median, quantiles
-from typing import TypeVar
+from statistics import fmean, median, quantiles, stdev
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+from .reference import Reference
 
 DISTURBED = 0.1  # of the processor time that was wanted: runs of one setup differ by about as much anyway
 _LEAST_TICKS = 20.0  # wanted: of fewer, one that was taken says nothing
@@ -32,11 +35,16 @@ _T = TypeVar("_T")
 class Patience:
     """Seconds that may still go into measuring again; and ticks taken and wanted during what was kept of an item, at
     whichever of its machines had most taken away each time.
+
+    `reference`, where there is one, is done before and after each block; `references` are its mean seconds at every
+    rank, a list a block that was kept.
     """
 
     left_s: float = 0.0
     taken: float = 0.0
     wanted: float = 0.0
+    reference: Reference | None = None
+    references: list[list[float]] = field(default_factory=list)
 
     @property
     def taken_share(self) -> float:
@@ -46,6 +54,27 @@ class Patience:
     def reset(self) -> None:
         """Another item begins."""
         self.taken = self.wanted = 0.0
+        self.references = []
+
+    def reference_values(self, used: Sequence[int]) -> dict[str, Any]:
+        """Of a record, `used` the devices of each machine: `reference_s`, of each machine the median over the blocks
+        kept at the slowest of its devices; how many `reference_blocks`; and `reference_spread`, the standard deviation
+        of one block over the median, root mean square over devices, 0 for one block.
+
+        Nothing where no block was kept, or not every rank does the fixed work.
+        """
+        by_rank = [list(rank) for rank in zip(*self.references, strict=True)]
+        if not by_rank or min(min(rank) for rank in by_rank) <= 0:
+            return {}
+        medians = [median(rank) for rank in by_rank]
+        blocks = len(self.references)
+        away = [stdev(rank) / middle if blocks > 1 else 0.0 for rank, middle in zip(by_rank, medians, strict=True)]
+        left = iter(medians)
+        return {
+            "reference_s": [max(next(left) for _ in range(count)) for count in used],
+            "reference_blocks": blocks,
+            "reference_spread": math.sqrt(fmean(one * one for one in away)),
+        }
 
     def undisturbed(self, measure: Callable[[], _T], group: dist.ProcessGroup | None) -> _T:
         """What `measure` returns the first time that no machine of `group` has more taken away; all of it repeats.
@@ -53,16 +82,23 @@ class Patience:
         Once the patience of any of them is spent, whatever it returns then. Ranks decide alike, by the same numbers.
         """
         while True:
+            fixed_s = self._fixed_s()
             before, started = processor_ticks(), time.monotonic()
             found = measure()
             taken, wanted = (now - then for now, then in zip(processor_ticks(), before, strict=True))
-            told = gather([taken, wanted, time.monotonic() - started, self.left_s], group)
+            spent_s = time.monotonic() - started
+            fixed_s = (fixed_s + self._fixed_s()) / 2
+            told = gather([taken, wanted, spent_s, self.left_s, fixed_s], group)
             worst = max(told, key=lambda one: (_share(one[0], one[1]), one[0]))
             spent_s, left_s = max(one[2] for one in told), min(one[3] for one in told)
             if _share(worst[0], worst[1]) < DISTURBED or left_s <= 0:
                 self.taken, self.wanted = self.taken + worst[0], self.wanted + worst[1]
+                self.references.append([one[4] for one in told])
                 return found
             self.left_s = left_s - spent_s
+
+    def _fixed_s(self) -> float:
+        return 0.0 if self.reference is None else self.reference.seconds()
 
 
 def processor_ticks() -> tuple[float, float]:

@@ -184,7 +184,9 @@ class Record:
     `status`: "measured" or "failed" from a node ("interrupted" and "refused" come from the controller).
     `cause` of a failure: MACHINE where the machine lacked its devices, else "": the fault is of what was measured.
     `values` by kind, and in all of them taken_share (the part of the processor time wanted that a host took away
-    while it was measured):
+    while it was measured), reference_s (seconds of the fixed work of reference.py beside it, one a node of the item:
+    the median over blocks at its slowest device), reference_blocks (how many) and reference_spread (their standard
+    deviation / median):
       train    step_s, step_spread (interquartile range / median), steps, rank_step_s, rank_compute_s (the same without
                communication; both one a rank: node by node, in each device by device), sync_s, build_s, warmup_s,
                steps_s, peak_bytes, parameters, gradient_bytes, bucket_bytes, first_loss, last_loss

@@ -143,7 +143,7 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[d
         values, problem = profile(item, built, launch.alone, patience)
     else:
         values, problem = train(item, built, group, patience, place=item.nodes.index(launch.node))
-    return values | {"taken_share": patience.taken_share}, problem
+    return values | {"taken_share": patience.taken_share} | patience.reference_values(item.used), problem
 
 
 def abort(launch: Launch, index: int, item: Item, error: Exception, started_unix: float) -> NoReturn:

@@ -13,7 +13,7 @@ import pandas as pd
 from models.domain.setup_table import rows_of
 from models.monitoring.cross_validation import fitted, summarise
 from models.monitoring.promotion import Decision, verdict
-from models.step_time.dataset import TrainingData
+from models.step_time.dataset import TrainingData, at_nominal_speed
 from models.step_time.model import StepTimeModel
 from warehouse import append, reads
 
@@ -40,7 +40,7 @@ class Challenger:
 @Step
 def challenge(frames: Mapping[str, pd.DataFrame], champion: Champion | None) -> Challenger | None:
     """Fit on all rows, score on held-out groups, compare with the champion on the same runs. None: nothing to fit."""
-    data = TrainingData(**frames)
+    data = at_nominal_speed(TrainingData(**frames))
     if not len(data.runs):
         return None
     with one_thread():

@@ -1,7 +1,8 @@
 """The noise floor: how far apart are runs of one and the same setup - in one launch, in others, on another day.
 
 `python -m tests.benchmarks.noise` measures and reports; a later call compares with all earlier ones as well. With
-`--against HOME` it measures nothing, and compares this installation's runs with those of another home's warehouse.
+`--against HOME` it measures nothing, and compares this installation's runs with those of another home's warehouse; with
+`--stored` it measures nothing either. A second table has the same at nominal speed, by the fixed work beside each run.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from flows.cli import explained
 from models.domain.cluster import Cluster
 from models.domain.setup_table import read_setups
 from models.domain.suggestions import nearest_names
+from models.step_time.dataset import TrainingData, at_nominal_speed, slowness
 from tasks.market.offers import current_offers
 from tasks.reporting.progress import reporting_to
 from tasks.reporting.tables import live_reporter, print_frame
@@ -53,6 +55,34 @@ def spreads(runs: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(found)
     figures = ["in_launch", "between_launches", "between_trials"]
     return pd.concat([table, pd.DataFrame([{"workload": "all", **table[figures].mean()}])], ignore_index=True)
+
+
+def at_reference_speed(runs: pd.DataFrame) -> pd.DataFrame:
+    """What the fixed work beside runs takes away of their scatter: a row as they were measured, one at nominal speed.
+
+    The pooled figures of `spreads`; `about_setup`, the mean deviation of a run from its setup's median, over setups
+    with repeats; `beta`, how far steps are taken to follow the fixed work; `reference`, the standard deviation of its
+    log over all runs (NaN in the first row). One row where most runs tell of no fixed work.
+    """
+    nothing = pd.DataFrame()
+    data = TrainingData(
+        runs=runs, profiles=nothing, buckets=nothing, probes=nothing, workloads=nothing, instance_types=nothing
+    )
+    told = at_nominal_speed(data).runs
+    found = [{"runs at": "the speed they had", **_pooled(runs)}]
+    if "speed_sd" in told:
+        slow = np.log(slowness(runs))
+        shift = np.log(runs["step_s"].to_numpy(float) / told["step_s"].to_numpy(float))
+        beta = np.nansum(shift * slow) / np.nansum(slow**2)
+        found.append({"runs at": "nominal speed", **_pooled(told), "beta": beta, "reference": float(np.nanstd(slow))})
+    return pd.DataFrame(found)
+
+
+def _pooled(runs: pd.DataFrame) -> dict[str, float]:
+    again = runs[runs.groupby(SETUP)["step_s"].transform("size") > 1]
+    pooled = spreads(runs).iloc[-1][["in_launch", "between_launches", "between_trials"]].astype(float).to_dict()
+    about = _deviation(again.groupby(SETUP)["step_s"].transform("median"), again["step_s"])
+    return {"runs": len(again), "about_setup": about} | {str(name): float(value) for name, value in pooled.items()}
 
 
 def between(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
@@ -125,7 +155,12 @@ def _deviation(middle: pd.Series[float] | float, values: pd.Series[float]) -> fl
 
 
 def noise(
-    launches: int = 3, repeats: int = 4, type_name: str = "", hosts: int = 3, against: Path | None = None
+    launches: int = 3,
+    repeats: int = 4,
+    type_name: str = "",
+    hosts: int = 3,
+    against: Path | None = None,
+    stored: bool = False,
 ) -> None:
     """Repeat every workload on one host and on `hosts`, `repeats` times in each of `launches` launches.
 
@@ -134,6 +169,9 @@ def noise(
     here = open_workspace("local")
     if against is not None:
         print_frame(between(runs_of_home(against), runs_of_home(here.home)), f"setups also measured in {against}")
+        return
+    if stored:
+        report(here.home)
         return
     uniform = {
         offer.instance_type.name: Cluster(members=(offer,) * hosts)
@@ -152,10 +190,15 @@ def noise(
     trial_id = f"noise-{new_refresh_id(datetime.now(UTC))}"
     with reporting_to(live_reporter()):
         measure_all(here, [launch_of(cluster, items, "noise floor")] * launches, trial_id)
-    runs = runs_of_home(here.home)
-    print_frame(
-        spreads(runs[runs["run_id"].str.startswith("noise-")]), f"spread of equal setups, {trial_id} and before"
-    )
+    report(here.home)
+
+
+def report(home: Path) -> None:
+    """Print the spreads of all trials in that home."""
+    runs = runs_of_home(home)
+    runs = runs[runs["run_id"].str.startswith("noise-")].reset_index(drop=True)
+    print_frame(spreads(runs), "spread of equal setups, of all trials so far")
+    print_frame(at_reference_speed(runs), "the same by the speed of the machines")
 
 
 def runs_of_home(home: Path) -> pd.DataFrame:

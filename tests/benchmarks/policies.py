@@ -21,7 +21,7 @@ from models.domain.cluster import Cluster
 from models.domain.numeric import FloatArray
 from models.domain.setup_table import read_setups, row_key, rows_of, setup_key
 from models.domain.workload import Setup
-from tests.benchmarks.replay import NOTHING, Ground, Purchase, want_of
+from tests.benchmarks.replay import NOTHING, Ground, Purchase, known_losses, want_of
 from tests.benchmarks.setups import job
 
 MAX_USD, MAX_SECONDS = 1e3, 1e9  # of one list: dollars decide, and there are enough
@@ -188,15 +188,12 @@ class BestSeen:
         self.seen[place] = step_s
 
     def choices(self) -> list[int | None]:
-        """The best seen that meets the constraint; None where nothing seen does."""
-        found: list[int | None] = []
-        for question in self.ground.questions:
-            seen = np.array([self.seen.get(int(place), np.inf) for place in question.places])
-            hours = question.fixed_hours + question.hours_per_step_s * seen
-            by = {"hours": hours, "usd": hours * question.usd_per_hour}
-            able = np.isfinite(seen) & (True if question.limited is None else by[question.limited] <= question.limit)
-            found.append(int(np.argmin(np.where(able, by[question.aim], np.inf))) if able.any() else None)
-        return found
+        """Of those seen the one that loses least by the rule of choice; None before anything is."""
+        seen = np.full(len(self.ground.step_s), np.inf)
+        for place, step_s in self.seen.items():
+            seen[place] = step_s
+        losses = [known_losses(question, seen) for question in self.ground.questions]
+        return [int(np.argmin(loss)) if np.isfinite(loss).any() else None for loss in losses]
 
 
 def cheapest_first(ground: Ground) -> list[int]:
@@ -284,16 +281,7 @@ class Bayesian(BestSeen):
         if not self._trusting or len(self.seen) < _FIRST:
             return found
         mean, _ = self._process()
-        return [self._by_mean(question, mean) for question in self.ground.questions]
-
-    def _by_mean(self, question: Question, mean: FloatArray) -> int:
-        by = self._objectives(question, mean)
-        if question.limited is None:
-            return int(np.argmin(by[question.aim]))
-        able = by[question.limited] <= np.log(question.limit)
-        if not able.any():
-            return int(np.argmin(by[question.limited]))
-        return int(np.argmin(np.where(able, by[question.aim], np.inf)))
+        return [int(np.argmin(known_losses(question, np.exp(mean)))) for question in self.ground.questions]
 
     def _objectives(self, question: Question, log_step: FloatArray) -> dict[str, FloatArray]:
         work = question.hours_per_step_s * np.exp(log_step[question.places])

@@ -159,10 +159,17 @@ def regret(question: Question, step_s: Floats, chosen: int | None) -> float:
     """
     if chosen is None:
         return MISS
-    log_aim, meeting = aim_and_meeting(question, np.log(step_s[question.places])[:, None, None], np.zeros((1, 1, 1)))
-    loss = weighed(question, log_aim, meeting)[:, 0, 0]
+    loss = known_losses(question, step_s)
     lost = float(np.exp(loss[chosen] - loss.min()) - 1)
     return min(lost, MISS) if missed(question, step_s, chosen) else lost
+
+
+def known_losses(question: Question, step_s: Floats) -> Floats:
+    """(contenders,) what each loses by the rule of choice where its step seconds are known, infinite where they are."""
+    log_step = np.log(step_s[question.places])
+    known = np.isfinite(log_step)
+    found = aim_and_meeting(question, np.where(known, log_step, 0.0)[:, None, None], np.zeros((1, 1, 1)))
+    return np.where(known, weighed(question, *found)[:, 0, 0], np.inf)
 
 
 def missed(question: Question, step_s: Floats, chosen: int | None) -> bool:

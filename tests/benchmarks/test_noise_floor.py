@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from tests.benchmarks.noise import between, spreads
+from tests.benchmarks.noise import at_reference_speed, between, spreads
 
 
 def runs(**seconds: float) -> pd.DataFrame:
@@ -34,3 +34,13 @@ def test_two_campaigns_are_compared_on_what_they_share() -> None:
     table = between(before, runs(b_00_000=1.32)).iloc[0]
     assert table["setups"] == 1
     assert table["ratio"] == pytest.approx(1.2) and table["median"] == table["mean"] == pytest.approx(0.2)
+
+
+def test_the_scatter_that_fixed_work_explains_is_gone_at_nominal_speed() -> None:
+    hours = [1.0, 1.5, 0.8, 1.2]
+    told = runs(t1_00_000=1.0, t1_00_001=1.5, t2_00_000=0.8, t3_00_000=1.2)
+    usual = {"usual_reference_s": [[0.1]] * 4, "reference_spread": 0.01, "reference_blocks": 4}
+    as_it_was, nominal = at_reference_speed(told.assign(reference_s=[[0.1 * one] for one in hours], **usual)).iloc
+    assert as_it_was["about_setup"] > 0.2 and nominal["about_setup"] < 0.01
+    assert nominal["between_trials"] < 0.01 and nominal["beta"] == pytest.approx(1.0, abs=0.01)
+    assert len(at_reference_speed(told)) == 1, "nobody told"

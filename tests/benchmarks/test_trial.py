@@ -26,7 +26,7 @@ def test_the_champion_is_compared_with_both_baselines_on_the_same_rows() -> None
     assert len(compared) == 12
     for column in ("predicted_step_s", "compute_only_s", "trees_s"):
         assert np.isfinite(compared[column]).all() and (compared[column] > 0).all()
-    assert list(compared["step_s"]) == list(rows["step_s"])
+    assert list(compared["step_s"]) == list(compared["nominal_step_s"]) == list(rows["step_s"])
 
 
 def test_errors_and_coverage_are_those_of_the_rows() -> None:
@@ -49,6 +49,8 @@ def test_errors_and_coverage_are_those_of_the_rows() -> None:
     assert table.loc["boosted trees", "mean"] == pytest.approx(0.5)
     assert table.loc["  of one type", "mean"] == pytest.approx(0.1)
     assert table.loc["  mixed types", "mean"] == table.loc["  undisturbed", "mean"] == pytest.approx(0.3)
+    nominal = summary(compared.assign(nominal_step_s=[1.1, 0.7])).set_index("model")
+    assert nominal.loc["  at nominal speed", ["mean", "coverage_90"]].tolist() == [pytest.approx(0.0), 1.0]
     alike = summary(compared.assign(cluster="2xa", taken_share=0.0))
     assert list(alike["model"]) == ["champion", "compute only", "boosted trees"], "told once where all are of a kind"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import combinations_with_replacement
 from typing import Any
@@ -20,7 +20,7 @@ from models.campaign.candidates import Measurement
 from models.domain.cluster import Cluster, Offer, parse_cluster, parse_numbers
 from models.domain.workload import Workload
 from models.monitoring.slow_runs import TAKEN
-from models.step_time.dataset import TrainingData
+from models.step_time.dataset import TrainingData, at_nominal_speed
 from models.step_time.model import StepTimeModel
 from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve_launch
@@ -89,10 +89,16 @@ Predict = Callable[[pd.DataFrame], np.ndarray[tuple[int, ...], np.dtype[np.float
 
 
 def compare(model: StepTimeModel, data: TrainingData, measured: pd.DataFrame) -> pd.DataFrame:
-    """`measured` with the champion's prediction and interval, and both baselines fitted on the same training data."""
+    """`measured` with the champion's prediction and interval, and both baselines fitted on the same training data.
+
+    And `nominal_step_s`, what was measured at the nominal speed of its machines, which is what is predicted.
+    """
     setups = measured.drop(columns=["step_s", "sync_s", "step_spread", "taken_share"], errors="ignore")
     predicted = model.predict(setups)
+    runs = pd.concat([data.runs[~data.runs["run_id"].isin(measured["run_id"])], measured], ignore_index=True)
+    nominal = at_nominal_speed(replace(data, runs=runs)).runs["step_s"].to_numpy(float)[-len(measured) :]
     return measured.assign(
+        nominal_step_s=nominal,
         predicted_step_s=predicted["step_s"].to_numpy(),
         low_s=predicted["step_low_s"].to_numpy(),
         high_s=predicted["step_high_s"].to_numpy(),
@@ -103,10 +109,14 @@ def compare(model: StepTimeModel, data: TrainingData, measured: pd.DataFrame) ->
 
 def summary(compared: pd.DataFrame) -> pd.DataFrame:
     """Relative errors of the champion and the baselines, the champion's by kind of setup too; coverage and median width
-    of its intervals. Undisturbed are runs of whose processor time less than a tenth was taken away (node/patience.py).
+    of its intervals. At nominal speed: the same beside what was measured at the nominal speed of the machines.
+    Undisturbed are runs of whose processor time less than a tenth was taken away (node/measuring.py).
     """
     mixed = compared["cluster"].str.contains("+", regex=False)
     rows = [_scored("champion", "predicted_step_s", compared)]
+    if "nominal_step_s" in compared and not compared["nominal_step_s"].equals(compared["step_s"]):
+        nominal = compared.assign(step_s=compared["nominal_step_s"])
+        rows.append(_scored("  at nominal speed", "predicted_step_s", nominal))
     for name, own in (
         ("of one type", ~mixed),
         ("mixed types", mixed),

@@ -26,7 +26,7 @@ from warehouse.append import append, append_offers, append_records, note_instanc
 from warehouse.database import Warehouse
 from warehouse.export import export, read_published
 from warehouse.publication import publish
-from warehouse.reads import drifting, mart
+from warehouse.reads import drifting, mart, training_frames
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
@@ -155,7 +155,7 @@ def test_an_old_warehouse_migrates_and_until_then_nothing_drifts(tmp_path: Path)
 
 
 def test_alarms_that_were_noted_before_hosts_could_be_named_are_kept(tmp_path: Path) -> None:
-    old = sql_of(tmp_path, "005_*")
+    old = sql_of(tmp_path, "005_*", "017_*")
     path = tmp_path / "warehouse.duckdb"
     before = Warehouse(path, sql_folder=old)
     before.migrate()
@@ -166,7 +166,7 @@ def test_alarms_that_were_noted_before_hosts_could_be_named_are_kept(tmp_path: P
     with pytest.raises(duckdb.ConstraintException), before.transact() as connection:
         append(connection, "raw_alarms", [row | {"run_id": "r2", "cause": "host"}], **NOTED)
     after = Warehouse(path)
-    assert after.migrate() == ["005_host_alarms"]
+    assert after.migrate() == ["005_host_alarms", "017_speed_alarms"]
     with after.transact() as connection:
         assert append(connection, "raw_alarms", [row | {"run_id": "r1", "cause": "host"}], **NOTED) == 0, (
             "judged before"
@@ -174,3 +174,25 @@ def test_alarms_that_were_noted_before_hosts_could_be_named_are_kept(tmp_path: P
         append(connection, "raw_alarms", [row | {"run_id": "r2", "cause": "host"}], **NOTED)
         kept = connection.execute("select run_id, cause, measured_s from raw_alarms order by run_id").fetchall()
     assert kept == [("r1", "link", 2.0), ("r2", "host", 2.0)]
+
+
+def test_alarms_from_before_speeds_were_known_are_kept_and_a_run_of_then_has_none(tmp_path: Path) -> None:
+    old = sql_of(tmp_path, "017_*")
+    path = tmp_path / "warehouse.duckdb"
+    before = Warehouse(path, sql_folder=old)
+    before.migrate()
+    row = {"model_version": "1", "workload": "conv", "cluster": "2xa", "zone": "z", "instance_type": "", "detail": "d",
+           "measured_s": 2.0, "predicted_s": 1.0, "high_s": 1.1, "measured_at": NOON}  # fmt: skip
+    with before.transact() as connection:
+        append(connection, "raw_alarms", [row | {"run_id": "r1", "cause": "host"}], **NOTED)
+        append_records(connection, [body("r1")], refresh_id="r", loaded_at=NOON)
+        note_workloads(connection, DEFINED, provider="local", noted_at=NOON)
+        note_instance_types(connection, TYPES, noted_at=NOON)
+    after = Warehouse(path)
+    assert after.migrate() == ["017_speed_alarms"]
+    with after.transact() as connection:
+        append(connection, "raw_alarms", [row | {"run_id": "r2", "cause": "speed"}], **NOTED)
+        kept = connection.execute("select run_id, cause from raw_alarms order by run_id").fetchall()
+    assert kept == [("r1", "host"), ("r2", "speed")]
+    (run,) = training_frames(after, "local")["runs"].to_dict("records")
+    assert run["step_s"] == 0.5 and run["reference_s"] is None and mart(after, "machine_speeds").empty

@@ -34,8 +34,10 @@ from warehouse.reads import (
 PROBE = {"rows": [{"bytes": 1024, "seconds": 0.01, "spread": 0.0, "repeats": 9}]}
 COLUMNS = {  # of each frame, as the contract has them
     "runs": "run_id provider workload cluster layout batch_per_device accumulation_steps strategy precision"
-    " step_s sync_s step_spread parameters gradient_bytes flops_per_sample market zone measured_at source",
-    "profiles": "provider workload instance_type batch forward_s backward_s optimizer_s input_s peak_bytes",
+    " step_s sync_s step_spread parameters gradient_bytes flops_per_sample market zone measured_at source"
+    " reference_s usual_reference_s reference_spread reference_blocks",
+    "profiles": "provider workload instance_type batch forward_s backward_s optimizer_s input_s peak_bytes"
+    " reference_s usual_reference_s",
     "buckets": "provider workload bucket bytes ready_fraction",
     "probes": "run_id provider cluster bytes seconds",
     "workloads": "provider workload digest parameters gradient_bytes flops_per_sample samples",
@@ -83,6 +85,48 @@ def test_a_measured_run_has_the_columns_of_the_contract_for_its_provider_alone(w
     assert frames["probes"][["cluster", "bytes", "seconds"]].values.tolist() == [["2xsmall", 1024, 0.01]]
     assert frames["workloads"].samples.tolist() == [1000]
     assert all(frame.empty for frame in training_frames(warehouse, "ec2").values()), "another provider sees it"
+
+
+def timed(run_id: str, *seconds: float, **changes: Any) -> dict[str, Any]:
+    """A run on as many machines as there are seconds of fixed work, on the last nodes of its launch."""
+    whole = {"instance_types": ["small"] * len(seconds), "instance_digests": ["s1"] * len(seconds)}
+    of = setup(cluster=f"{len(seconds)}xsmall", zone="z", **whole)
+    values = {"step_s": 0.5, "reference_s": list(seconds), "reference_spread": 0.1, "reference_blocks": 3}
+    item = {"nodes": [one + 1 for one in range(len(seconds))]}
+    return body(run_id, of=of, **({"values": values, "item": item} | changes))
+
+
+def test_fixed_work_beside_a_run_is_told_by_machine_beside_what_is_usual_of_its_type(warehouse: Warehouse) -> None:
+    define(warehouse)
+    one = setup(cluster="1xsmall", instance_types=["small"], instance_digests=["s1"])
+    values = PROFILE | {"reference_s": [0.04], "reference_spread": 0.0}
+    load(warehouse, timed("a", 0.01, 0.02), timed("b", 0.03), body("old", of=setup()))
+    load(warehouse, body("p", of=one, kind="profile", values=values))
+    runs = training_frames(warehouse, "local")["runs"].set_index("run_id")
+    assert list(runs.reference_s["a"]) == [0.01, 0.02] and list(runs.usual_reference_s["a"]) == [0.025, 0.025]
+    assert (runs.reference_spread["a"], runs.reference_blocks["a"]) == (0.1, 3)
+    assert runs.step_s["a"] == 0.5, "what was measured stays as it was"
+    assert runs.loc["old", ["reference_s", "usual_reference_s", "reference_spread"]].isna().all()
+    profile = training_frames(warehouse, "local")["profiles"].iloc[0]
+    assert (profile.reference_s, profile.usual_reference_s) == (0.04, 0.025)
+    speeds = mart(warehouse, "machine_speeds")
+    assert speeds[["run_id", "place", "node"]].values.tolist() == [["a", 1, 1], ["a", 2, 2], ["b", 1, 1], ["p", 1, 0]]
+    quartiles = math.log(0.0325 / 0.0175) / 1.349
+    assert speeds.usual_spread.tolist() == pytest.approx([quartiles] * 4, rel=0.15)
+    details = mart(warehouse, "run_details").set_index("run_id")
+    assert list(details.usual_reference_s["b"]) == [0.025] and not isinstance(details.reference_s["old"], list)
+
+
+def test_fixed_work_that_is_not_one_figure_a_machine_is_no_speed(warehouse: Warehouse) -> None:
+    define(warehouse)
+    load(warehouse, timed("few", 0.01, 0.02) | {"values": {"step_s": 0.5, "reference_s": [0.01]}})
+    assert mart(warehouse, "machine_speeds").empty and len(training_frames(warehouse, "local")["runs"]) == 1
+
+
+def test_fixed_work_of_another_machine_is_not_usual_of_todays(warehouse: Warehouse) -> None:
+    define(warehouse)
+    load(warehouse, timed("before", 0.5, fingerprint="old", ended_unix=NOON.timestamp() - 99.0), timed("now", 0.01))
+    assert mart(warehouse, "machine_speeds")[["run_id", "usual_s"]].values.tolist() == [["now", 0.01]]
 
 
 def test_loading_twice_changes_nothing(warehouse: Warehouse) -> None:

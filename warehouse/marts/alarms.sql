@@ -22,7 +22,7 @@ comment on column alarms.provider is 'Where the machines come from: local or ec2
 comment on column alarms.workload is 'Workload. No unit.';
 comment on column alarms.cluster is 'Machines that took part. No unit.';
 comment on column alarms.zone is 'Zone of the machines; empty where unknown. No unit.';
-comment on column alarms.cause is 'host: processor time was taken away by what the machine runs on; machine: one machine computes slower than its equals; link: communication is slower than expected; input: making batches; compute: all machines alike. No unit.';
+comment on column alarms.cause is 'host: processor time was taken away by what the machine runs on; speed: fixed work on the machines took longer than usual too, so that they were slow, not the code; machine: one machine computes slower than its equals; link: communication is slower than expected; input: making batches; compute: all machines alike. No unit.';
 comment on column alarms.instance_type is 'Instance type of the machine or machines that are slow; empty where the cause is not theirs. No unit.';
 comment on column alarms.measured_s is 'Measured step time. Unit: seconds.';
 comment on column alarms.predicted_s is 'What the champion had predicted. Unit: seconds.';

@@ -1,8 +1,17 @@
 -- Grain: one row a training run measured here under today's definitions: what tells which part of its step was slow, and
 -- what it ran on.
 create or replace view run_details as
+with speeds as (
+    select
+        run_id,
+        list(reference_s order by place) as reference_s,
+        list(usual_s order by place) as usual_reference_s,
+        max(usual_spread) as usual_spread
+    from machine_speeds
+    group by run_id
+)
 select
-    run_id,
+    stg_current.run_id,
     provider,
     workload,
     cluster,
@@ -17,16 +26,23 @@ select
     try_cast(json_extract_string(measured, '$.step_spread') as double) as step_spread,
     try_cast(json_extract(measured, '$.rank_compute_s') as double[]) as rank_compute_s,
     try_cast(json_extract_string(measured, '$.taken_share') as double) as taken_share,
+    speeds.reference_s,
+    speeds.usual_reference_s,
+    speeds.usual_spread,
     measured_at,
     torch_version,
     image_id,
     device_names,
     device_threads
 from stg_current
+left join speeds on speeds.run_id = stg_current.run_id
 where kind = 'train' and workload_same and instances_same and machine_same
-order by provider, measured_at, run_id;
+order by provider, measured_at, stg_current.run_id;
 
 comment on column run_details.torch_version is 'Version of torch that measured it, exactly; runs are pooled by its major.minor.';
 comment on column run_details.image_id is 'Machine image that its machines started from; null where there is none, or it is not known.';
 comment on column run_details.device_names is 'Of each machine that took part: the device that the run used, as torch names it; null or empty before that was recorded.';
 comment on column run_details.device_threads is 'Of each machine that took part: threads that each of its ranks computed with.';
+comment on column run_details.reference_s is 'Of each machine that took part: seconds of the fixed work beside the run; null before that was recorded.';
+comment on column run_details.usual_reference_s is 'Of each machine that took part: the median of that over all machines of its type.';
+comment on column run_details.usual_spread is 'Standard deviation of the logarithm of that over all machines of the type, at most of the types that took part.';

@@ -1,7 +1,18 @@
 -- Grain: one row a training run that was measured under today's definitions, here or elsewhere (imports carry no
--- digests and always enter). Seconds; bytes; measured_at in UTC.
+-- digests and always enter). Seconds; bytes; measured_at in UTC. reference_s are seconds of the fixed work beside it, one
+-- a machine, and usual_reference_s what is usual of its instance type; null where nobody told.
 create or replace view runs as
-with here as (
+with speeds as (
+    select
+        run_id,
+        list(reference_s order by place) as reference_s,
+        list(usual_s order by place) as usual_reference_s,
+        max(reference_spread) as reference_spread,
+        max(reference_blocks) as reference_blocks
+    from machine_speeds
+    group by run_id
+),
+here as (
     select
         run_id, provider, workload, cluster, layout, batch_per_device,
         coalesce(accumulation_steps, 1) as accumulation_steps,
@@ -29,11 +40,17 @@ pooled as (
     union all
     select * from elsewhere
 )
-select pooled.* replace (
-    coalesce(workloads.parameters, pooled.parameters) as parameters,
-    coalesce(workloads.gradient_bytes, pooled.gradient_bytes) as gradient_bytes,
-    coalesce(workloads.flops_per_sample, pooled.flops_per_sample) as flops_per_sample
-)
+select
+    pooled.* replace (
+        coalesce(workloads.parameters, pooled.parameters) as parameters,
+        coalesce(workloads.gradient_bytes, pooled.gradient_bytes) as gradient_bytes,
+        coalesce(workloads.flops_per_sample, pooled.flops_per_sample) as flops_per_sample
+    ),
+    speeds.reference_s,
+    speeds.usual_reference_s,
+    speeds.reference_spread,
+    speeds.reference_blocks
 from pooled
+left join speeds on speeds.run_id = pooled.run_id and pooled.source = 'srift'
 left join workloads on workloads.provider = pooled.provider and workloads.workload = pooled.workload
 order by pooled.provider, pooled.workload, pooled.cluster, pooled.run_id;

@@ -42,6 +42,7 @@ select
     coalesce(
         make_timestamp((try_cast(json_extract_string(body, '$.ended_unix') as double) * 1e6)::bigint), loaded_at
     ) as measured_at,
+    json_extract(body, '$.item') as item,
     json_extract(body, '$.values') as measured,
     loaded_at
 from raw_records;

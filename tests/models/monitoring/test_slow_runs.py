@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from models.monitoring.slow_runs import Alarm, alarms, sentence
+from models.monitoring.slow_runs import Alarm, alarms, sentence, slow_machines
 
 RUN: dict[str, Any] = {"run_id": "r", "workload": "conv", "cluster": "3xa", "layout": "1", "batch_per_device": "8"}
 RUN |= {"zone": "z", "step_s": 1.5, "sync_s": 0.1, "step_spread": 0.02, "rank_compute_s": [1.0, 1.0, 1.0]}
@@ -33,6 +33,42 @@ def test_a_host_that_took_processors_away_is_the_cause_whatever_looks_slow() -> 
     assert one.detail == "what its machines run on took 43% of the processor time wanted away"
     for little in (0.09, None, float("nan")):
         assert judged(rank_compute_s=[1.0, 1.4, 1.0], taken_share=little)[0].cause == "machine"
+
+
+def test_a_run_whose_fixed_work_was_slow_too_was_measured_on_a_slow_machine_else_it_is_slow_code() -> None:
+    (one,) = judged(rank_compute_s=[1.0, 1.4, 1.0], slowness=1.3, usual_spread=0.05)
+    assert (one.cause, one.instance_type) == ("speed", "")
+    assert one.detail == "measured on a slow machine: fixed work beside it took 30% longer than usual of its type"
+    (one,) = judged(slowness=1.03, usual_spread=0.05)
+    assert (one.cause, one.instance_type) == ("compute", "a")
+    assert one.detail.startswith("slow code: all machines") and one.detail.endswith("usual of them (fixed work +3%)")
+    assert judged(slowness=1.3, usual_spread=0.1)[0].cause == "compute", "a third more is usual where speeds vary so"
+    assert judged(slowness=1.08, usual_spread=None)[0].cause == "compute", "nor is less than a tenth slow"
+    assert judged(slowness=1.3, taken_share=0.4)[0].cause == "host"
+    assert judged(step_s=1.05, slowness=2.0) == []
+    assert judged(slowness=float("nan"))[0].detail == "all machines compute slower than expected"
+
+
+def speeds(*seconds: float, spread: float = 0.05, **changes: Any) -> pd.DataFrame:
+    """A run on a machine of its own for each of `seconds` of fixed work; 1.0 is usual."""
+    own = {"instance_type": "a", "zone": "z", "usual_s": 1.0, "usual_spread": spread} | changes
+    return pd.DataFrame([own | {"lease_id": f"l{at}", "node": 0, "reference_s": one} for at, one in enumerate(seconds)])
+
+
+def test_a_machine_that_is_slower_than_the_spread_of_its_type_is_named_with_its_lease() -> None:
+    (said,) = slow_machines(speeds(1.0, 1.4, 0.9))
+    assert said == (
+        "slow machine: node 0 (a in z) of l1 took 1.4 s for fixed work, 40% more than usual of its type (1 s)"
+    )
+    (said,) = slow_machines(speeds(1.0, 1.4, 1.3))
+    assert said.endswith("(1 s); so were 1 of its 2 others")
+    assert slow_machines(speeds(1.0, 1.4, spread=0.12)) == [] and slow_machines(speeds(1.09, spread=0.0)) == []
+    assert slow_machines(speeds()) == []
+
+
+def test_one_slow_moment_makes_no_slow_machine() -> None:
+    same = speeds(1.0, 1.9, 1.05).assign(lease_id="l")
+    assert slow_machines(same) == [] and len(slow_machines(same.assign(reference_s=1.9))) == 1
 
 
 def test_noise_of_the_steps_makes_no_slow_machine() -> None:

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from models.domain.setup_table import row_key
 from models.step_time import dataset
-from models.step_time.dataset import _cap, thinned, training_rows
+from models.step_time.dataset import (
+    TrainingData,
+    _cap,
+    at_nominal_speed,
+    slowness,
+    speed_exponent,
+    thinned,
+    training_rows,
+)
 from tests.models.synthetic import World
 
 
@@ -95,3 +103,87 @@ def test_machines_in_another_order_are_the_same_setup() -> None:
     assert row_key(ab, {}) == row_key(ba, {})
     other = {**ba, "batch_per_device": "8+4"}
     assert row_key(ab, {}) != row_key(other, {})
+
+
+def drifting(count: int = 240, *, beta: float = 0.8, repeats: int = 1) -> tuple[TrainingData, np.ndarray]:
+    """Runs and profiles at hours of which each is slower or faster, and what the runs take at nominal speed."""
+    rng = np.random.default_rng(3)
+    hours = np.exp(0.25 * np.sin(np.arange(count) / 9.0))
+    nominal = 0.1 * np.repeat(1.0 + np.arange(count // repeats) % 40, repeats)
+    reference = hours * np.exp(0.005 * rng.standard_normal(count))
+    runs = pd.DataFrame({"step_s": nominal * hours**beta, "sync_s": 0.2 * nominal * hours**beta})
+    runs = runs.assign(workload="w", cluster="2xq", layout="1+1", accumulation_steps=1, provider="local")
+    runs["batch_per_device"] = [str(1 + at // repeats) for at in range(count)]
+    runs["run_id"] = [f"r{at}" for at in range(count)]
+    runs["reference_s"] = [[one, one] for one in 0.02 * reference]
+    runs["usual_reference_s"] = [[0.02, 0.02]] * count
+    runs["reference_spread"], runs["reference_blocks"] = 0.02, 4
+    parts = {"forward_s": 0.3, "backward_s": 0.6, "optimizer_s": 0.03, "input_s": 0.003, "peak_bytes": 1.0}
+    profile = parts | {"provider": "local", "workload": "w", "instance_type": "q", "batch": 8}
+    profiles = pd.DataFrame([profile | {"reference_s": 0.03, "usual_reference_s": 0.02}])
+    empty = pd.DataFrame()
+    data = TrainingData(
+        runs=runs, profiles=profiles, buckets=empty, probes=empty, workloads=empty, instance_types=empty
+    )
+    return data, nominal
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.6])
+def test_runs_of_slow_hours_are_learned_from_at_nominal_speed(beta: float) -> None:
+    data, nominal = drifting(beta=beta, repeats=4 if beta != 1.0 else 1)
+    told = at_nominal_speed(data)
+    assert np.abs(told.runs["step_s"] / nominal - 1).max() < 0.02 < np.abs(data.runs["step_s"] / nominal - 1).max()
+    assert told.runs["sync_s"].to_numpy() == pytest.approx(0.2 * told.runs["step_s"].to_numpy())
+    rows = training_rows(told, seed=0)
+    truth = nominal[::4] if beta != 1.0 else nominal
+    assert np.sort(rows.step_s) == pytest.approx(np.sort(truth), rel=0.02)
+    assert told.profiles["forward_s"][0] == pytest.approx(0.3 / 1.5**beta, rel=0.02)
+    assert told.profiles["peak_bytes"][0] == 1.0
+    assert at_nominal_speed(told) is told, "once"
+
+
+def test_where_half_of_the_runs_tell_of_no_fixed_work_nothing_changes() -> None:
+    data, _ = drifting()
+    few = data.runs["reference_s"].where(data.runs.index % 2 == 0, None)
+    half = replace(data, runs=data.runs.assign(reference_s=few))
+    assert at_nominal_speed(half) is half and training_rows(half, seed=0).speed_sd == 0
+    nothing = replace(data, runs=data.runs.drop(columns="reference_s"))
+    assert at_nominal_speed(nothing) is nothing
+    assert training_rows(nothing, seed=0).step_s == pytest.approx(training_rows(half, seed=0).step_s)
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.6])
+def test_what_speeds_differ_by_between_hours_is_told_in_seconds_of_a_step(beta: float) -> None:
+    data, _ = drifting(beta=beta, repeats=4 if beta != 1.0 else 1)
+    between = np.log(data.runs["reference_s"].str[0]).std()
+    rows = training_rows(at_nominal_speed(data), seed=0)
+    assert rows.speed_sd == pytest.approx(beta * between, rel=0.08) == rows.take(np.array([1, 3])).speed_sd
+
+
+def test_how_far_training_follows_the_fixed_work_is_learned_from_repeats_alone() -> None:
+    alone, _ = drifting(beta=0.4)
+    assert speed_exponent(alone.runs, np.log(slowness(alone.runs)), 0.9) == 0.9
+    often, _ = drifting(beta=0.4, repeats=4)
+    assert speed_exponent(often.runs, np.log(slowness(often.runs)), 0.9) == pytest.approx(0.4, abs=0.05)
+    away = often.runs.assign(step_s=1.0 / often.runs["step_s"])
+    assert speed_exponent(away, np.log(slowness(away)), 0.9) == 0.0, "nothing is slower on a faster machine"
+
+
+def test_hours_that_differ_less_than_the_reference_itself_correct_nothing() -> None:
+    data, _ = drifting(beta=1.0)
+    noisy = replace(data, runs=data.runs.assign(reference_spread=5.0))
+    told = at_nominal_speed(noisy)
+    assert told.runs["step_s"].equals(data.runs["step_s"]) and not told.runs["speed_sd"].any()
+    same = replace(data, runs=data.runs.assign(reference_s=[[0.02, 0.02]] * len(data.runs)))
+    assert at_nominal_speed(same).runs["step_s"].equals(data.runs["step_s"])
+
+
+def test_the_speed_of_a_run_is_the_mean_over_its_machines_and_unknown_where_one_tells_nothing() -> None:
+    rows = pd.DataFrame(
+        {
+            "reference_s": [[0.2, 0.1], [0.4, 0.1], None, [0.1], [0.0, 0.1], 0.3, pd.NA],
+            "usual_reference_s": [[0.1, 0.1], [0.1, 0.1], [0.1, 0.1], [0.1, 0.1], [0.1, 0.1], 0.1, 0.1],
+        }
+    )
+    assert slowness(rows) == pytest.approx([2**0.5, 2.0, np.nan, np.nan, np.nan, 3.0, np.nan], nan_ok=True)
+    assert np.isnan(slowness(rows.drop(columns="reference_s"))).all()

@@ -131,12 +131,15 @@ def defined(here: Workspace) -> Workspace:
     return here
 
 
-def ran(here: Workspace, run_id: str, step_s: float, *, hours: float = 0.0, **values: Any) -> None:
+def ran(
+    here: Workspace, run_id: str, step_s: float, *, hours: float = 0.0, lease_id: str = "lease", **values: Any
+) -> None:
     """Two small machines, as the warehouse has it when a launch came home."""
     digests = {one.name: one.digest for one in here.provider.instance_types()}
     whole = {"instance_types": ["s.small"] * 2, "instance_digests": [digests["s.small"]] * 2}
-    body = record(run_id, ended_unix=(NOON + timedelta(hours=hours)).timestamp())
+    body = record(run_id, ended_unix=(NOON + timedelta(hours=hours)).timestamp(), lease_id=lease_id)
     body["setup"] = setup(workload="conv", cluster="2xs.small", batch_per_device="8", zone="a", **whole)
+    body["item"] = {"nodes": [0, 1]}
     body["values"] = body["values"] | {"step_s": step_s, "sync_s": 0.01, "rank_compute_s": [0.1, 0.1]} | values
     with here.warehouse.transact() as connection:
         append_records(connection, [body], refresh_id="r1", loaded_at=NOON)
@@ -187,6 +190,21 @@ def test_what_a_host_took_is_said_and_is_no_note_on_a_type(defined: Workspace) -
     assert mart(defined.warehouse, "alarms")["cause"].tolist() == ["host"]
     row = {"rank": 1, "workload": "conv", "cluster_offers": [{"instance_type": "s.small"}], "reason": "cheapest"}
     assert noted(defined, [row]) == [row], "it was the moment's"
+
+
+def test_a_slow_machine_is_told_from_slow_code_and_said_even_where_nobody_predicts(defined: Workspace) -> None:
+    for at in range(8):
+        ran(defined, f"usual-{at}", 0.0001, hours=at, reference_s=[0.1, 0.1])
+    ran(defined, "slow", 60.0, hours=9, lease_id="later", reference_s=[0.15, 0.2])
+    caution = "slow machine: node 1 (s.small in a) of later took 0.2 s for fixed work, 100% more than usual of its type"
+    (without,) = note_alarms.fn(defined, {}, None, "r1", NOON)
+    alarm, machine = note(defined)
+    assert without == machine == f"{caution} (0.1 s); so were 1 of its 3 others"
+    assert "measured on a slow machine: fixed work beside it took 73% longer" in alarm
+    assert note(defined, "r2") == [alarm], "a machine is named by the refresh that had it"
+    assert mart(defined.warehouse, "alarms")["cause"].tolist() == ["speed"]
+    row = {"rank": 1, "workload": "conv", "cluster_offers": [{"instance_type": "s.small"}], "reason": "cheapest"}
+    assert noted(defined, [row]) == [row], "it was the hour's"
 
 
 DAY = timedelta(days=1)

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from models.monitoring.slow_runs import TAKEN
-from tasks.node import measuring, probe, profiler, steps
+from tasks.node import measuring, probe, profiler, reference, steps
 from tasks.node.measuring import DISTURBED, Patience, processor_ticks
 from tasks.node.record import Item
 
@@ -131,8 +132,8 @@ def test_patience_ends_and_what_is_kept_then_says_how_much_was_taken(host: Host,
 def test_ranks_repeat_together_and_as_long_as_the_least_patient(
     own_s: float, others_s: float, host: Host, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # the other machine: ticks taken, wanted, seconds, patience left
-    others = iter([[50.0, 100.0, 30.0, others_s - 30.0 * turn] for turn in range(9)])
+    # the other machine: ticks taken, wanted, seconds, patience left, seconds of the fixed work
+    others = iter([[50.0, 100.0, 30.0, others_s - 30.0 * turn, 0.02] for turn in range(9)])
     monkeypatch.setattr(measuring, "gather", lambda mine, _group: [list(mine), next(others)])
     patient = Patience(left_s=own_s)
     assert patient.undisturbed(measurement(host, clock, 0, 0, 0, 0, 0, 0), None) == 2, "disturbed on the other machine"
@@ -143,11 +144,81 @@ def test_ranks_repeat_together_and_as_long_as_the_least_patient(
 def test_short_measurements_are_told_by_whoever_had_most_taken_away(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring, "gather", lambda mine, _group: [list(mine), [8.0, 12.0, 1.0, 60.0]])
+    monkeypatch.setattr(measuring, "gather", lambda mine, _group: [list(mine), [8.0, 12.0, 1.0, 60.0, 0.02]])
     patient = Patience(left_s=60.0)
     for _ in range(3):  # each alone of too few ticks to say anything
         patient.undisturbed(lambda: host.runs(12), None)
     assert patient.taken_share == pytest.approx(8 / 12)
+
+
+class Fixed:
+    """The fixed work: its seconds one after the other, in the order in which it is done."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.left = list(seconds)
+
+    def seconds(self) -> float:
+        return self.left.pop(0)
+
+
+def test_fixed_work_is_done_before_and_after_each_block_and_told_of_those_kept(host: Host, clock: Any) -> None:
+    work: Any = Fixed(9.0, 9.0, 1.0, 3.0, 2.0, 4.0, 4.0, 4.0)  # before and after each block
+    patient = Patience(left_s=60.0, reference=work)
+    assert patient.undisturbed(measurement(host, clock, 90, 0), None) == 1
+    for _ in range(2):
+        patient.undisturbed(measurement(host, clock, 0), None)
+    told = patient.reference_values([1])
+    spread = pytest.approx(1 / 3)
+    assert told == {"reference_s": [3.0], "reference_blocks": 3, "reference_spread": spread}, "of the blocks kept"
+    assert patient.left_s == 50.0, "fixed work costs no patience"
+    patient.reset()
+    assert patient.reference_values([1]) == {} and Patience().reference_values([1]) == {}
+
+
+def test_fixed_work_is_told_of_the_slowest_device_of_each_machine(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [[0.0, 0.0, 1.0, 60.0, one] for one in (5.0, 0.5)]
+    monkeypatch.setattr(measuring, "gather", lambda mine, _group: [list(mine), *others])
+    work: Any = Fixed(2.0, 2.0)
+    patient = Patience(reference=work)
+    patient.undisturbed(lambda: None, None)
+    assert patient.reference_values([2, 1])["reference_s"] == [5.0, 0.5]
+    others[1][4] = 0.0  # one that does none
+    patient.references.append([2.0, 5.0, 0.0])
+    assert patient.reference_values([2, 1]) == {}
+
+
+def test_fixed_work_is_the_same_whatever_a_workload_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = reference.Reference.on(torch.device("cpu"))
+    seen: list[tuple[int, str, bool]] = []
+
+    def once(_self: object) -> None:
+        seen.append((torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.is_grad_enabled()))
+
+    monkeypatch.setattr(reference.Reference, "_once", once)
+    monkeypatch.setattr(reference, "now", lambda _device: float(len(seen)))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert work.seconds() == 1.0 and seen == [(threads, "highest", False)] * 2, "the first time does not count"
+        assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (threads + 1, "medium")
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_fixed_work_is_repeated_until_a_quota_does_not_show(monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
+    work = reference.Reference.on(torch.device("cpu"))
+    monkeypatch.setattr(reference, "now", lambda _device: clock.time())
+    for each_s, times in ((0.02, 3), (0.3, 1), (0.0, 100)):
+        done: list[object] = []
+
+        def once(_self: object, each_s: float = each_s, done: list[object] = done) -> None:
+            done.append(1)
+            clock.now += each_s
+
+        monkeypatch.setattr(reference.Reference, "_once", once)
+        assert work.seconds() == pytest.approx(each_s) and len(done) == times + 1
 
 
 @pytest.mark.parametrize("text", [None, "", "cpu 1 2 3", "no processors here at all, none at all"])
