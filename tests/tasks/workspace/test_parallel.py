@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from models.monitoring import cross_validation as evaluate
+from models.step_time.model import fit
 from tasks.workspace import parallel as module
 from tasks.workspace.blas_threads import one_thread
 from tasks.workspace.parallel import MOST, side_by_side
@@ -124,7 +125,7 @@ def test_no_process_outlives_this_ones_interest(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_refit_in_another_process_predicts_the_same_to_the_last_digit() -> None:
-    fitted = partial(evaluate._fitted, seed=0)
+    fitted = partial(evaluate._fitted, seed=0, calibrated=fit(data(), seed=0))
     some = list(evaluate.held_out(data(), seed=0))[:3]
     with one_thread():
         for here, there in zip(map(fitted, some), side_by_side(fitted, some, processes=2), strict=True):
