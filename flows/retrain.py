@@ -18,6 +18,7 @@ from warehouse.reads import training_frames
 def retrain(refresh_id: str, provider: str = "local") -> str:
     """Fit on everything measured under today's definitions; returns the promotion rule's sentence."""
     workspace = open_workspace(provider)
+    workspace.warehouse.migrate()  # a deployment of its own may be the first after an upgrade
     frames = training_frames(workspace.warehouse, provider)
     champion, now = load_champion(workspace.home, provider), datetime.now(UTC)
     judge_promises(workspace, frames, refresh_id, now)

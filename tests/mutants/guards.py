@@ -26,9 +26,9 @@ def _of(name: str, file: str, old: str, new: str, tests: str, *, local: bool = F
     return Mutant(name, file, old, new, tuple(f"tests/{test}" for test in tests.split()), local)
 
 
-_STEP, _RESIDUAL = "models/step_time/model.py", "models/step_time/residual"
+_STEP = "models/step_time/model.py"
 _LEASES, _EC2, _LOCAL = "tasks/providers/leases.py", "tasks/providers/ec2", "tasks/providers/local"
-_T_EC2, _T_RESIDUAL = "tasks/providers/ec2", "models/step_time/residual"
+_T_EC2 = "tasks/providers/ec2"
 
 MUTANTS = (
     # What no test held in November 2026.
@@ -133,14 +133,14 @@ MUTANTS = (
         "models/monitoring/test_promotion.py"),
     _of("promotion-setups", "models/monitoring/promotion.py", r"_FEWEST_SETUPS = 3", "_FEWEST_SETUPS = 1",
         "models/monitoring/test_promotion.py"),
-    _of("widened", f"{_RESIDUAL}/training_state.py", r"np\.hypot\(spread, .*\)(, dtype)", r"spread\1",
-        f"{_T_RESIDUAL}/test_training_state.py"),
-    _of("interval-width", _STEP, r"np\.exp\(-Z_90 \* spread\)", "np.exp(-0.5 * Z_90 * spread)",
-        f"models/step_time/test_model.py {_T_RESIDUAL}/test_calibration.py {_T_RESIDUAL}/test_training_state.py"),
-    _of("shared-scale", f"{_RESIDUAL}/calibration.py", r"(?<=shared_scale = )_shared_scale\(.*\)", "scale",
-        f"{_T_RESIDUAL}/test_calibration.py"),
-    _of("bound", _STEP, r" \* float\(np\.exp\(.*\.least\)\)", " * 1.5",
-        "models/planner/test_search.py benchmarks/test_synthetic_market.py"),
+    _of("widened", "models/step_time/levels.py", r'return widened\.get\(kind, .*\)', "return 1.0",
+        "models/step_time/test_levels.py"),
+    _of("interval-width", _STEP, r"np\.exp\(mean - Z_90 \* spread\)", "np.exp(mean - 0.5 * Z_90 * spread)",
+        "models/step_time/test_levels.py models/step_time/test_model.py"),
+    _of("run-noise", _STEP, r"max\((float\(spread\[2\] \* wider\)), self\.measured\.run_sd\)", r"\1",
+        "models/step_time/test_levels.py"),
+    _of("bound", _STEP, r" \* np\.exp\(least\) \* \(1 - _ROUNDING\)", "",
+        "models/step_time/test_levels.py models/planner/test_search.py benchmarks/test_synthetic_market.py"),
     _of("model-digest", _STEP, r"(in self\.workloads) and self\.workload_digests\.get\(.*\) == workload\.digest", r"\1",
         "models/step_time/test_model.py tasks/recommendation/test_recommend.py"),
     _of("memory-headroom", "models/step_time/memory.py", r"_HEADROOM = 0\.1", "_HEADROOM = 0.0",

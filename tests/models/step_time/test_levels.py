@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from models.domain.numeric import Z_90
 from models.step_time.dataset import TrainingData
 from models.step_time.formula import MEAN, NAMES
 from models.step_time.model import StepTimeModel, fit
@@ -109,6 +112,38 @@ def test_draws_have_the_joint_covariance_and_do_not_depend_on_what_else_is_asked
     assert np.abs(np.corrcoef(drawn) - stated).mean() < 0.07  # 128 random waves stand in for the process
     assert np.allclose(np.exp(drawn[2:4]), model.draws(setups.iloc[2:4], count=2000, seed=3))
     assert (noise > 0).all()
+
+
+def test_intervals_hold_what_leaving_cells_out_and_repeated_runs_say(everything: pd.DataFrame) -> None:
+    held = (
+        (everything["workload"] == "middle")
+        & everything["cluster"].str.endswith("fast")
+        & (everything["layout"] != "1")
+    )
+    model = fitted(everything[~held])
+
+    def widths() -> tuple[float, float]:
+        """In logs, of the cell left out and of one that was measured."""
+        left, had = (model.predict(asked(everything[rows])) for rows in (held, everything["workload"] == "small"))
+        return tuple(float(np.median(np.log(one["step_high_s"] / one["step_low_s"]))) for one in (left, had))
+
+    begun = widths()
+    for kind in model.regression.widened:
+        model.regression.widened[kind] *= 3
+    doubted = widths()
+    assert doubted[0] > 1.5 * begun[0] and doubted[1] == begun[1]
+    model = replace(model, measured=replace(model.measured, run_sd=0.5))
+    assert min(widths()) > 2 * Z_90 * 0.5
+
+
+def test_no_prediction_undercuts_the_least_seconds(everything: pd.DataFrame) -> None:
+    """Neighbours that were measured much quicker than the formula has them pull predictions below it, not the bound."""
+    rows = everything.assign(
+        step_s=everything["step_s"].where(everything["layout"] != "4+4", 0.6 * everything["step_s"])
+    )
+    model = fitted(rows)
+    arrays = model._read(asked(rows))
+    assert (model.predict_arrays(arrays)["step_s"].to_numpy() >= model.least_seconds(arrays)).all()
 
 
 def test_an_outlier_of_ten_moves_little(everything: pd.DataFrame) -> None:
