@@ -263,13 +263,12 @@ class Regression:
 
     def slowness(self) -> dict[str, float]:
         """By kind, the logs by which an exchange between machines takes longer than what all kinds share."""
-        at = int((KIND > 0)[: NAMES.index("log_scale")].sum())
-        spread = self.spread["kind"][NAMES.index("log_scale")]
-        return {
-            str(name): float(spread * self.z[own[at]])
-            for (level, name), own in self.columns.groups.items()
-            if level == "kind"
-        }
+        place = NAMES.index("log_scale")
+        if not KIND[place] > 0:
+            return {}
+        at, spread = int((KIND > 0)[:place].sum()), self.spread["kind"][place]
+        own = {str(name): own for (level, name), own in self.columns.groups.items() if level == "kind"}
+        return {name: float(spread * self.z[columns[at]]) for name, columns in own.items()}
 
     def solved(self, block: Block) -> FloatArray:
         """(rows, columns + 1) slopes and residuals of a block, whitened by its covariance."""
@@ -461,13 +460,23 @@ class Regression:
         return np.exp(np.median(np.log(own), axis=0))
 
     def _judge_noise(self) -> None:
-        """How much farther off rows are from what the others of their cell say than the spreads have it."""
+        """How much farther off rows are from what other clusters of their cell say than the spreads have it.
+
+        Rows of one cluster, whatever their batch, share what is peculiar to it, so that they are left out together.
+        Parameters answer to each row too: the covariance is that of rows whose parameters are to be learned.
+        """
         for block in self.blocks:
-            inverse = scipy.linalg.cho_solve((block.factor, True), np.eye(len(block.at)))
-            spread = self.residual[block.name][2] ** 2 / self.weight[block.at]
-            away = (inverse @ block.off) / np.diag(inverse)
-            sd = np.sqrt(np.maximum(1 / np.diag(inverse) - spread * (block.outlying - 1), 1e-6))
-            self.noisier[block.name] = float(np.clip(np.quantile(np.abs(away) / sd, 0.9) / Z_90, 0.8, 4.0))
+            before = block.slopes / np.sqrt(self.prior[block.columns])
+            inverse = np.linalg.inv(block.factor @ block.factor.T + before @ before.T)
+            told = inverse @ (block.off + block.slopes @ self.z[block.columns])
+            spread = self.residual[block.name][2] ** 2 / self.weight[block.at] * (block.outlying - 1)
+            _, cluster = np.unique(self.rows.features[block.at, 1:].round(6), axis=0, return_inverse=True)
+            away = np.zeros(len(block.at))
+            for one in range(cluster.max() + 1):
+                own = np.flatnonzero(cluster == one)
+                left = np.linalg.inv(inverse[np.ix_(own, own)])
+                away[own] = np.abs(left @ told[own]) / np.sqrt(np.maximum(np.diag(left) - spread[own], 1e-6))
+            self.noisier[block.name] = float(np.clip(np.quantile(away, 0.9) / Z_90, 0.8, 4.0))
 
     def residual_of(self, workload: str, kind: str) -> tuple[FloatArray, float]:
         """Spreads of the residual and of noise in a cell, and how much wider both are; those of its kind or of all

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy
 
 from ..domain.cluster import parse_cluster
 from ..domain.numeric import FloatArray
@@ -284,8 +285,13 @@ def _run_points(rows: TrainingRows, machines: Mapping[str, Machine], profiled: p
 
 
 def run_noise(rows: TrainingRows) -> float:
-    """Standard deviation of the log among runs of a setup: the median of the setups that were run more than once."""
-    spreads = rows.spread[rows.repeats > 1]
+    """Standard deviation of the log among runs of a setup: the median of the setups that were run more than once.
+
+    Half of all standard deviations of so many normal numbers are below sqrt(chi^2_0.5(n - 1) / (n - 1)) of the true one.
+    """
+    again = rows.repeats > 1
+    freedom = rows.repeats[again] - 1
+    spreads = rows.spread[again] / np.sqrt(scipy.special.chdtri(freedom, 0.5) / freedom)
     return float(np.median(np.append(spreads, np.full(_FEW_REPEATED, _ALONE_SD))))
 
 
