@@ -287,7 +287,7 @@ def _run_points(rows: TrainingRows, machines: Mapping[str, Machine], profiled: p
 def run_noise(rows: TrainingRows) -> float:
     """Standard deviation of the log among runs of a setup: the median of the setups that were run more than once.
 
-    Half of all standard deviations of so many normal numbers are below sqrt(chi^2_0.5(n - 1) / (n - 1)) of the true one.
+    Half of the standard deviations of n normal numbers are below sqrt(chi^2_0.5(n - 1) / (n - 1)) of the true one.
     """
     again = rows.repeats > 1
     freedom = rows.repeats[again] - 1
