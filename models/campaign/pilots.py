@@ -13,9 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from ..domain.workload import Setup
 from ..planner.choice_rule import misses, weighed
 from .acquisition import Joint
-from .value_of_information import Belief, ChoiceSet, Floats, Question, aim_and_meeting, choices, run_values
+from .value_of_information import (
+    LEAST_CHANCE,
+    Belief,
+    ChoiceSet,
+    Floats,
+    Question,
+    aim_and_meeting,
+    choices,
+    run_values,
+)
 
 _TRUTHS = 400  # joint draws of what the step times may be
 _ROUNDING = 1e-10
@@ -70,6 +80,64 @@ def choose_pilots(
         after=tuple(expected_regret(questions, now, one, seed=seed) for one in steps),
         assured=() if doubted is None else tuple(_assured(questions[0], now, one, seed=seed) for one in steps),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindRun:
+    """The run that tells most of a kind of device: position among the candidates, the chance that a cluster with that
+    kind is the best there is, and the regret expected of choosing with the run measured.
+    """
+
+    kind: str
+    candidate: int
+    p_best: float
+    after: float
+
+
+def runs_by_kind(
+    choice_set: ChoiceSet,
+    candidates: Sequence[Setup],
+    joint: Joint,
+    *,
+    goal: str,
+    kinds: Sequence[str],
+    seed: int,
+) -> list[KindRun]:
+    """One for each of the `kinds` (names of devices) that may yet be the best and that a candidate runs on alone.
+
+    The likeliest to be the best come first. `joint` is as in `choose_pilots`.
+    """
+    questions = [one for one in choice_set.questions if one.name == goal]
+    if not questions or not candidates:
+        return []
+    first = len(choice_set.setups)
+    mean, covariance, noise = joint(pd.DataFrame([setup.row() for setup in (*choice_set.setups, *candidates)]))
+    now = Belief(mean=mean, covariance=covariance, noise=noise)
+    truth = _after_runs(now, [], seed=seed)[0]
+    places = questions[0].places
+    loss = weighed(
+        questions[0], *aim_and_meeting(questions[0], truth[places][:, None, :], np.zeros((len(places), 1, 1)))
+    )
+    least = loss[:, 0, :].min(axis=0)
+    found = []
+    for kind in kinds:
+        having = np.array([kind in devices_of(choice_set.setups[place]) for place in places], dtype=bool)
+        own = [first + at for at, setup in enumerate(candidates) if devices_of(setup) == {kind}]
+        p_best = float(np.mean((loss[having] <= least).any(axis=0))) if having.any() else 0.0
+        if not own or p_best < LEAST_CHANCE:
+            continue
+        value = run_values(questions, now, own).regret
+        if not value.any():
+            value = (now.mean_shift(own)[places[having]] ** 2).mean(axis=0)
+        place = own[int(np.argmax(value))]
+        after = expected_regret(questions, now, [place], seed=seed)
+        found.append(KindRun(kind=kind, candidate=place - first, p_best=p_best, after=after))
+    return sorted(found, key=lambda one: -one.p_best)
+
+
+def devices_of(setup: Setup) -> set[str]:
+    """Names of the devices of a setup's cluster."""
+    return {offer.instance_type.device for offer in setup.cluster.members}
 
 
 def _likeliest(question: Question, belief: Belief) -> int | None:

@@ -2,16 +2,13 @@
 
     step = (s - 1) t + t - f t + ((f t)^p + (C - L)^p)^(1/p) + L       s accumulation steps
          + the optimizer
-    t    = (T^4 + H^4)^(1/4),  T = T1(b) [1 + sigma h (T1(b) / T1(b0))^eta],  H = T1(b1) eta_H (k - 1)/3
-    h    = ((k - 1)/3)^q                                              k devices on a machine share it
-    C    = s beta(layout) 2 (n - 1)/n G / R + alpha m (1 + G / 25 MB)  n devices on m machines, G bytes of gradient,
-           and what the fullest machine adds inside, with its own s, alpha and growth in its devices
-    R    = (W^-4 + (F k)^-4)^(-1/4),  W = 50 (B / 50)^gamma           of the slowest link; k devices a machine
+    t    = T1(b) [1 + sigma h (T1(b) / T1(b0))^eta],  h = ((k - 1)/3)^q       k devices on a machine share it
+    C    = s beta(layout) 2 (n - 1)/n G / B + alpha m (1 + G / 25 MB)  n devices on m machines, G bytes of gradient, B
+           the slowest link's nominal rate; and what the fullest machine's k devices add inside: s' (k - 1)/k G
     L    = the same of the last bucket alone, which nothing is left to hide
 
-b0 is the middle and b1 the least batch of a workload; H a host-bound floor of full machines, which slows small batches
-only. A profile of when buckets are ready shifts f and the size of the last bucket; on hosts without accelerators F and
-alpha go with their cores, which copy and reduce. Everything is an array over setups.
+b0 is the middle batch of a workload. A profile of when buckets are ready shifts f and the size of the last bucket; on
+hosts without accelerators alpha goes with their cores, which copy and reduce. Everything is an array over setups.
 """
 
 from __future__ import annotations
@@ -23,16 +20,13 @@ from scipy.special import expit, logit
 
 from ..domain.numeric import FloatArray, IntArray
 
-_BYTES, _GBPS, _INSIDE_GBPS, _BUCKET = 1e8, 50.0, 96.0, 25 << 20
-# What a processor core copies and reduces against what an accelerator drives: 6e-10 core seconds a byte against 100
-# Gbit/s [traps.md].
-CORE_DRIVES = 0.13
-_BYTES_PER_GBIT, _SHARP, _STEEPEST = 1.25e8, 4.0, 2.0
+_BYTES, _INSIDE_GBPS, _BUCKET = 1e8, 96.0, 25 << 20
+_BYTES_PER_GBIT, _STEEPEST = 1.25e8, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Prior mean and spreads: of what all share, and of the deviations by kind, by workload and by workload on kind.
+    """Prior mean and spreads: of what all share, and of the deviations by kind and by workload on kind.
 
     A spread of 0: no such deviation. Those of the levels are where learning starts from.
     """
@@ -40,38 +34,29 @@ class Parameter:
     mean: float
     all: float
     kind: float = 0.0
-    workload: float = 0.0
     cell: float = 0.0
 
 
-# Between machines a kind is worth a factor of two, a workload 1.2 [physics.md]; logits and slopes in proportion.
+# Between machines a kind is worth a factor of two, a workload on it 1.2 [physics.md]; logits and slopes in proportion.
 PARAMETERS: dict[str, Parameter] = {
-    "log_scale": Parameter(1.8, 1.0, 0.6, 0.05, 0.2),  # of an exchange between machines, against the nominal rate
-    "machines": Parameter(0.3, 0.3, 0.3, 0.05, 0.1),  # slope in 1 - 2 / m: growth with machines levels off
-    "two": Parameter(0.2, 0.3, 0.4, 0.03, 0.1),  # two machines: another algorithm
-    "devices": Parameter(0.1, 0.2, 0.2, 0.03, 0.1),  # slope in the log of devices a machine, m > 2
-    "two_devices": Parameter(0.3, 0.4, 0.3, 0.03, 0.2),
-    "imbalance": Parameter(0.0, 0.4, 0.3, 0.0, 0.1),
-    "log_gamma": Parameter(-0.2, 0.2),
-    "log_driven": Parameter(4.6, 0.5, 0.3),  # Gbit/s by a device
-    "bytes": Parameter(0.0, 0.1, 0.1),  # exponent of G, less 1
-    "log_alpha": Parameter(-8.0, 0.7, 0.4, 0.05, 0.3),  # of a bucket: launches take 20 to 300 microseconds [D]
-    "log_sharpness": Parameter(0.7, 0.4, 0.3, 0.1, 0.2),  # log(p - 1)
-    "log_last": Parameter(-0.7, 0.5, 0.2, 0.1, 0.2),  # log of the last bucket's part of 25 MiB
-    "log_inside": Parameter(0.5, 1.0, 0.8, 0.05, 0.3),
-    "inside_devices": Parameter(0.3, 0.6, 0.6, 0.03, 0.4),
-    "log_inside_alpha": Parameter(-9.0, 0.7, 0.4, 0.05, 0.3),
-    "logit_hidden": Parameter(0.5, 1.0, 0.5, 0.5, 0.5),
-    "log_slowdown": Parameter(-2.5, 0.8, 0.5, 0.4, 0.4),
-    "slowdown_batch": Parameter(0.0, 0.3, 0.2, 0.2, 0.2),
-    "log_crowding": Parameter(0.3, 0.2, 0.2, 0.0, 0.2),
-    "log_host": Parameter(-1.5, 0.7, 0.5, 0.4, 0.4),
+    "log_scale": Parameter(1.8, 1.0, 0.6, 0.2),  # of an exchange between machines, against the nominal rate
+    "machines": Parameter(0.3, 0.3, 0.3, 0.1),  # slope in 1 - 2 / m: growth with machines levels off
+    "two": Parameter(0.2, 0.3, 0.4, 0.1),  # two machines: another algorithm
+    "devices": Parameter(0.1, 0.2, 0.2, 0.1),  # slope in the log of devices a machine, m > 2
+    "two_devices": Parameter(0.3, 0.4, 0.3, 0.2),
+    "imbalance": Parameter(0.0, 0.4, 0.3, 0.1),
+    "log_alpha": Parameter(-8.0, 0.7, 0.4, 0.3),  # of a bucket: launches take 20 to 300 microseconds [D]
+    "log_sharpness": Parameter(0.7, 0.4, 0.3, 0.2),  # log(p - 1)
+    "log_last": Parameter(-0.7, 0.5, 0.2, 0.2),  # log of the last bucket's part of 25 MiB
+    "log_inside": Parameter(0.5, 1.0, 0.8, 0.3),
+    "logit_hidden": Parameter(0.5, 1.0, 0.5, 0.5),
+    "log_slowdown": Parameter(-2.5, 0.8, 0.5, 0.4),
+    "slowdown_batch": Parameter(0.0, 0.3, 0.2, 0.2),
+    "log_crowding": Parameter(0.3, 0.2, 0.2, 0.2),
 }
 NAMES = tuple(PARAMETERS)
 MEAN = np.array([one.mean for one in PARAMETERS.values()])
-ALL, KIND, WORKLOAD, CELL = (
-    np.array([getattr(one, level) for one in PARAMETERS.values()]) for level in ("all", "kind", "workload", "cell")
-)
+ALL, KIND, CELL = (np.array([getattr(one, level) for one in PARAMETERS.values()]) for level in ("all", "kind", "cell"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +65,6 @@ class Line:
 
     alone_s: FloatArray  # (rows, members) T1(b); 0 where padded
     middle_s: FloatArray  # (rows, members) T1(b0)
-    least_s: FloatArray  # (rows, members) T1(b1)
     optimizer_s: FloatArray  # (rows, members)
     devices: FloatArray  # (rows, members) on the machine
     count: FloatArray  # (rows, members) equal machines that a member stands for
@@ -90,7 +74,7 @@ class Line:
     accumulation: FloatArray
     gradient_bytes: FloatArray
     gbps: FloatArray  # of the slowest link
-    drives: FloatArray  # what the weakest host copies, as a part of what an accelerator drives
+    core: FloatArray  # what the smallest host has of a processor core, at most 1; 1 with accelerators
     hidden: FloatArray  # logit of f as a profile has it, from the usual; 0 without one
     last_bucket: FloatArray  # the same of the log of the last bucket
 
@@ -136,15 +120,13 @@ def step_times(line: Line, values: FloatArray) -> Times:
 
 def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
     """(rows, members) t of a micro-step."""
-    tall = {name: value[name][:, None] for name in ("log_slowdown", "slowdown_batch", "log_crowding", "log_host")}
+    tall = {name: value[name][:, None] for name in ("log_slowdown", "slowdown_batch", "log_crowding")}
     others = np.maximum(line.devices - 1, 0) / 3
     crowd = np.where(others > 0, np.maximum(others, 1e-9) ** np.minimum(np.exp(tall["log_crowding"]), _STEEPEST), 0.0)
     part = np.maximum(line.alone_s / np.where(line.middle_s > 0, line.middle_s, 1.0), 1e-6)
     # below -1 a step would take the longer the smaller its batch is
     slower = 1 + np.exp(np.minimum(tall["log_slowdown"], 3.0)) * crowd * part ** np.maximum(tall["slowdown_batch"], -1)
-    own, host = line.alone_s * slower, line.least_s * np.exp(np.minimum(tall["log_host"], 3.0)) * others
-    top = np.maximum(np.maximum(own, host), 1e-30)
-    return np.asarray(top * ((own / top) ** 4 + (host / top) ** 4) ** 0.25, dtype=float)
+    return np.asarray(line.alone_s * slower, dtype=float)
 
 
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
@@ -153,28 +135,21 @@ def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArr
     each = ranks / machines
     two = machines == 2
     dense, uneven = np.log(each), 1 - each / line.most
-    link = np.log(_GBPS) + np.exp(value["log_gamma"]) * np.log(np.where(across, line.gbps, _GBPS) / _GBPS)
-    rate = -np.logaddexp(-_SHARP * link, -_SHARP * (value["log_driven"] + np.log(line.drives) + dense)) / _SHARP
     between = (
         value["log_scale"]
         + value["machines"] * (1 - 2 / np.maximum(machines, 2))
         + np.where(two, value["two"] + value["two_devices"] * dense, value["devices"] * dense)
         + value["imbalance"] * uneven
-        - rate
+        - np.log(np.where(across, line.gbps, 1.0))
     )
-    crowd = value["inside_devices"] * np.log(np.maximum(line.most, 1) / 2)
-    inside = np.exp(np.clip(value["log_inside"] + crowd - np.log(_INSIDE_GBPS), -30, 30))
+    inside = np.exp(np.clip(value["log_inside"] - np.log(_INSIDE_GBPS), -30, 30))
     unit_s = 2 * _BYTES / _BYTES_PER_GBIT
     carry_s = unit_s * (
         (ranks - 1) / np.maximum(ranks, 1) * across * np.exp(np.clip(between, -30, 30))
         + (line.most - 1) / line.most * inside
     )
-    start_s = across * np.exp(value["log_alpha"]) * machines / np.minimum(line.drives / CORE_DRIVES, 1.0)
-    start_s = start_s + (line.most > 1) * np.exp(np.minimum(value["log_inside_alpha"] + crowd, 5.0))
+    start_s = across * np.exp(value["log_alpha"]) * machines / line.core
     size = np.log(line.gradient_bytes / _BYTES)
     bucket = np.minimum(size, np.log(_BUCKET / _BYTES) + value["log_last"] + line.last_bucket)
-    whole, end = (
-        carry_s * np.exp((1 + value["bytes"]) * one) + start_s * (1 + np.exp(one) * (_BYTES / _BUCKET))
-        for one in (size, bucket)
-    )
+    whole, end = (carry_s * np.exp(one) + start_s * (1 + np.exp(one) * (_BYTES / _BUCKET)) for one in (size, bucket))
     return whole, end

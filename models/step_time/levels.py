@@ -1,6 +1,6 @@
-"""Step time by levels: every constant is what all share, and what a kind, a workload, a workload on a kind deviate by.
+"""Step time by levels: every constant is what all share, and what a kind and a workload on a kind deviate by.
 
-    log step = log formula(setup; theta) + r(setup) + noise,     theta = all + kind + workload + cell
+    log step = log formula(setup; theta) + r(setup) + noise,     theta = all + kind + cell
 
 formula.py has the equation and one_device.py its seconds of one device, which are parameters too, tied by their own
 prior. A *cell* is a workload on a kind of machine; r is a Gaussian process between near neighbours of one cell. What
@@ -25,7 +25,7 @@ import numpy as np
 import scipy
 
 from ..domain.numeric import Z_90, FloatArray, IntArray
-from .formula import ALL, CELL, KIND, MEAN, NAMES, WORKLOAD, Line, Times, step_times
+from .formula import ALL, CELL, KIND, MEAN, NAMES, Line, Times, step_times
 from .one_device import Points
 
 # Of the residual between near neighbours: octaves of batch, of machines and of devices a machine, imbalance, and
@@ -47,8 +47,8 @@ _TAIL = 4.0  # of deviations
 _MOST_LEFT_OUT, _FEW, _LEFT_OUT_TURNS, _MOST_WIDER = 9, 6, 6, 9.0
 _STEP = 1e-4
 _SETTLED = 3e-4  # part of the loss below which a step is the last
-_LEVELS = ("all", "kind", "workload", "cell")
-_START = {"all": ALL, "kind": KIND, "workload": WORKLOAD, "cell": CELL}
+_LEVELS = ("all", "kind", "cell")
+_START = {"all": ALL, "kind": KIND, "cell": CELL}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +117,6 @@ class Columns:
         self._add(("all", ""), int((ALL > 0).sum()))
         for kind in sorted({one for _, one in cells}):
             self._add(("kind", kind), int((KIND > 0).sum()))
-        for workload in sorted({one for one, _ in cells}):
-            self._add(("workload", workload), int((WORKLOAD > 0).sum()))
         for cell in sorted(set(cells)):
             self._add(("cell", cell), int((CELL > 0).sum()))
         for workload, many in sorted(points.items()):
@@ -130,7 +128,7 @@ class Columns:
 
     def keys(self, workload: str, kind: str) -> list[tuple[str, object]]:
         """Of a cell's levels, those that are known or not."""
-        return [("all", ""), ("kind", kind), ("workload", workload), ("cell", (workload, kind))]
+        return [("all", ""), ("kind", kind), ("cell", (workload, kind))]
 
     def of(self, workload: str, kind: str) -> IntArray:
         """Columns that a cell answers to, those of one device last."""
@@ -409,7 +407,7 @@ class Regression:
             block.outlying = np.maximum(1.0, block.outlying * (_FREEDOM + away**2) / (_FREEDOM + 1))
             block.outlying = np.minimum(block.outlying, 1e4)
         for (level, _), at in self.columns.groups.items():
-            if prior and level in ("kind", "workload", "cell"):
+            if prior and level in ("kind", "cell"):
                 self.prior[at] = (_TAIL + 1) / (_TAIL + self.z[at] ** 2)
 
     def _learn_spreads(self) -> None:

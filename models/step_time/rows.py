@@ -14,7 +14,7 @@ from ..domain.cluster import parse_cluster
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import SetupArrays
 from .dataset import Exchange, TrainingRows
-from .formula import CORE_DRIVES, Line, known_overlap
+from .formula import Line, known_overlap
 from .levels import Rows
 from .machine_specs import Machine, device_kind
 from .one_device import OneDevice, Points
@@ -75,7 +75,7 @@ class Facts:
         points = [(setups.workloads.names[int(w)], devices[int(k)], float(b)) for w, k, b in distinct.tolist()]
         place = np.full(kind.shape, -1, dtype=np.intp)
         place[present] = where.ravel()
-        log_s, middle, least = self._seconds(points)
+        log_s, middle = self._seconds(points)
         optimizer = np.array([self._optimizer(*one[:2]) for one in points])
 
         def of(values: FloatArray, padded: float) -> FloatArray:
@@ -87,7 +87,6 @@ class Facts:
         line = Line(
             alone_s=of(np.exp(log_s), 0.0),
             middle_s=of(np.exp(middle), 1.0),
-            least_s=of(np.exp(least), 0.0),
             optimizer_s=of(optimizer * np.exp(middle), 0.0),
             devices=np.where(present, layout, 0.0),
             count=np.where(present, count, 0.0),
@@ -127,7 +126,6 @@ class Facts:
         line = Line(
             alone_s=nothing,
             middle_s=nothing + 1,
-            least_s=nothing,
             optimizer_s=nothing,
             devices=nothing + 1,
             count=machines[:, None],
@@ -153,17 +151,14 @@ class Facts:
         )
 
     def _links(self, setups: SetupArrays) -> dict[str, FloatArray]:
-        """Gbit/s of the slowest link, and what part of an accelerator's rate the smallest host copies at."""
+        """Gbit/s of the slowest link, and what the smallest host has of a core."""
         slowest = self._by_link(setups)
         order = setups.by_type({name: float(at) for at, name in enumerate(slowest)}, np.inf).min(axis=1, initial=np.inf)
         gbps = np.array([self.machines[name].bandwidth_gbps for name in slowest])
-        drives = {
-            name: 1.0 if machine.accelerated else CORE_DRIVES * machine.cores
-            for name, machine in ((name, self.machines[name]) for name in setups.names)
-        }
+        cores = {name: 1.0 if one.accelerated else one.cores for name, one in self.machines.items()}
         return {
             "gbps": gbps[order.astype(np.intp)] if len(order) else np.zeros(0),
-            "drives": setups.by_type(drives, np.inf).min(axis=1, initial=np.inf),
+            "core": setups.by_type(cores, np.inf).min(axis=1, initial=1.0),
         }
 
     def _by_link(self, setups: SetupArrays) -> list[str]:
@@ -197,22 +192,16 @@ class Facts:
         known = [one for (owner, _), one in self.optimizer_part.items() if owner == workload]
         return float(np.median(known)) if known else 0.0
 
-    def _seconds(self, points: Sequence[Point]) -> tuple[FloatArray, ...]:
-        """Log seconds of the points, of of their workloads' middle and least batches there."""
+    def _seconds(self, points: Sequence[Point]) -> tuple[FloatArray, FloatArray]:
+        """Log seconds of the points, and of their workloads' middle batches there."""
         many = len(points)
         if not many:
-            return (np.zeros(0),) * 3
+            return np.zeros(0), np.zeros(0)
         pairs = sorted({one[:2] for one in points})
-        asked = list(points)
-        for workload, kind in pairs:
-            asked += [
-                (workload, kind, 2 ** self.alone.middle_of(workload)),
-                (workload, kind, self.alone.reaches(workload)[0]),
-            ]
-        found = self.alone.predict(self.at(asked))
-        places = {pair: at for at, pair in enumerate(pairs)}
-        which = many + 2 * np.array([places[one[:2]] for one in points], dtype=np.intp)
-        return found[:many], found[which], found[which + 1]
+        middle = [(workload, kind, 2 ** self.alone.middle_of(workload)) for workload, kind in pairs]
+        found = self.alone.predict(self.at([*points, *middle]))
+        places = {pair: many + at for at, pair in enumerate(pairs)}
+        return found[:many], found[[places[one[:2]] for one in points]]
 
 
 Parts = dict[tuple[str, str], float]

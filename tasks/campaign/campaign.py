@@ -34,7 +34,7 @@ from ..market.offers import current_offers, nothing_to_buy, offers_now, with_fac
 from ..monitoring.checks import drifting_types
 from ..node.record import MACHINE
 from ..providers.base import NoCapacity, Provider, ProviderError
-from ..recommendation.recommend import contending, planned
+from ..recommendation.recommend import comparable, contending, planned
 from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
 from ..workspace.prefect_runtime import Step
@@ -168,7 +168,7 @@ def _model(
     runs: pd.DataFrame,
 ) -> Model:
     """What the champion says of the workloads and types that it has met as they are defined now."""
-    known = [offer for offer in offers if model.met_type(offer.instance_type)]
+    known, _, _ = comparable(model, offers)
     conditions = circumstances(workspace)
     choice_set: dict[str, ChoiceSet] = {}
     for workload in workloads if known else ():

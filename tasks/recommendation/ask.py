@@ -75,7 +75,7 @@ def answer(provider: str, question: Question, *, market: str, top: int, pilots: 
 
 
 def _not_compared(case: Case) -> list[dict[str, Any]]:
-    """Of each device that nothing was ever measured on, the cheapest machine: a run on it would include the device."""
+    """Of each device of which nothing is known, the cheapest machine: a run on it would include the device."""
     cheapest: dict[str, Offer] = {}
     for offer in sorted(case.offers, key=lambda one: (one.usd_per_hour is None, one.total_usd_per_hour or 0.0)):
         cheapest.setdefault(offer.instance_type.device, offer)
@@ -86,7 +86,7 @@ def _not_compared(case: Case) -> list[dict[str, Any]]:
             "market": cheapest[device].market,
             "usd_per_hour": cheapest[device].usd_per_hour,
         }
-        for device in case.unmeasured_devices
+        for device in case.left_out
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import pandas as pd
 from models.campaign.acquisition import Past
 from models.campaign.campaign import Campaign, shopping_list
 from models.campaign.candidates import Costs
-from models.campaign.pilots import Pilots, choose_pilots
+from models.campaign.pilots import Pilots, choose_pilots, devices_of, runs_by_kind
 from models.campaign.value_of_information import ChoiceSet
 from models.domain import setup_table
 from models.domain.cluster import Cluster, Offer
@@ -27,7 +27,7 @@ from ..market.job_conditions import costs_of
 from ..market.offers import with_facts
 from ..workspace.blas_threads import one_thread
 from ..workspace.workspace import Workspace
-from .recommend import SEED, Case, contending, guessable, on_met_devices
+from .recommend import SEED, Case, comparable, contending, guessable
 
 # A pilot runs on few machines: four of them show all that more would of how a workload communicates.
 _MOST_HOSTS, _MOST_CANDIDATES = 4, 300
@@ -58,6 +58,7 @@ def pilots_for(case: Case, plan: Plan, *, buyable: Sequence[Offer], count: int) 
     to measure, in order, each with its cluster, layout, batch, seconds, dollars, `regret_after` it, and, where no
     cluster meets the constraint surely enough, `assured_after`: the chance that one is then known to.
 
+    `kinds` are the devices that nothing was ever measured on and that may be the best, each with one run on it.
     `settled` is None where the choice is open and no few runs would settle it, and where no runs can be named at all:
     then `reason`, elsewhere empty, says why and what would help.
 
@@ -74,7 +75,7 @@ def pilots_for(case: Case, plan: Plan, *, buyable: Sequence[Offer], count: int) 
             if workload.name in {one.name for one in workspace.measurable}:
                 return _profiles(workspace, workload, sold, count)
             return _no_runs(_unknown(case))
-        known, _ = on_met_devices(workspace, model, sold)
+        known, _, _ = comparable(model, sold)
         buying = worth_asking(guessable(model, known) if case.guessed else known)
         if not buying:
             return _no_runs(NOT_SOLD)
@@ -87,11 +88,30 @@ def pilots_for(case: Case, plan: Plan, *, buyable: Sequence[Offer], count: int) 
         step_s = model.predict(frame.iloc[list(found.chosen)])["step_s"].to_numpy(float) if found.chosen else ()
         costs = costs_of(workspace)
         runs = [_run(costs, candidates[at], float(one)) for at, one in zip(found.chosen, step_s, strict=True)]
-        return _judged(plan.rows[0], found, runs)
+        return _judged(plan.rows[0], found, runs) | {"kinds": _kinds(case, model, choice_set, candidates)}
+
+
+def _kinds(case: Case, model: StepTimeModel, choice_set: ChoiceSet, candidates: Sequence[Setup]) -> list[Found]:
+    """For each device that only its data sheet tells of and that may be the best: one run on it, as `_run` has it, with
+    its `device`, the chance `p_best` and the `regret_after` it.
+    """
+    if not case.by_data_sheet:
+        return []
+    goal = case.workload.goals[0].goal
+    told = runs_by_kind(choice_set, candidates, model.joint, goal=goal, kinds=case.by_data_sheet, seed=SEED)
+    if not told:
+        return []
+    setups = [candidates[one.candidate] for one in told]
+    step_s = model.predict(pd.DataFrame([setup.row() for setup in setups]))["step_s"].to_numpy(float)
+    costs = costs_of(case.workspace)
+    return [
+        {"device": one.kind} | _run(costs, setup, float(step)) | {"p_best": one.p_best, "regret_after": one.after}
+        for one, setup, step in zip(told, setups, step_s, strict=True)
+    ]
 
 
 def _no_runs(why: str) -> Found:
-    return {"settled": None, "regret": None, "runs": [], "reason": f"no pilots can be named: {why}"}
+    return {"settled": None, "regret": None, "runs": [], "kinds": [], "reason": f"no pilots can be named: {why}"}
 
 
 def _unknown(case: Case) -> str:
@@ -144,11 +164,22 @@ def _candidates(case: Case, model: StepTimeModel, sold: Sequence[Offer], choice_
     dollars = [setup.cluster.total_usd_per_hour or 0.0 for setup in setups]
     order = np.lexsort((dollars, [setup_table.setup_key(setup) not in chosen for setup in setups]))
     setups = [setups[at] for at in order]
+    setups = _cheapest_of_each(setups, case.by_data_sheet) + setups
     if case.guessed:
         setups = _on_one_device(setups) + setups
     runs = reads.measured_setups(workspace.warehouse, workspace.provider.name, workload.name)
     new = [setup for setup, times in zip(setups, setup_table.runs_of(setups, runs), strict=True) if not times]
-    return new[:_MOST_CANDIDATES]
+    return list({setup_table.setup_key(one): one for one in new}.values())[:_MOST_CANDIDATES]
+
+
+def _cheapest_of_each(setups: Sequence[Setup], devices: Collection[str]) -> list[Setup]:
+    """The cheapest an hour on each of these devices alone: few as they are, they must not fall behind the others."""
+    found: dict[str, Setup] = {}
+    for setup in sorted(setups, key=lambda one: one.cluster.total_usd_per_hour or np.inf):
+        own = devices_of(setup)
+        if len(own) == 1 and own <= set(devices):
+            found.setdefault(next(iter(own)), setup)
+    return list(found.values())
 
 
 def _on_one_device(setups: Sequence[Setup]) -> list[Setup]:
@@ -212,4 +243,4 @@ def _profiles(workspace: Workspace, workload: Workload, sold: Sequence[Offer], c
             "accumulation_steps": item.accumulation_steps,
         }
         runs.append(run | _billed(costs, cluster, item.est_s) | {"regret_after": None, "assured_after": None})
-    return {"settled": False, "regret": None, "runs": runs, "reason": ""}
+    return {"settled": False, "regret": None, "runs": runs, "kinds": [], "reason": ""}

@@ -19,8 +19,6 @@ from models.planner.candidates import Supply, worth_asking
 from models.planner.choice_rule import EVEN_ODDS
 from models.planner.explanations import amount
 from models.step_time.model import StepTimeModel, introduced
-from warehouse.database import WarehouseMissing
-from warehouse.reads import mart
 
 from ..market.job_conditions import circumstances, spot_experience
 from ..market.offers import with_known_facts
@@ -48,6 +46,8 @@ NOT_IMPORTED = (
 )
 
 UNPRICED_SHARE = 0.25  # of the instance types: where more have no price, a reader is told
+ON_DATA_SHEET = "by its data sheet alone, since nothing was ever measured on"
+LEFT_OUT = "not compared, since neither a run on them nor their data sheet is known"
 GUESSED = "a first guess from its FLOPs, since nothing of it was ever measured on these machines"
 
 MOST_SCORES = 20  # different questions for spot placement scores in one publication
@@ -102,8 +102,8 @@ class Case:
     """A workload that is asked about, with all that its answer rests on.
 
     `model` is None where not even a guess can be made of it, and `guessed` says that it can only be guessed at. `known`
-    are the `offers` that can be predicted: of types that the model has met as they are defined now, on devices that
-    something was measured on. `unmeasured_devices` are the names of the others.
+    are the `offers` that can be predicted, those on the devices `by_data_sheet` although nothing was measured on them;
+    `left_out` are the devices of which nobody knows any figure.
     """
 
     workspace: Workspace
@@ -114,7 +114,8 @@ class Case:
     model: StepTimeModel | None
     guessed: bool
     known: Sequence[Offer]
-    unmeasured_devices: Sequence[str]
+    by_data_sheet: Sequence[str]
+    left_out: Sequence[str]
 
     @classmethod
     def of(
@@ -130,7 +131,7 @@ class Case:
         model, guessed = None if champion is None else champion.model, False
         if model is not None and not model.met_workload(workload):
             model, guessed = introduced(model, workload), True
-        known, devices = ([], []) if champion is None else on_met_devices(workspace, champion.model, offers)
+        known, by_data_sheet, left_out = ([], [], []) if champion is None else comparable(champion.model, offers)
         return cls(
             workspace=workspace,
             champion=champion,
@@ -140,7 +141,8 @@ class Case:
             model=model,
             guessed=guessed,
             known=[] if model is None else guessable(model, known) if guessed else known,
-            unmeasured_devices=devices,
+            by_data_sheet=by_data_sheet,
+            left_out=left_out,
         )
 
 
@@ -161,9 +163,9 @@ def recommend_one(
 def plan_one(case: Case, runs: pd.DataFrame, *, top: int = 5) -> planner.Plan:
     """The planner's answer, its rows stamped as they are published.
 
-    What the champion has not met as it is defined now, and a kind of device that no run was ever measured on, is not
-    guessed at: it has no setups, and the rows say so. Of a workload that the champion has not met there is a first
-    guess where its FLOPs and the devices' peak rates are known, and the rows say that too.
+    What the champion has not met as it is defined now has no setups, and the rows say so. Of a workload that it has not
+    met there is a first guess where its FLOPs and the devices' peak rates are known, and of a device that no run was
+    ever measured on where its data sheet is; the rows say that too.
     """
     workspace, workload, offers, known = case.workspace, case.workload, case.offers, case.known
     mine = runs[runs["workload"] == workload.name] if len(runs) else runs
@@ -273,35 +275,44 @@ def _newest(runs: pd.DataFrame) -> datetime | None:
 def _reason(row: Row, case: Case) -> str:
     """The row's own, with the prices in it that are not everybody's.
 
-    The first of a goal also says that it is a guess, and which devices were not compared.
+    What rests on a data sheet alone says so. The first of a goal also says that it is a guess, which devices were
+    compared by their data sheets, and which were not compared.
     """
     own = dict.fromkeys(one.own_price for one in _members(row, case.offers) if one.own_price)
-    reason = "; ".join([str(row["reason"]), *own])
+    devices = dict.fromkeys(one.instance_type.device for one in _members(row, case.offers))
+    guessed = [f"{ON_DATA_SHEET} {one}" for one in devices if one in case.by_data_sheet]
+    reason = "; ".join([*guessed, str(row["reason"]), *own])
     if row["rank"] > 1:
         return reason
-    said = f"{GUESSED}: {reason}" if case.guessed else reason
-    if not case.unmeasured_devices:
-        return said
-    return f"{said}; not compared, since nothing was ever measured on them: {', '.join(case.unmeasured_devices)}"
+    said = [f"{GUESSED}: {reason}" if case.guessed else reason]
+    if case.by_data_sheet:
+        said.append(f"compared by data sheet alone: {', '.join(case.by_data_sheet)}")
+    if case.left_out:
+        said.append(
+            f"not compared, since neither a run on them nor their data sheet is known: {', '.join(case.left_out)}"
+        )
+    return "; ".join(said)
 
 
-def on_met_devices(
-    workspace: Workspace, model: StepTimeModel, offers: Sequence[Offer]
-) -> tuple[list[Offer], list[str]]:
-    """Offers of types that the model has met, on devices that something was measured on; and the other devices' names.
+def comparable(model: StepTimeModel, offers: Sequence[Offer]) -> tuple[list[Offer], list[str], list[str]]:
+    """Offers that can be predicted; of these the devices that only a data sheet tells of; devices that nobody knows.
 
-    A GPU's data sheet says too little about how fast a network runs on it.
+    An offer is of a type that the model has met as it is defined now. Its device was measured on, or its rate is known.
     """
-    measured = model.measured_types
-    devices = {offer.instance_type.name: offer.instance_type.device for offer in offers}
-    try:
-        kinds = mart(workspace.warehouse, "instance_types", provider=workspace.provider.name)
-        devices |= dict(zip(kinds["name"], kinds["device"], strict=True))
-    except WarehouseMissing:
-        pass  # nothing was ever noted
-    met = {device for name, device in devices.items() if name in measured}
-    known = [one for one in offers if one.instance_type.device in met and model.met_type(one.instance_type)]
-    return known, sorted({one.instance_type.device for one in offers} - met)
+    measured = {model.machines[name].device for name in model.measured_types}
+    found: list[Offer] = []
+    guessed: set[str] = set()
+    for offer in offers:
+        kind = offer.instance_type
+        if not model.met_type(kind):
+            continue
+        if model.machines[kind.name].device in measured:
+            found.append(offer)
+        elif model.can_guess(kind.name):
+            found.append(offer)
+            guessed.add(kind.device)
+    known = {one.instance_type.device for one in found}
+    return found, sorted(guessed), sorted({one.instance_type.device for one in offers} - known)
 
 
 def guessable(model: StepTimeModel, offers: Sequence[Offer]) -> list[Offer]:

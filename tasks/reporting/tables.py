@@ -91,6 +91,8 @@ def print_recommendations(
                 _print_frontier(console, row)
             if row.get("pilots"):
                 _print_pilots(console, row)
+            if row.get("pilots") and row["pilots"].get("kinds"):
+                _print_kinds(console, row["pilots"]["kinds"])
             if row.get("not_compared"):
                 _print_not_compared(console, row["not_compared"])
     if any(row["cluster"] or row.get("frontier") for row in rows):
@@ -148,9 +150,25 @@ def _print_pilots(console: Console, row: Row) -> None:
     _print_lines(console, names, lines, right=numbers)
 
 
+def _print_kinds(console: Console, kinds: Sequence[Row]) -> None:
+    """Devices that only a data sheet tells of, with one run on each: what it costs, and how much it would settle."""
+    console.print("\nnever measured, compared by data sheet alone; one run on each", style="bold")
+    lines = [
+        [
+            *(one["device"], f"{one['p_best']:.0%}", one["cluster"], one["layout"], one["market"], _batch(one)),
+            *(f"{one['seconds']:.0f}", _plain(one["usd"], 2), _lost(one["regret_after"])),
+        ]
+        for one in kinds
+    ]
+    numbers = ("seconds", "usd", "expected regret after")
+    _print_lines(
+        console, ("device", "p best", "cluster", "devices each", "market", "batch", *numbers), lines, right=numbers
+    )
+
+
 def _print_not_compared(console: Console, devices: Sequence[Row]) -> None:
-    """Devices that nothing was ever measured on, and on which machine one run would include each of them."""
-    title = "not compared, since nothing was ever measured on them; a run on one would include it"
+    """Devices of which nothing is known, and on which machine one run would include each of them."""
+    title = "not compared, since neither a run on them nor their data sheet is known; a run on one would include it"
     console.print(f"\n{title}", style="bold")
     lines = [[one["device"], one["cluster"], one["market"], _number(one["usd_per_hour"], "{:.4g}")] for one in devices]
     _print_lines(console, ("device", "cluster", "market", "usd an hour"), lines, right=("usd an hour",))

@@ -57,17 +57,11 @@ NEUTRAL: dict[str, float] = {
     "devices": 0.0,
     "two_devices": 0.0,
     "imbalance": 0.0,
-    "log_gamma": 0.0,
-    "log_driven": 9.0,
-    "bytes": 0.0,
     "log_alpha": -20.0,
     "log_last": -10.0,
-    "inside_devices": 0.0,
-    "log_inside_alpha": -20.0,
     "log_slowdown": -20.0,
     "slowdown_batch": 0.0,
     "log_crowding": 0.0,
-    "log_host": -20.0,
 }
 
 
@@ -228,19 +222,17 @@ def summary(scored: pd.DataFrame) -> pd.DataFrame:
 @contextmanager
 def without(name: str) -> Iterator[None]:
     """The formula without a parameter's term, or without the residual (`residual`) or a level (`level kind`)."""
-    arrays = (formula.MEAN, formula.ALL, formula.KIND, formula.WORKLOAD, formula.CELL)
+    arrays = (formula.MEAN, formula.ALL, formula.KIND, formula.CELL)
     saved, spreads = [one.copy() for one in arrays], levels.SPREADS.copy()
     try:
         if name in NEUTRAL:
             at = formula.NAMES.index(name)
-            for one, value in zip(arrays, (NEUTRAL[name], 0.0, 0.0, 0.0, 0.0), strict=True):
+            for one, value in zip(arrays, (NEUTRAL[name], 0.0, 0.0, 0.0), strict=True):
                 one[at] = value
         elif name == "residual":
             levels.SPREADS[:2] = 1e-3
         elif name.startswith("deviations by "):
-            dict(zip(("kind", "workload", "cell"), arrays[2:], strict=True))[name.removeprefix("deviations by ")][:] = (
-                0.0
-            )
+            dict(zip(("kind", "cell"), arrays[2:], strict=True))[name.removeprefix("deviations by ")][:] = 0.0
         yield
     finally:
         for one, old in zip(arrays, saved, strict=True):
@@ -250,7 +242,7 @@ def without(name: str) -> Iterator[None]:
 
 def ablations(bench: Bench, wanted: list[str], *, draws: int) -> pd.DataFrame:
     """Mean error by kind and what it grows by without each term, over the choosing groups of ALONE."""
-    every = ["", "residual", *(f"deviations by {one}" for one in ("kind", "workload", "cell")), *NEUTRAL]
+    every = ["", "residual", *(f"deviations by {one}" for one in ("kind", "cell")), *NEUTRAL]
     names = ["", *wanted] if wanted else every
     asked = [one for one in groups(bench.runs, draws=draws) if one.table == ALONE]
     found = {}
