@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -119,17 +120,30 @@ def device_kind(name: str, machine: Machine) -> str:
     """
     if not machine.accelerated or not machine.device:
         return name
-    rate = machine.device_tflops
-    sheet = data_sheets()["fp32_tflops"].get(machine.device, np.nan)
+    rate, (kind, sheet) = machine.device_tflops, _sheet(machine.device, machine.device_memory_gib)
     alike = rate is None or 1 / _ALIKE < rate / sheet < _ALIKE
-    return machine.device if alike else f"{machine.device} of {rate:g} TFLOP/s"
+    return kind if alike else f"{machine.device} of {rate:g} TFLOP/s"
+
+
+@cache
+def _sheet(device: str, memory_gib: float | None) -> tuple[str, float]:
+    """Name and fp32 TFLOP/s of the data sheet of a device, of several (A100) that which is nearest in memory."""
+    table = data_sheets()
+    own = table[(table.index == device) | table.index.str.fullmatch(re.escape(device) + " [0-9]+gb")]
+    if not len(own):
+        return device, math.nan
+    apart = np.abs(np.log(own["memory_gb"] / memory_gib)) if memory_gib else np.zeros(len(own))
+    nearest = own.iloc[int(np.argmin(apart))]
+    return str(nearest.name), float(nearest["fp32_tflops"])
 
 
 @cache
 def data_sheets() -> pd.DataFrame:
-    """GPUs by name (gpu_data_sheets.csv, with date and source of each): memory, bandwidth, rates without sparsity."""
-    table = pd.read_csv(Path(__file__).with_name("gpu_data_sheets.csv"))
-    return table.drop_duplicates("device", keep="last").set_index("device")
+    """GPUs by name (gpu_data_sheets.csv): memory, bandwidth, rates without sparsity.
+
+    Each has its date and source, and where `checked` is not empty the page that it was compared with.
+    """
+    return pd.read_csv(Path(__file__).with_name("gpu_data_sheets.csv")).set_index("device")
 
 
 def sheets_of(machines: Mapping[str, Machine], table: pd.DataFrame) -> dict[str, tuple[float, float, float]]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from models.step_time.machine_specs import Machine, read_machines
+from models.step_time.machine_specs import Machine, data_sheets, device_kind, read_machines, sheets_of
 
 UNTOLD: dict[str, Any] = {"speed_told": False, "link_told": False, "device": ""}
 
@@ -71,3 +75,39 @@ def test_one_device_has_one_name_and_one_speed_however_it_is_written() -> None:
     found = read_machines(types, ["c"])
     assert found["a"].device == found["b"].device == "t9" and found["b"].prior_speed == 8.0
     assert found["d"].accelerated and not read_machines(types, ["e"])["e"].accelerated
+
+
+def test_every_data_sheet_is_dated_has_a_source_and_no_absurd_figure() -> None:
+    table = data_sheets()
+    assert table.index.is_unique and table["source"].str.startswith("https://").all()
+    assert (pd.to_datetime(table["as_of"]) >= pd.Timestamp("2026-11-01")).all()
+    figures = table[["memory_gb", "bandwidth_gbytes_s", "fp32_tflops"]]
+    assert (figures > 0).all(axis=None) and np.isfinite(figures).all(axis=None)
+    assert (table["tf32_tflops"].fillna(0) <= table["fp16_tflops"]).all()
+    assert (table["checked"].notna() | table["note"].fillna("").str.endswith("not checked")).all(), (
+        "said where it is not"
+    )
+
+
+def test_of_two_sheets_of_a_device_the_one_of_its_memory_is_taken() -> None:
+    types = pd.DataFrame(
+        [
+            {"name": name, "device": "A100", "devices": 8, "device_tflops": 19.5, "device_memory_gib": gib}
+            for name, gib in (("small", 40.0), ("large", 80.0), ("untold", None))
+        ]
+    )
+    machines = read_machines(types, [])
+    kinds = {name: device_kind(name, machine) for name, machine in machines.items()}
+    assert kinds == {"small": "a100", "large": "a100 80gb", "untold": "a100"}
+    sheets = sheets_of(machines, data_sheets())
+    assert (sheets["a100"][0], sheets["a100 80gb"][0]) == (1555.0, 2039.0)
+
+
+def test_every_gpu_that_ec2_offers_has_a_data_sheet() -> None:
+    """In the package's own list; parts of a GPU go by their rate, and what is no GPU of CUDA's has none."""
+    held = json.loads(gzip.decompress(Path("tasks/providers/ec2/snapshot.json.gz").read_bytes()))
+    rows = [dict(zip(held["columns"], one, strict=True), name=name) for name, one in held["instance_types"].items()]
+    machines = read_machines(pd.DataFrame(rows), [])
+    kinds = {device_kind(name, one) for name, one in machines.items() if one.accelerated and "1/" not in one.device}
+    others = {one for one in kinds if one.startswith(("inferentia", "trainium", "qualcomm", "gaudi"))}
+    assert len(kinds - others) > 9 and set(data_sheets().index) >= kinds - others
