@@ -3,8 +3,8 @@
     step = (s - 1) t + t - f t + ((f t)^p + (C - L)^p)^(1/p) + L       s accumulation steps
          + the optimizer
     t    = T1(b) [1 + sigma h (T1(b) / T1(b0))^eta],  h = ((k - 1)/3)^q       k devices on a machine share it
-    C    = s beta(layout) 2 (n - 1)/n G / B + alpha m (1 + G / 25 MB)  n devices on m machines, G bytes of gradient, B
-           the slowest link's nominal rate; and what the fullest machine's k devices add inside: s' (k - 1)/k G
+    C    = s beta(m) 2 (n - 1)/n G / B + alpha m (1 + G / 25 MB)   n devices on m machines, G bytes of gradient, B the
+           slowest link's nominal rate; and what the fullest machine's k devices add inside: s' (k - 1)/k G
     L    = the same of the last bucket alone, which nothing is left to hide
 
 b0 is the middle batch of a workload. A profile of when buckets are ready shifts f and the size of the last bucket; on
@@ -42,9 +42,6 @@ PARAMETERS: dict[str, Parameter] = {
     "log_scale": Parameter(1.8, 1.0, 0.6, 0.2),  # of an exchange between machines, against the nominal rate
     "machines": Parameter(0.3, 0.3, 0.3, 0.1),  # slope in 1 - 2 / m: growth with machines levels off
     "two": Parameter(0.2, 0.3, 0.4, 0.1),  # two machines: another algorithm
-    "devices": Parameter(0.1, 0.2, 0.2, 0.1),  # slope in the log of devices a machine, m > 2
-    "two_devices": Parameter(0.3, 0.4, 0.3, 0.2),
-    "imbalance": Parameter(0.0, 0.4, 0.3, 0.1),
     "log_alpha": Parameter(-8.0, 0.7, 0.4, 0.3),  # of a bucket: launches take 20 to 300 microseconds [D]
     "log_sharpness": Parameter(0.7, 0.4, 0.3, 0.2),  # log(p - 1)
     "log_last": Parameter(-0.7, 0.5, 0.2, 0.2),  # log of the last bucket's part of 25 MiB
@@ -132,16 +129,8 @@ def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
     """(rows,) seconds of exchanging all gradients, and the last bucket alone; 0 on one device."""
     machines, ranks, across = line.machines, line.ranks, line.machines > 1
-    each = ranks / machines
-    two = machines == 2
-    dense, uneven = np.log(each), 1 - each / line.most
-    between = (
-        value["log_scale"]
-        + value["machines"] * (1 - 2 / np.maximum(machines, 2))
-        + np.where(two, value["two"] + value["two_devices"] * dense, value["devices"] * dense)
-        + value["imbalance"] * uneven
-        - np.log(np.where(across, line.gbps, 1.0))
-    )
+    between = value["log_scale"] + value["two"] * (machines == 2) - np.log(np.where(across, line.gbps, 1.0))
+    between = between + value["machines"] * (1 - 2 / np.maximum(machines, 2))
     inside = np.exp(np.clip(value["log_inside"] - np.log(_INSIDE_GBPS), -30, 30))
     unit_s = 2 * _BYTES / _BYTES_PER_GBIT
     carry_s = unit_s * (

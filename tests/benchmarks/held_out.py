@@ -54,9 +54,6 @@ _CANDIDATES, _TARGETS = 400, 250  # rows that the model's own pilots are chosen 
 NEUTRAL: dict[str, float] = {
     "machines": 0.0,
     "two": 0.0,
-    "devices": 0.0,
-    "two_devices": 0.0,
-    "imbalance": 0.0,
     "log_alpha": -20.0,
     "log_last": -10.0,
     "log_slowdown": -20.0,

@@ -1,13 +1,14 @@
-"""How long planning takes at EC2's scale, in a made-up market of ten GPU types and up to 64 machines.
+"""How long planning takes at EC2's scale: ten made-up GPU types, and all of EC2's GPU types in four regions.
 
-`python -m tests.benchmarks.planner` prints the candidates, how many were left at each stage and the seconds; with
-`--plot FILE.png` also how time grows with types and machines.
+`python -m tests.benchmarks.planner` prints the candidates, how many were left at each stage and the seconds, up to 64
+machines; with `--plot FILE.png` also how time grows with types and machines.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -18,12 +19,15 @@ import typer
 from flows.cli import explained
 from models.domain.cluster import Offer
 from models.domain.workload import Goal, Workload
-from models.planner.candidates import Supply
+from models.planner.candidates import Supply, worth_asking
 from models.planner.planner import Plan, plan
 from models.step_time.model import StepTimeModel
+from tasks.providers.ec2.catalogue import device_tflops
+from tasks.providers.ec2.snapshot import packaged
 from tasks.reporting.tables import print_frame
 from tests.benchmarks import synthetic_market as imagined
 
+REGIONS = ("us-east-1", "us-west-2", "eu-west-1", "ap-south-1")
 TYPES, MACHINES = (2, 4, 6, 8, 10), (4, 8, 16, 32, 64)
 # The deadline and the budget asked for, as multiples of the least hours and dollars that can be had.
 _DEADLINE, _BUDGET = 4.0, 1.5
@@ -39,10 +43,26 @@ def asked(model: StepTimeModel, offers: Sequence[Offer], name: str, max_hosts: i
     )
 
 
-def timed(model: StepTimeModel, name: str, *, types: int, max_hosts: int, repeats: int) -> dict[str, Any]:
-    """One row: candidates, how many were left at each stage, and the median seconds after one run to warm up."""
+def some_types(types: int) -> list[Offer]:
+    """So many of the ten made-up types, in both markets."""
     sold = imagined.types()
-    offers = imagined.offers([sold[at] for at in imagined.spread(types)])
+    return imagined.offers([sold[at] for at in imagined.spread(types)])
+
+
+def ec2_offers() -> list[Offer]:
+    """EC2's GPU types in REGIONS at the packaged prices, spot at four tenths of them: what `srift recommend` asks."""
+    known = packaged()
+    types = [one for one in known.instance_types if device_tflops(one.device.split(" 1/")[0]) is not None]
+    on_demand = [one for one in known.offers(types, REGIONS) if one.usd_per_hour is not None]
+    spot = [
+        replace(one, market="spot", usd_per_hour=0.4 * (one.usd_per_hour or 0.0), interruptions_per_hour=0.01)
+        for one in on_demand
+    ]
+    return worth_asking([*on_demand, *spot])
+
+
+def timed(model: StepTimeModel, name: str, offers: Sequence[Offer], *, max_hosts: int, repeats: int) -> dict[str, Any]:
+    """One row: candidates, how many were left at each stage, and the median seconds after one run to warm up."""
     workload = asked(model, offers, name, max_hosts)
     wall, cpu = [], []
     for _ in range(repeats):
@@ -52,7 +72,8 @@ def timed(model: StepTimeModel, name: str, *, types: int, max_hosts: int, repeat
         cpu.append(time.process_time() - spent)
     return {
         "workload": name,
-        "types": types,
+        "types": len({one.instance_type.name for one in offers}),
+        "offers": len(offers),
         "machines": max_hosts,
         "clusters": found.clusters,
         "candidates": found.candidates,
@@ -68,7 +89,7 @@ def timed(model: StepTimeModel, name: str, *, types: int, max_hosts: int, repeat
 def growth(model: StepTimeModel, name: str, *, repeats: int = 3) -> pd.DataFrame:
     """`timed` over TYPES x MACHINES."""
     return pd.DataFrame(
-        [timed(model, name, types=types, max_hosts=most, repeats=repeats) for types in TYPES for most in MACHINES]
+        [timed(model, name, some_types(types), max_hosts=most, repeats=repeats) for types in TYPES for most in MACHINES]
     )
 
 
@@ -105,11 +126,14 @@ def bench_planner(
     repeats: Annotated[int, typer.Option(min=1, help="Runs after one to warm up; the median counts.")] = 5,
     plot_to: Annotated[Path | None, typer.Option("--plot", help="PNG to write: growth by types and machines.")] = None,
 ) -> None:
-    """Ten types, 64 machines, mixes of up to three types, both markets, four goals; then smaller markets."""
+    """Ten types, 64 machines, mixes of up to three types, both markets, four goals; all of EC2's; smaller markets."""
     model = imagined.champion(imagined.types())
     names = (imagined.BY_ROWS, imagined.PROFILED)
-    whole = [timed(model, name, types=10, max_hosts=64, repeats=repeats) for name in names]
-    print_frame(pd.DataFrame(whole), "ten types, up to 64 machines, on-demand and spot, four goals")
+    whole = [timed(model, name, some_types(10), max_hosts=64, repeats=repeats) for name in names]
+    offers = ec2_offers()
+    real = imagined.champion(list({one.instance_type.name: one.instance_type for one in offers}.values()))
+    whole += [timed(real, name, offers, max_hosts=64, repeats=repeats) for name in names]
+    print_frame(pd.DataFrame(whole), "ten types; EC2's in four regions: up to 64 machines, both markets, four goals")
     if plot_to is not None:
         grown = growth(model, imagined.BY_ROWS)
         print_frame(grown.drop(columns="workload"), "growth with types and machines")

@@ -36,7 +36,7 @@ from warehouse.reads import mart, training_frames
 
 REGIONS = ("us-east-1", "us-west-2", "eu-west-1", "ap-south-1")  # of the 17 that are asked by default
 MEASURED = {"g4dn.12xlarge": 0.004, "g4dn.xlarge": 0.016, "g5.12xlarge": 0.001}  # seconds a sample of a machine
-UNPRICED = ("g5.12xlarge", "g5.48xlarge")  # of the fastest device, the machines with most of it
+UNPRICED = ("p6-b200.48xlarge", "p6-b300.48xlarge")  # of the fastest devices
 TOML = """
 [workloads.imported-net]
 samples = 9_000_000
@@ -142,18 +142,20 @@ def test_a_price_that_nobody_tells_is_null_to_the_end_of_the_chain(market: Marke
         assert len(offers) > 1 and offers["usd_per_hour"].isna().all()
     table = market.table
     named = table[table["cluster"].fillna("").str.contains("|".join(UNPRICED))]
-    assert len(named) and set(named["goal"]) == {"fastest"}, "no goal about money names what has no price"
+    assert len(named) and set(named["goal"]) == {"fastest"}, table[["goal", "cluster"]].to_string()
     assert named[["usd", "usd_p90", "usd_per_million_samples"]].isna().all(axis=None)
     members = [one for offer in named["cluster_offers"] for one in offer]
     assert {one["usd_per_hour"] for one in members if one["instance_type"] in UNPRICED} == {None}
     assert table[table["goal"] == "cheapest"]["usd"].gt(0).all()
 
 
-def test_only_devices_that_were_measured_are_compared(market: Market) -> None:
-    clusters = market.table["cluster"].dropna()
-    assert clusters.str.contains(r"^\d+x(?:g4dn|g5)\.").all()
-    firsts = market.table[market.table["rank"] == 1]
-    assert firsts["reason"].str.contains("nothing was ever measured on them: A100,").all()
+def test_every_gpu_with_a_data_sheet_is_compared_and_marked_where_nothing_was_measured_on_it(market: Market) -> None:
+    table = market.table[market.table["cluster"].notna()]
+    measured = table["cluster"].str.fullmatch(r"(?:\+?\d+x(?:g4dn|g5)\.\w+)+")
+    assert (measured | table["reason"].str.startswith("by its data sheet alone")).all()
+    firsts = table[table["rank"] == 1]["reason"]
+    assert firsts.str.contains(r"compared by data sheet alone: A100, .*L40S").all()
+    assert firsts.str.contains(r"data sheet is known: .*Trainium").all()
 
 
 def test_spot_of_a_zone_stands_in_the_table_with_that_zone_and_its_price(market: Market) -> None:

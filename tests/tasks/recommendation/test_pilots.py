@@ -15,6 +15,7 @@ import pytest
 from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, InstanceType, Offer
 from models.domain.workload import Goal, Workload
+from models.step_time.dataset import TrainingData
 from models.step_time.model import StepTimeModel, fit
 from tasks.recommendation import pilots as module
 from tasks.recommendation.pilots import pilots_for
@@ -132,8 +133,10 @@ class Gpus(DescribedMachines):
         return "" if len(cluster.members) <= 4 else "too many"
 
 
-@cache
-def model() -> StepTimeModel:
+NAMES = ("name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib", "device_memory_gib", "device_tflops")
+
+
+def measured() -> TrainingData:
     """Four networks, on one device of every type."""
     rows = [
         asked(name, f"1x{one.name}", batch).assign(
@@ -143,9 +146,13 @@ def model() -> StepTimeModel:
         for one in TYPES
         for batch in (8, 32, 128)
     ]
-    names = ("name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib", "device_memory_gib", "device_tflops")
-    types = [{name: getattr(one, name) for name in names} | {"digest": one.digest} for one in TYPES]
-    return fit(replace(data(), runs=pd.concat(rows, ignore_index=True), instance_types=pd.DataFrame(types)), seed=1)
+    types = [{name: getattr(one, name) for name in NAMES} | {"digest": one.digest} for one in TYPES]
+    return replace(data(), runs=pd.concat(rows, ignore_index=True), instance_types=pd.DataFrame(types))
+
+
+@cache
+def model() -> StepTimeModel:
+    return fit(measured(), seed=1)
 
 
 def newcomer(*, hours: float = 12.0, batch: int = 256, p_required: float | None = None) -> Workload:
@@ -249,3 +256,58 @@ def test_a_batch_that_no_machine_can_share_is_the_reason(tmp_path: Path, monkeyp
     monkeypatch.setattr(Gpus, "offers", lambda self, now: imagined.offers(several))
     found = pilots(home(tmp_path), newcomer(batch=102))
     assert not found["runs"] and "a global batch of 100 or 104 would do" in found["reason"]
+
+
+STRANGERS = [
+    replace(TYPES[0], name="g6.one", device="L4", device_tflops=30.3, device_memory_gib=22.4),
+    replace(TYPES[0], name="z9.one", device="Z9", device_tflops=None),
+]
+
+
+@dataclass
+class WithStrangers(Gpus):
+    """And two devices that nothing was ever measured on: one with a data sheet."""
+
+    def instance_types(self) -> list[InstanceType]:
+        return [*TYPES, *STRANGERS]
+
+    def offers(self, now: datetime) -> list[Offer]:
+        more = [
+            replace(one, instance_type=kind, usd_per_hour=(one.usd_per_hour or 0.0) / 4)
+            for kind in STRANGERS
+            for one in imagined.offers([TYPES[0]])
+        ]
+        return [replace(one, price_as_of=now) for one in [*imagined.offers(TYPES), *more]]
+
+
+def test_a_device_never_measured_is_compared_by_its_data_sheet_and_one_run_on_it_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = install(tmp_path, "conv", provider=WithStrangers())
+    known = model()
+    told = pd.DataFrame([{name: getattr(one, name) for name in NAMES} | {"digest": one.digest} for one in STRANGERS])
+    every = pd.concat([measured().instance_types, told], ignore_index=True)
+    met = fit(replace(measured(), instance_types=every), seed=1)
+    asked_of = replace(newcomer(), name="b", digest=known.workload_digests.get("b", ""))
+    met = replace(met, workload_digests={**met.workload_digests, "b": asked_of.digest})
+    offers = here.provider.offers(NOON)
+    case = Case.of(here, Champion(version=1, model=met), asked_of, offers)
+    assert (list(case.by_data_sheet), list(case.left_out)) == (["L4"], ["Z9"])
+    plan = plan_one(case, pd.DataFrame(), top=9)
+    found = pilots_for(case, plan, buyable=offers, count=3)
+    rows = [row for row in plan.rows if row["cluster"]]
+    on_it = [row for row in rows if "g6.one" in row["cluster"]]
+    assert on_it and not any("z9.one" in row["cluster"] for row in rows)
+    marked = [row for row in rows if "by its data sheet alone, since nothing was ever measured on L4" in row["reason"]]
+    assert marked == on_it
+    others = [row for row in rows if "x" + TYPES[0].name in row["cluster"] and row not in on_it]
+    width = [min(row["step_high_s"] / row["step_low_s"] for row in some) for some in (on_it, others)]
+    assert width[0] > 2 * width[1], "its interval says how little is known"
+    first = rows[0]["reason"]
+    assert "compared by data sheet alone: L4" in first and "not compared, since neither" in first and "Z9" in first
+    (run,) = found["kinds"]
+    assert run["device"] == "L4" and run["cluster"].endswith("xg6.one") and 0 < run["p_best"] <= 1
+    assert run["usd"] > 0 and run["seconds"] > 0 and 0 <= run["regret_after"] < found["regret"]
+    printing.print_recommendations([plan.rows[0] | {"frontier": [], "pilots": found}])
+    shown = capsys.readouterr().out
+    assert "compared by data sheet alone; one run on each" in shown and "L4" in shown

@@ -221,12 +221,12 @@ def test_the_measured_size_of_a_gradient_counts_in_what_a_checkpoint_costs(
     assert [(one.name, one.gradient_bytes, one.parameters) for one in seen] == [("conv", 123, 30), ("lm", None, None)]
 
 
-def test_a_device_that_nothing_was_measured_on_is_not_compared_and_the_first_row_says_so(here: Workspace) -> None:
+def test_a_device_of_which_nothing_is_known_is_not_compared_and_the_first_row_says_so(here: Workspace) -> None:
     (conv, _) = here.workloads
     offers = here.provider.offers(NOON)
     gpu = replace(offers[0].instance_type, name="x.gpu", device="Z9")
     model = champion().model
-    machines = model.machines | {"x.gpu": replace(model.machines["s.whole"], prior_speed=100.0)}
+    machines = model.machines | {"x.gpu": replace(model.machines["s.whole"], prior_speed=100.0, device="z9")}
     met = replace(
         model, facts=replace(model.facts, machines=machines), type_digests=model.type_digests | {"x.gpu": gpu.digest}
     )
@@ -234,8 +234,8 @@ def test_a_device_that_nothing_was_measured_on_is_not_compared_and_the_first_row
     tempting = [*offers, replace(offers[0], instance_type=gpu, usd_per_hour=1e-6)]
     rows = recommend_one(here, Champion(version=1, model=met), conv, tempting, measured().runs)
     assert not any("x.gpu" in row["cluster"] for row in rows)
-    assert all(("ever measured on them: Z9" in row["reason"]) == (row["rank"] == 1) for row in rows)
-    assert "ever measured" not in conv_rows(here)[0]["reason"]
+    assert all(("their data sheet is known: Z9" in row["reason"]) == (row["rank"] == 1) for row in rows)
+    assert "data sheet" not in conv_rows(here)[0]["reason"]
 
 
 def test_a_newcomer_whose_flops_are_known_is_not_guessed_at_where_no_device_has_a_peak_rate(tmp_path: Path) -> None:
