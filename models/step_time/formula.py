@@ -3,8 +3,9 @@
     step = (s - 1) t + t - f t + ((f t)^p + (C - L)^p)^(1/p) + L       s accumulation steps
          + the optimizer
     t    = T1(b) [1 + sigma h (T1(b) / T1(b0))^eta],  h = ((k - 1)/3)^q       k devices on a machine share it
-    C    = s beta(m) 2 (n - 1)/n G / B + alpha m (1 + G / 25 MB)   n devices on m machines, G bytes of gradient, B the
-           slowest link's nominal rate; and what the fullest machine's k devices add inside: s' (k - 1)/k G
+    C    = s beta(m) 2 (n - 1)/n G / R + alpha m (1 + G / 25 MB)   n devices on m machines, G bytes of gradient; and
+           what the fullest machine's k devices add inside: s' (k / 2)^c (k - 1)/k G
+    R    = 50 (B / 50)^gamma                                       of B Gbit/s, the slowest link's nominal rate
     L    = the same of the last bucket alone, which nothing is left to hide
 
 b0 is the middle batch of a workload. A profile of when buckets are ready shifts f and the size of the last bucket; on
@@ -20,7 +21,7 @@ from scipy.special import expit, logit
 
 from ..domain.numeric import FloatArray, IntArray
 
-_BYTES, _INSIDE_GBPS, _BUCKET = 1e8, 96.0, 25 << 20
+_BYTES, _GBPS, _INSIDE_GBPS, _BUCKET = 1e8, 50.0, 96.0, 25 << 20
 _BYTES_PER_GBIT, _STEEPEST = 1.25e8, 2.0
 
 
@@ -42,10 +43,12 @@ PARAMETERS: dict[str, Parameter] = {
     "log_scale": Parameter(1.8, 1.0, 0.6, 0.2),  # of an exchange between machines, against the nominal rate
     "machines": Parameter(0.3, 0.3, 0.3, 0.1),  # slope in 1 - 2 / m: growth with machines levels off
     "two": Parameter(0.2, 0.3, 0.4, 0.1),  # two machines: another algorithm
+    "log_gamma": Parameter(-0.2, 0.2),
     "log_alpha": Parameter(-8.0, 0.7, 0.4, 0.3),  # of a bucket: launches take 20 to 300 microseconds [D]
     "log_sharpness": Parameter(0.7, 0.4, 0.3, 0.2),  # log(p - 1)
     "log_last": Parameter(-0.7, 0.5, 0.2, 0.2),  # log of the last bucket's part of 25 MiB
     "log_inside": Parameter(0.5, 1.0, 0.8, 0.3),
+    "inside_devices": Parameter(0.3, 0.6, 0.6, 0.4),  # slope in the log of the fullest machine's devices
     "logit_hidden": Parameter(0.5, 1.0, 0.5, 0.5),
     "log_slowdown": Parameter(-2.5, 0.8, 0.5, 0.4),
     "slowdown_batch": Parameter(0.0, 0.3, 0.2, 0.2),
@@ -129,9 +132,11 @@ def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
     """(rows,) seconds of exchanging all gradients, and the last bucket alone; 0 on one device."""
     machines, ranks, across = line.machines, line.ranks, line.machines > 1
-    between = value["log_scale"] + value["two"] * (machines == 2) - np.log(np.where(across, line.gbps, 1.0))
-    between = between + value["machines"] * (1 - 2 / np.maximum(machines, 2))
-    inside = np.exp(np.clip(value["log_inside"] - np.log(_INSIDE_GBPS), -30, 30))
+    rate = np.log(_GBPS) + np.exp(value["log_gamma"]) * np.log(np.where(across, line.gbps, _GBPS) / _GBPS)
+    between = value["log_scale"] + value["machines"] * (1 - 2 / np.maximum(machines, 2)) - rate
+    between = between + value["two"] * (machines == 2)
+    crowd = value["inside_devices"] * np.log(np.maximum(line.most, 1) / 2)
+    inside = np.exp(np.clip(value["log_inside"] + crowd - np.log(_INSIDE_GBPS), -30, 30))
     unit_s = 2 * _BYTES / _BYTES_PER_GBIT
     carry_s = unit_s * (
         (ranks - 1) / np.maximum(ranks, 1) * across * np.exp(np.clip(between, -30, 30))

@@ -54,8 +54,10 @@ _CANDIDATES, _TARGETS = 400, 250  # rows that the model's own pilots are chosen 
 NEUTRAL: dict[str, float] = {
     "machines": 0.0,
     "two": 0.0,
+    "log_gamma": 0.0,
     "log_alpha": -20.0,
     "log_last": -10.0,
+    "inside_devices": 0.0,
     "log_slowdown": -20.0,
     "slowdown_batch": 0.0,
     "log_crowding": 0.0,
