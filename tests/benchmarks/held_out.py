@@ -2,8 +2,9 @@
 
 `python -m tests.benchmarks.held_out` prints error (mean, median), coverage and median width of the 90 % intervals by
 line of the table, then by group. The groups are those for choosing between models; `--final` takes the others, which
-may be looked at five times in all: docs/lab-notes.md has each. `--rivals` adds the textbook, `--ablations` what
-each term is worth by kind. Needs the files of ../shared/data; without them it says so and exits 1.
+may be looked at five times in all: docs/lab-notes.md has each. `--rivals` adds the mean errors of four others
+(rivals.py), `--ablations` what each term is worth by kind. Needs the files of ../shared/data; without them it says so
+and exits 1.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ from tests.benchmarks.held_out_groups import (
     gpu_groups,
     groups,
 )
-from tests.benchmarks.rivals import predict_textbook
+from tests.benchmarks.rivals import predict_adaptdl, predict_srifty, predict_textbook, predict_trees_alone
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 # The devices of the machines that the measurements are from, and the one-machine table's names where they are others.
 _DEVICES = {T4: (4, "t4", 48.0, 50.0), RTX: (8, "rtx2080ti", 40.0, 50.0), V100: (8, "v100", 40.0, 100.0)}
 _SHEET_OF = {"2070": "rtx2070", "2080": "rtx2080", "2080Super": "rtx2080super", "2080Ti": "rtx2080ti"}
 _SHEET_OF |= {"3070": "rtx3070", "3090": "rtx3090", "4090": "rtx4090", "H100PCIe": "h100-pcie", "H100SXM": "h100"}
+RIVALS = ("textbook", "adaptdl", "trees", "srifty")
 _CANDIDATES, _TARGETS = 400, 250  # rows that the model's own pilots are chosen among, and for
 # What a parameter is where its term is left out: nothing of it.
 NEUTRAL: dict[str, float] = {
@@ -126,7 +128,12 @@ class Bench:
             devices = {name: one[0] for name, one in _DEVICES.items()}
             facts = self.facts.set_index("workload")["gradient_bytes"]
             told = self.runs.assign(gradient_bytes=self.runs["workload"].map(facts))
-            found["textbook"] = predict_textbook(told[known], told[asked].drop(columns=["step_s", "sync_s"]), devices)
+            gbps = {name: one[3] for name, one in _DEVICES.items()}
+            pair = told[known], told[asked].drop(columns=["step_s", "sync_s"])
+            found["textbook"] = predict_textbook(*pair, devices)
+            found["adaptdl"] = predict_adaptdl(*pair, devices)
+            found["trees"] = predict_trees_alone(*pair, devices)
+            found["srifty"] = predict_srifty(*pair, devices, gbps)
         return found
 
     def _own_choice(self, model: StepTimeModel, asked: BoolArray, count: int) -> BoolArray:
@@ -203,9 +210,10 @@ def figures(scored: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     )
     named = {"mean": ("error", "mean"), "median": ("error", "median")}
     named |= {"covers": ("inside", "mean"), "width": ("width", "median")}
-    if "textbook" in scored:
-        told["textbook"] = 100 * np.abs(scored["textbook"] / measured - 1)
-        named["textbook"] = ("textbook", "mean")
+    for rival in RIVALS:
+        if rival in scored:
+            told[rival] = 100 * np.abs(scored[rival] / measured - 1)
+            named[rival] = (rival, "mean")
     return told.groupby([*by, "draw"], sort=False).agg(**named).groupby(by, sort=False).mean()
 
 
@@ -267,7 +275,7 @@ def held_out(
     folder: Annotated[Path, typer.Option(help="Where the measured data are.")] = DATA,
     final: Annotated[bool, typer.Option(help="The groups of the final score: five looks in all.")] = False,
     draws: Annotated[int, typer.Option(min=1, help="Draws of pilots and of twelve rows.")] = 3,
-    rivals: Annotated[bool, typer.Option(help="The textbook too.")] = False,
+    rivals: Annotated[bool, typer.Option(help="The mean errors of other models too.")] = False,
     ablate: Annotated[bool, typer.Option("--ablations", help="What each term is worth.")] = False,
     only: Annotated[list[str] | None, typer.Option(help="Lines of the table, or terms: alone, pilots, ...")] = None,
 ) -> None:

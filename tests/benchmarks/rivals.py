@@ -29,6 +29,7 @@ A, K, A_LOCAL, B_LOCAL, A_NET, B_NET, G = range(7)
 _LEAST_G, _MOST_G = 1.0, 10.0
 # Gammas to start from: little overlap and much. The better fit is kept.
 _STARTS = (1.5, 4.0)
+_SHOWS = 1.1  # times the seconds of one device, from which on a step shows how long its collectives take
 # Least seconds of a step that a fit may pass through, so that its logarithm exists.
 _LEAST_S = 1e-9
 
@@ -243,6 +244,39 @@ def predict_trees_alone(known: pd.DataFrame, asked: pd.DataFrame, devices: dict[
     told = np.isfinite(features).any(axis=0)  # scikit-learn refuses a feature without any value
     trees.fit(features[:, told], np.log(step[good]))
     return np.asarray(np.exp(trees.predict(_numbers(asked, devices, curves)[:, told])))
+
+
+def predict_adaptdl(known: pd.DataFrame, asked: pd.DataFrame, devices: dict[str, int]) -> FloatArray:
+    """As `predict_textbook`, fitted to each workload on a kind of machine by itself; both frames have `kind`."""
+    known, asked = (one.assign(workload=one["workload"] + " on " + one["kind"]) for one in (known, asked))
+    return predict_textbook(known, asked, devices)
+
+
+def predict_srifty(
+    known: pd.DataFrame, asked: pd.DataFrame, devices: dict[str, int], gbps: dict[str, float], *, seed: int = 0
+) -> Floats:
+    """(asked,) step seconds by Srifty's method: compute from a profile, collectives from boosted trees.
+
+        T_step = T1 / 3 + max(2 T1 / 3, C),     C by trees in log from bytes, devices, machines, layout and link
+
+    T1 is of one device at that batch, forward a third of it; C is what steps that are longer than T1 have beyond
+    forward (Luo et al. time collectives alone, which these rows do not). Both frames have `kind`, and `gbps` is by
+    kind. NaN where the workload never ran on one device of the kind.
+    """
+    frames = [one.assign(workload=one["workload"] + " on " + one["kind"]) for one in (known, asked)]
+    curves = _single_device(frames[0], devices)
+    table = [_numbers(one, devices, curves) for one in frames]
+    link = [np.log([gbps[str(kind)] for kind in one["kind"]]) for one in frames]
+    alone = [np.exp(one[:, -1]) * one[:, -2] for one in table]
+    features = [np.column_stack([one[:, 1:6], at]) for one, at in zip(table, link, strict=True)]
+    step = known["step_s"].to_numpy(float)
+    shows = (features[0][:, 0] > 1) & (step > _SHOWS * alone[0])
+    if not shows.any():
+        return np.full(len(asked), np.nan)
+    trees = HistGradientBoostingRegressor(max_iter=300, learning_rate=0.05, min_samples_leaf=3, random_state=seed)
+    trees.fit(features[0][shows], np.log((step - alone[0] / 3)[shows]))
+    found = alone[1] / 3 + np.maximum(2 * alone[1] / 3, np.exp(trees.predict(features[1])))
+    return np.where(features[1][:, 0] > 1, found, alone[1])
 
 
 def _single_device(known: pd.DataFrame, devices: dict[str, int]) -> dict[str, tuple[Floats, Floats]]:

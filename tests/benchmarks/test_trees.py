@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pandas as pd
 
-from tests.benchmarks.rivals import predict_trees_alone
+from tests.benchmarks.rivals import predict_adaptdl, predict_srifty, predict_trees_alone
 
 DEVICES = {"x.large": 4}
 SIZES = {"one": 1e8, "two": 3e8, "three": 2e8}
@@ -66,3 +66,33 @@ def test_bytes_may_be_unknown_and_nothing_known_is_no_prediction() -> None:
     bare = KNOWN.drop(columns="gradient_bytes")
     assert np.isfinite(predict_trees_alone(bare, bare, DEVICES)).all()
     assert np.isnan(predict_trees_alone(KNOWN.iloc[:0], KNOWN, DEVICES)).all()
+
+
+def of_kinds() -> pd.DataFrame:
+    """The networks on two kinds, of which the second computes twice as fast."""
+    rows = [
+        measured(name).assign(kind=kind, speed=speed) for name in ("one", "two") for kind, speed in (("a", 1), ("b", 2))
+    ]
+    frame = pd.concat(rows, ignore_index=True)
+    alone = frame["workload"].map(SLOWNESS) * frame["batch_per_device"].astype(float) / frame["speed"]
+    exchange = frame["gradient_bytes"] / 1e9 * (2 + frame["layout"].str.count(r"\+"))
+    step = alone / 3 + np.maximum(2 * alone / 3, exchange)
+    return frame.assign(step_s=np.where(frame["layout"] == "1", alone, step))
+
+
+def test_sriftys_method_finds_what_a_profile_and_collectives_tell_and_nothing_without_a_profile() -> None:
+    frame, gbps = of_kinds(), {"a": 10.0, "b": 10.0}
+    asked = ((frame["workload"] == "two") & (frame["kind"] == "b") & (frame["layout"] != "1")).to_numpy()
+    found = predict_srifty(frame[~asked], frame[asked], DEVICES, gbps)
+    wrong = np.abs(found / frame["step_s"][asked].to_numpy() - 1)
+    assert np.median(wrong) < 0.05
+    bare = asked | ((frame["workload"] == "two") & (frame["kind"] == "b")).to_numpy()
+    assert np.isnan(predict_srifty(frame[~bare], frame[asked], DEVICES, gbps)).all()
+
+
+def test_adaptdl_takes_the_compute_of_its_own_kind() -> None:
+    frame = of_kinds()
+    asked = ((frame["workload"] == "one") & (frame["kind"] == "b")).to_numpy() & (frame["layout"] == "1").to_numpy()
+    told = asked & (frame["batch_per_device"].astype(float) % 16 == 4).to_numpy()
+    found = predict_adaptdl(frame[~asked | told], frame[asked], DEVICES)
+    assert np.median(np.abs(found / frame["step_s"][asked].to_numpy() - 1)) < 0.05
