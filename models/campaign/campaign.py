@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from ..domain.cluster import Cluster, Offer
+from ..domain.numeric import ROUNDING
 from ..domain.setup_table import Key
 from ..domain.workload import Workload
 from ..planner.enumeration import Refusal, clusters_of
@@ -134,7 +135,7 @@ def _buy(
                 continue
             filled = fill(cluster, runs, known, most_s=min(share, usd / price), costs=costs)
             worth = filled.worth / max(1 / seconds, price / usd)
-            if filled.candidates and (best is None or worth > most):
+            if filled.candidates and (best is None or worth > most * (1 + ROUNDING)):
                 best, most = (cluster, filled), worth
         if covering:
             covering = covering[1:]
@@ -252,7 +253,7 @@ def fill(cluster: Cluster, runs: Rated, known: Coverage, *, most_s: float, costs
     worth, must_s = _PROBE_WORTH * len(probing), max(schedule.alone_s)  # profiles must be: no run is weighed by them
     trains: list[Measurement] = []
     candidates = [one for members in parts for one in runs(members)]
-    heap = [(-value / candidate.est_s, place) for place, (value, candidate) in enumerate(candidates)]
+    heap = [(-_per_second(value, candidate), place) for place, (value, candidate) in enumerate(candidates)]
     heapq.heapify(heap)
     while heap:
         _, place = heapq.heappop(heap)
@@ -260,8 +261,8 @@ def fill(cluster: Cluster, runs: Rated, known: Coverage, *, most_s: float, costs
         if schedule.seconds + schedule.extra_s(candidate) > left:
             continue
         value = trial.value(candidate)
-        if heap and -value / candidate.est_s > heap[0][0]:
-            heapq.heappush(heap, (-value / candidate.est_s, place))
+        if heap and -_per_second(value, candidate) > heap[0][0]:
+            heapq.heappush(heap, (-_per_second(value, candidate), place))
             continue
         spent, more = (costs.billed_s(schedule.seconds - must_s + one) for one in (0.0, candidate.est_s))
         if value <= 0 or (more > spent and value / candidate.est_s < worth / spent):
@@ -274,6 +275,11 @@ def fill(cluster: Cluster, runs: Rated, known: Coverage, *, most_s: float, costs
         return Filled(candidates=(), worth=0.0)
     spent = costs.billed_s(schedule.seconds - must_s)
     return Filled(candidates=(*chosen, *_alternating(trains, list(trial.workloads))), worth=worth / spent)
+
+
+def _per_second(value: float, candidate: Measurement) -> float:
+    """To six digits: what differs by rounding alone is equal, and the first of equal ones is taken."""
+    return float(f"{value / candidate.est_s:.6g}")
 
 
 def _before_training(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from ..domain.numeric import first_most
 from ..domain.workload import Setup
 from ..planner.choice_rule import misses, weighed
 from .acquisition import Joint
@@ -71,7 +72,7 @@ def choose_pilots(
         if not value.any():
             contending = np.unique(np.concatenate([one.places for one in questions]))
             value = (belief.mean_shift(left)[contending] ** 2).mean(axis=0)
-        chosen.append(left[int(np.argmax(value))])
+        chosen.append(left[first_most(value)])
         belief = belief.given(chosen[-1])
     steps = [chosen[: n + 1] for n in range(len(chosen))]
     return Pilots(
@@ -129,7 +130,7 @@ def runs_by_kind(
         value = run_values(questions, now, own).regret
         if not value.any():
             value = (now.mean_shift(own)[places[having]] ** 2).mean(axis=0)
-        place = own[int(np.argmax(value))]
+        place = own[first_most(value)]
         after = expected_regret(questions, now, [place], seed=seed)
         found.append(KindRun(kind=kind, candidate=place - first, p_best=p_best, after=after))
     return sorted(found, key=lambda one: -one.p_best)

@@ -159,7 +159,7 @@ def aim_and_meeting(question: Question, mean: Floats, variance: Floats) -> tuple
 def choices(question: Question, log_aim: Floats, meeting: Meeting | None) -> Places:
     """Position of the choice for each (run, outcome); ties go to the first."""
     loss = losses(question, log_aim, meeting)
-    best = np.argmin(loss, axis=0)
+    best = np.argmin(loss.round(9), axis=0)
     if meeting is None:
         return np.asarray(best, dtype=np.intp)
     none = ~np.isfinite(loss).any(axis=0)

@@ -9,3 +9,12 @@ BoolArray = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 
 Z_90 = 1.6448536269514722  # half-width of a central 90 % interval, in standard deviations of a normal
+
+# Differences below this part are of the order in which another processor adds, and decide nothing.
+ROUNDING = 1e-6
+
+
+def first_most(values: FloatArray) -> int:
+    """Position of the largest of `values` (n,), none of them NaN; of equal ones, but for rounding, the first."""
+    most = float(values.max())
+    return int(np.argmax(values >= most - ROUNDING * abs(most)))

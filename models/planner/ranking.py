@@ -150,7 +150,7 @@ def _chance_of_best(goal: Goal, costs: JobCosts, named: Sequence[int]) -> list[f
     if goal.constraint is not None and goal.limit is not None:
         meeting = known_meeting(costs.expected_by_draw(goal.constraint)[named], goal.limit)
     lost = losses(goal, np.log(costs.expected_by_draw(goal.objective)[named]), meeting)
-    return [float(one) for one in np.bincount(np.argmin(lost, axis=0), minlength=len(lost)) / lost.shape[1]]
+    return [float(one) for one in np.bincount(np.argmin(lost.round(9), axis=0), minlength=len(lost)) / lost.shape[1]]
 
 
 def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray, many: int) -> Row:

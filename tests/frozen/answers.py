@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sqlite3
 import tarfile
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ ROWS = 240  # of the T4's 4,853: fitted in seconds
 PACKED_AT = "/srift-frozen"  # where the stored registry's paths say that its home lies
 # The same fit on another processor, whose BLAS sums in another order, ends up to 1.3e-4 away.
 RELATIVE, ABSOLUTE = 1e-3, 1e-9
+CHANCE = 0.0076  # three of 400 draws, of which the last digits decide
 DIGITS = 9
 VOLATILE = {"requests"}  # of a dry run: they hold a moment and the digest of the node's code
 
@@ -220,7 +222,11 @@ def local_answers(folder: Path) -> dict[str, Any]:
             "table": table("local"),
             **{name: asked("recommend", *words.split()) for name, words in LOCAL_QUESTIONS.items()},
             "shopping list": asked("refresh", "--dry-run", "--max-usd", "0.2"),
-            "shopping list where all is stale": shopping_list(SRIFT_CAMPAIGN__STALE_AFTER_DAYS="0.001"),
+            # without its runs: many are worth the same but for what the last digits of a fit say
+            "shopping list where all is stale": [
+                {name: launch[name] for name in launch if name != "items"}
+                for launch in shopping_list(SRIFT_CAMPAIGN__STALE_AFTER_DAYS="0.001")
+            ],
             "first shopping list": shopping_list(SRIFT_HOME=str(folder / "empty")),
         }
 
@@ -317,10 +323,20 @@ def differences(stored: Any, now: Any, at: str = "") -> Iterator[str]:
             yield from differences(one, other, f"{at}/{place}")
     elif isinstance(stored, float) or isinstance(now, float):
         numbers = all(isinstance(one, int | float) for one in (stored, now))
-        if not numbers or not math.isclose(stored, now, rel_tol=RELATIVE, abs_tol=ABSOLUTE):
+        absolute = CHANCE if at.rpartition("/")[2].startswith("p_") else ABSOLUTE
+        if not numbers or not math.isclose(stored, now, rel_tol=RELATIVE, abs_tol=absolute):
             yield f"{at}: {now}, not {stored}"
-    elif stored != now:
+    elif stored != now and not _same_but_for_a_percent(stored, now):
         yield f"{at}: {now!r}, not {stored!r}"
+
+
+def _same_but_for_a_percent(stored: Any, now: Any) -> bool:
+    """Two texts whose percentages differ by 1 at most."""
+    if not isinstance(stored, str) or not isinstance(now, str):
+        return False
+    (*before,), (*after,) = (re.split(r"(\d+)(?=%)", one) for one in (stored, now))
+    close = all(abs(int(one) - int(other)) <= 1 for one, other in zip(before[1::2], after[1::2], strict=False))
+    return before[::2] == after[::2] and close
 
 
 def as_text(answers: dict[str, Any]) -> str:
