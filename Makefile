@@ -25,7 +25,7 @@ ROWS      ?= ../shared/data/training_runs.csv
 FACTS     ?= ../shared/data/workloads.csv
 CATALOGUE ?= ../shared/data/ec2_catalogue.csv
 
-.PHONY: help setup tools refresh refresh-emulated chaos test test-fast test-emulated mutants check up bench bench-models bench-campaign bench-planner bench-answer bench-world bench-spot clean
+.PHONY: help setup tools refresh refresh-emulated chaos test test-fast test-emulated mutants check up bench bench-models bench-held-out bench-campaign bench-planner bench-answer bench-world bench-spot clean
 
 help: ## the targets below
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -67,6 +67,9 @@ bench: setup ## judge it: setups never measured, the noise floor, ten pieces of 
 
 bench-models: setup ## the step-time models on measured rows: ROWS=file FACTS=file CATALOGUE=file (about 10 minutes)
 	@$(BIN)/python -m tests.benchmarks.models $(ROWS) --workloads $(FACTS) --catalogue $(CATALOGUE) $(ARGS)
+
+bench-held-out: setup ## errors and intervals on groups left out, three GPU kinds: ARGS="--rivals" or "--ablations" (about 10 minutes)
+	@$(BIN)/python -m tests.benchmarks.held_out $(ARGS)
 
 bench-campaign: setup ## dollars until choices are good, ours and rivals': ROWS=file FACTS=file CATALOGUE=file (about 4 minutes)
 	@$(BIN)/python -m tests.benchmarks.campaign $(ROWS) --workloads $(FACTS) --catalogue $(CATALOGUE) $(ARGS)
