@@ -33,7 +33,7 @@ def test_without_interruptions_there_are_start_up_work_and_checkpoints(job: dict
 def test_one_interruption_more_never_ends_a_job_earlier(
     job: dict[str, float], moments: list[float], more: float
 ) -> None:
-    """Where replacing a machine takes no longer than start-up: else what hits a start that another put off costs less."""
+    """Where replacing takes no longer than start-up: else what hits a start that another put off costs less."""
     job = job | {"replacement_hours": min(job["replacement_hours"], job["startup_hours"])}
     assert hours_given([*moments, more], **job) >= hours_given(moments, **job) - 1e-9
 
