@@ -43,7 +43,7 @@ from tests.benchmarks.held_out_groups import (
     gpu_groups,
     groups,
 )
-from tests.benchmarks.rivals import predict_adaptdl, predict_srifty, predict_textbook, predict_trees_alone
+from tests.benchmarks.rivals import by_kind, predict_adaptdl, predict_srifty, predict_textbook, predict_trees_alone
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 # The devices of the machines that the measurements are from, and the one-machine table's names where they are others.
@@ -132,7 +132,7 @@ class Bench:
             pair = told[known], told[asked].drop(columns=["step_s", "sync_s"])
             found["textbook"] = predict_textbook(*pair, devices)
             found["adaptdl"] = predict_adaptdl(*pair, devices)
-            found["trees"] = predict_trees_alone(*pair, devices)
+            found["trees"] = predict_trees_alone(by_kind(pair[0]), by_kind(pair[1]), devices)
             found["srifty"] = predict_srifty(*pair, devices, gbps)
         return found
 

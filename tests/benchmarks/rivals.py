@@ -248,8 +248,12 @@ def predict_trees_alone(known: pd.DataFrame, asked: pd.DataFrame, devices: dict[
 
 def predict_adaptdl(known: pd.DataFrame, asked: pd.DataFrame, devices: dict[str, int]) -> FloatArray:
     """As `predict_textbook`, fitted to each workload on a kind of machine by itself; both frames have `kind`."""
-    known, asked = (one.assign(workload=one["workload"] + " on " + one["kind"]) for one in (known, asked))
-    return predict_textbook(known, asked, devices)
+    return predict_textbook(by_kind(known), by_kind(asked), devices)
+
+
+def by_kind(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a workload of its own for each `kind` of machine."""
+    return frame.assign(workload=frame["workload"] + " on " + frame["kind"])
 
 
 def predict_srifty(
@@ -263,7 +267,7 @@ def predict_srifty(
     forward (Luo et al. time collectives alone, which these rows do not). Both frames have `kind`, and `gbps` is by
     kind. NaN where the workload never ran on one device of the kind.
     """
-    frames = [one.assign(workload=one["workload"] + " on " + one["kind"]) for one in (known, asked)]
+    frames = [by_kind(one) for one in (known, asked)]
     curves = _single_device(frames[0], devices)
     table = [_numbers(one, devices, curves) for one in frames]
     link = [np.log([gbps[str(kind)] for kind in one["kind"]]) for one in frames]
