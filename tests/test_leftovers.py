@@ -13,7 +13,13 @@ import pytest
 from tasks.providers.local.processes import end, identify
 
 HERE = Path(__file__).parent
-CONFTEST = f"import sys\nsys.path.insert(0, {str(HERE.parent)!r})\nfrom tests.conftest import pytest_configure\n"
+# A run whose shell put it into the background ignores interrupts, and so would what it starts.
+CONFTEST = f"""
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.path.insert(0, {str(HERE.parent)!r})
+from tests.conftest import pytest_configure
+"""
 STARTS = """
 import os, subprocess, time
 
