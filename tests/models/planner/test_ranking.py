@@ -325,3 +325,7 @@ def test_the_market_is_told_and_so_is_the_risk_of_spot() -> None:
     assert Cluster.of((1, offer("small")), (2, offer("small", "spot"))).market == "mixed"
     impossible = of(table(workload("mlp", 64, None, replace(DEADLINE, hours=0.01))), DEADLINE.goal)
     assert [(row["market"], row["interruption_risk"]) for row in impossible] == [(None, None)]
+
+
+def test_no_probability_is_required_unless_it_is_stated() -> None:
+    assert Goal(goal="cheapest_within_deadline", hours=1.0).p_required is None
