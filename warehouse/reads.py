@@ -130,12 +130,12 @@ def torch_lines(warehouse: Warehouse, provider: str) -> dict[str, int]:
     return {str(line): int(runs) for line, runs in zip(lines["torch_line"], lines["runs"], strict=True)}
 
 
-def launched(warehouse: Warehouse, provider: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The marts `machines` and `refusals`; empty before the first refresh, or the first of this version."""
+def launched(warehouse: Warehouse, provider: str) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """The marts `machines`, `refusals` and `checkpoints`; empty before the first refresh of this version."""
     if not warehouse.path.exists():
-        return pd.DataFrame(), pd.DataFrame()
-    found = warehouse.frames({name: {"provider": provider} for name in ("machines", "refusals")})
-    return found["machines"], found["refusals"]
+        return pd.DataFrame(), pd.DataFrame(), pd.DataFrame()
+    found = warehouse.frames({name: {"provider": provider} for name in ("machines", "refusals", "checkpoints")})
+    return found["machines"], found["refusals"], found["checkpoints"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,8 @@ class Goal:
 class Workload:
     """One training job: how many samples it must see, and the global batch it tolerates (least = most when fixed).
 
-    `parameters`, `gradient_bytes` and `flops_per_sample` are None until a profile or an import tells them.
+    `parameters`, `gradient_bytes` and `flops_per_sample` are None until a profile or an import tells them,
+    `checkpoint_bytes` until one was written.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Workload:
     parameters: int | None = None
     gradient_bytes: int | None = None
     flops_per_sample: float | None = None
+    checkpoint_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ import pandas as pd
 from ..domain.categorical import numbered
 from ..domain.numeric import FloatArray, IntArray
 from ..domain.workload import Setup, Workload
+from .checkpoints import checkpoint_bytes
 from .duration import (
     Conditions,
-    checkpoint_bytes,
     drawn_hours,
     expected_hours,
     expected_interruptions,
@@ -96,7 +96,8 @@ def job_costs(
     step_hours = np.array([-(-workload.samples // setup.global_batch) for setup in setups], dtype=float) / 3600
     work_hours = predictions["step_s"].to_numpy(dtype=float) * step_hours if len(setups) else np.zeros(0)
     pools, counts = pools_of([setup.cluster for setup in setups])
-    conditions = (circumstances or Stated()).gangs(pools, counts, checkpoint_bytes(workload.gradient_bytes))
+    state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
+    conditions = (circumstances or Stated()).gangs(pools, counts, state_bytes)
     work_by_draw = draws * step_hours[:, None]
     members = (tuple((o.instance_type.name, o.market, o.zone) for o in one.cluster.members) for one in setups)
     return JobCosts(

@@ -1,6 +1,6 @@
 """Hours of a job under start-up, interruptions and checkpoints: expected and drawn.
 
-    checkpoint    c = a + k MB            linear in bytes (CM-DARE [P])
+    checkpoint    c, by checkpoints.py
     interval      I = sqrt(2 c M) (1 + sqrt(c / 2M) / 3 + c / 18M) - c,  M where c >= 2M     Daly [P], beyond Young
     running       r = work + (n - 1) c    n equal pieces, each at most I, checkpoints of c between
     interruptions N = n (exp(h s) - 1), s = r / n, each taking 1/h - s / (exp(h s) - 1) of its piece
@@ -23,28 +23,6 @@ from scipy.special import gammaincinv, ndtri
 
 from ..domain.numeric import FloatArray, IntArray
 from .interruptions import passing
-
-# CM-DARE [P, physics.md]: 3.6 s + 0.02 s/MB on its cloud's storage. Ours may differ by a factor: half of a or k is one
-# standard deviation. Relative spread: CM-DARE's networks lie about a tenth around its line, repeats a twentieth.
-BASE_S, S_PER_MB = 3.6, 0.02
-_PRIOR_PART, _BETWEEN, _WITHIN = 0.5, 0.1, 0.05
-_STATE_PER_WEIGHT = 3  # bytes of a checkpoint per byte of weights: Adam keeps two moments beside them
-
-
-def checkpoint_bytes(gradient_bytes: float | None) -> float:
-    """Size of a checkpoint by the bytes of the gradient; 0 where those are unknown (None or NaN)."""
-    return 0.0 if gradient_bytes is None or np.isnan(gradient_bytes) else _STATE_PER_WEIGHT * float(gradient_bytes)
-
-
-def checkpoint_seconds(state_bytes: ArrayLike) -> FloatArray:
-    """Expected seconds to write checkpoints of `state_bytes`, in its shape: linear in bytes (CM-DARE [P])."""
-    return BASE_S + S_PER_MB * np.asarray(state_bytes, dtype=float) / 1e6
-
-
-def checkpoint_log_sd(state_bytes: ArrayLike) -> FloatArray:
-    """Standard deviation of the log seconds of one checkpoint, in the shape of `state_bytes`."""
-    doubt = _PRIOR_PART * np.hypot(BASE_S, S_PER_MB * np.asarray(state_bytes, dtype=float) / 1e6)
-    return np.asarray(np.sqrt((doubt / checkpoint_seconds(state_bytes)) ** 2 + _BETWEEN**2 + _WITHIN**2), dtype=float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from ..domain.cluster import Cluster, Offer
 from ..domain.numeric import FloatArray
 from .capacity import AvailabilityModel, StartupModel
-from .duration import REPLACEMENT_S, STARTUP_S, Conditions, checkpoint_log_sd, checkpoint_seconds
+from .checkpoints import PRIOR, CheckpointModel
+from .duration import REPLACEMENT_S, STARTUP_S, Conditions
 from .interruptions import HazardModel
 
 RETRY_S = 60.0  # between two requests for machines that were not to be had
@@ -41,7 +42,7 @@ class Pool(NamedTuple):
 class Stated:
     """The pools' own rates, taken to be known and memoryless, and the same seconds for all clusters.
 
-    `checkpoint_s` None: by the checkpoint's bytes, as `checkpoint_seconds` says.
+    `checkpoint_s` None: by the checkpoint's bytes, as the prior of checkpoints says.
     """
 
     startup_s: float = STARTUP_S
@@ -53,7 +54,9 @@ class Stated:
         return Conditions.certain(
             advised_hazards(pools, counts),
             startup_s=self.startup_s,
-            checkpoint_s=float(checkpoint_seconds(state_bytes)) if self.checkpoint_s is None else self.checkpoint_s,
+            checkpoint_s=float(PRIOR.seconds(state_bytes, [""])[0][0])
+            if self.checkpoint_s is None
+            else self.checkpoint_s,
             replacement_s=self.replacement_s,
         )
 
@@ -66,6 +69,7 @@ class Learned:
     """
 
     startup: StartupModel
+    checkpoints: CheckpointModel = PRIOR
     hazard: HazardModel | None = None
     availability: AvailabilityModel | None = None
     retry_s: float = RETRY_S
@@ -73,7 +77,8 @@ class Learned:
     def gangs(self, pools: Sequence[Pool], counts: NDArray[np.int64], state_bytes: float) -> Conditions:
         """Of clusters of `counts` (clusters, pools) machines, whose checkpoints are of so many bytes.
 
-        Reading a checkpoint back is taken to last as long as writing it. Raises ValueError for an unknown market.
+        One machine writes them: the slowest that the cluster has is meant. Reading one back is taken to last as long
+        as writing it. Raises ValueError for an unknown market.
         """
         launch_s, launch_log_sd = self.startup.gangs([(one.instance_type, one.market) for one in pools], counts)
         startup_s, startup_log_sd = self._waited(launch_s, launch_log_sd, pools, counts)
@@ -84,8 +89,9 @@ class Learned:
         taken = np.where([one.market == "spot" for one in pools], counts, 0)
         shares = taken * rates
         shares = np.where(shares.sum(axis=1, keepdims=True) > 0, shares, taken)  # rates that are 0 tell none apart
-        write_s = float(checkpoint_seconds(state_bytes))
-        same = np.ones(len(counts))
+        seconds, log_sd = self.checkpoints.seconds(state_bytes, [one.instance_type for one in pools])
+        writer = np.where(counts > 0, seconds, 0.0).argmax(axis=1) if len(pools) else np.zeros(0, dtype=np.intp)
+        write_s = seconds[writer]
         return Conditions(
             hazard_per_hour=often,
             doubt=doubt,
@@ -93,8 +99,8 @@ class Learned:
             passing=fleeting,
             startup_s=startup_s,
             startup_log_sd=startup_log_sd,
-            checkpoint_s=write_s * same,
-            checkpoint_log_sd=float(checkpoint_log_sd(state_bytes)) * same,
+            checkpoint_s=write_s,
+            checkpoint_log_sd=log_sd[writer],
             replacement_s=write_s + (shares @ again_s) / np.maximum(shares.sum(axis=1), 1e-300),
         )
 

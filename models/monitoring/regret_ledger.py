@@ -23,8 +23,9 @@ import pandas as pd
 
 from ..domain.setup_table import Key, row_key, rows_of
 from ..domain.workload import OVERSHOOT_PRICE, Goal
+from ..job.checkpoints import checkpoint_bytes
 from ..job.cost import cost_at
-from ..job.duration import Conditions, checkpoint_bytes, drawn_hours
+from ..job.duration import Conditions, drawn_hours
 from ..job.job_conditions import Circumstances, Pool, Stated
 from ..planner.choice_rule import drawn_meeting, losses, misses
 from ..planner.ranking import Row
@@ -75,12 +76,15 @@ def judge(
     Equal promises - one question, one setup, one market - are judged where they were measured before the next one was
     published, each by the runs until the next that was judged so: no run counts for two of them. Runs without a time
     judge nothing. Rivals are the other setups named beside the choice; in another market it is the same setup.
-    `workloads` gives gradient_bytes, `devices` those of an instance type where a layout is not given; `conditions` says
-    what clusters meet (None: `Stated()`), `overshoot_price` what overshooting costs. Columns: those of the table
-    raw_ledger but refresh_id and judged_at.
+    `workloads` gives the bytes of gradients or checkpoints, `devices` those of an instance type where a layout is not
+    given; `conditions` says what clusters meet (None: `Stated()`), `overshoot_price` what overshooting costs. Columns:
+    those of the table raw_ledger but refresh_id and judged_at.
     """
     measured = _by_key(runs, devices)
-    bytes_of = {row["workload"]: row.get("gradient_bytes") for row in rows_of(workloads)}
+    bytes_of = {
+        row["workload"]: checkpoint_bytes(row.get("gradient_bytes"), row.get("checkpoint_bytes"))
+        for row in rows_of(workloads)
+    }
     named = [(row, row_key(row, devices)) for row in rows_of(promises)]
     beside: dict[tuple[str, ...], list[tuple[Row, Key]]] = {}
     equal: dict[tuple[Key, tuple[str, ...]], list[Row]] = {}
@@ -94,7 +98,7 @@ def judge(
         own.sort(key=lambda row: row["published_at"])
         ends = [*(row["published_at"] for row in own[1:]), None]
         for row, until in zip(own, ends, strict=False):  # of no promise measured there is one end too many
-            meets = _meets(conditions or Stated(), bytes_of.get(row["workload"]))
+            meets = _meets(conditions or Stated(), bytes_of.get(row["workload"], 0.0))
             outcome = partial(_outcome, meets=meets, overshoot_price=overshoot_price)
             judged.append(_judged(row, beside[_promise(row)], measured, until, outcome))
     return sorted(judged, key=lambda row: (row["published_at"], row["promise_id"]))
@@ -120,13 +124,13 @@ def _time(run: Run) -> pd.Timestamp:
     return run.measured_at
 
 
-def _meets(conditions: Circumstances, gradient_bytes: float | None) -> Callable[[Row], Conditions]:
-    """What a promised cluster meets, of a workload with so large a gradient."""
+def _meets(conditions: Circumstances, state_bytes: float) -> Callable[[Row], Conditions]:
+    """What a promised cluster meets, of a workload whose checkpoints are of so many bytes."""
 
     def of(row: Row) -> Conditions:
         members = list(row["pools"])
         pools = [Pool(*(one[name] for name in Pool._fields)) for one in members]
-        return conditions.gangs(pools, np.array([[one["count"] for one in members]]), checkpoint_bytes(gradient_bytes))
+        return conditions.gangs(pools, np.array([[one["count"] for one in members]]), state_bytes)
 
     return of
 

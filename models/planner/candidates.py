@@ -17,7 +17,8 @@ import numpy as np
 from ..domain.cluster import ANY_ZONE, Offer
 from ..domain.numeric import BoolArray, FloatArray, IntArray
 from ..domain.workload import Setup, Workload
-from ..job.duration import Conditions, checkpoint_bytes
+from ..job.checkpoints import checkpoint_bytes
+from ..job.duration import Conditions
 from ..job.job_conditions import Circumstances, Pool, Stated
 from .batch_split import BatchSplits, StepModel, Wholes, global_batches, splits_of
 from .enumeration import MOST_CLUSTERS, Refusal, compositions, price_or_inf, sold_together
@@ -87,6 +88,7 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepModel) -
     columns: list[tuple[IntArray, ...]] = [(nothing,) * 4]  # split, option, cluster, condition
     prices, conditions = [np.zeros(0)], []
     first = 0
+    state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
     for number, option in enumerate(options):
         rows = np.flatnonzero(_sells(option, splits, counts))
         if all_fit:
@@ -95,7 +97,7 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepModel) -
         pools, bought, usd = option.bought([one.name for one in types], counts[used])
         columns.append((rows, np.full(len(rows), number), number * len(counts) + splits.cluster[rows], first + back))
         prices.append(np.where(bought > 0, bought * usd, 0.0).sum(axis=1)[back])
-        conditions.append(supply.circumstances.gangs(pools, bought, checkpoint_bytes(workload.gradient_bytes)))
+        conditions.append(supply.circumstances.gangs(pools, bought, state_bytes))
         first += len(used)
     split, at, cluster, condition = (np.concatenate(one).astype(np.intp) for one in zip(*columns, strict=True))
     return Candidates(

@@ -81,6 +81,8 @@ class _Train(_Values):
     sync_s: float | None = Field(default=None, ge=0)
     parameters: Whole | None = None
     gradient_bytes: Whole | None = None
+    checkpoint_s: float | None = Field(default=None, gt=0)
+    checkpoint_bytes: Whole | None = None
 
 
 class _ProfileLine(_Wire):

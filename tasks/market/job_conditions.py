@@ -14,6 +14,7 @@ from models.campaign.candidates import EC2_COSTS, Costs
 from models.job import duration as spot
 from models.job import launch_history as exposure
 from models.job.capacity import PRIOR_S, StartupModel, fit_availability, fit_startup
+from models.job.checkpoints import fit_checkpoints
 from models.job.interruptions import fit_hazard
 from models.job.job_conditions import Circumstances, Learned, Stated
 from warehouse import reads
@@ -33,11 +34,11 @@ def circumstances(workspace: Workspace) -> Circumstances:
     Local hosts are revoked exactly as often as srift.toml states and refused only where they do not fit: nothing of
     that is learned, and until one was launched their start-up is taken to be known. They start alike in both markets.
     """
-    machines, refusals = reads.launched(workspace.warehouse, workspace.provider.name)
+    machines, refusals, written = reads.launched(workspace.warehouse, workspace.provider.name)
     launches = exposure.launches(machines)
     if workspace.simulated and not len(launches):
         return Stated()
-    learned = Learned(startup=_startup(workspace, launches))
+    learned = Learned(startup=_startup(workspace, launches), checkpoints=fit_checkpoints(written))
     if workspace.simulated:
         return learned
     windows = exposure.windows(machines)
@@ -70,7 +71,7 @@ def spot_experience(workspace: Workspace) -> dict[str, str]:
     """By instance type, what own launches tell of its interruptions, in words; of local hosts srift.toml tells all."""
     if workspace.simulated:
         return {}
-    machines, _ = reads.launched(workspace.warehouse, workspace.provider.name)
+    machines, *_ = reads.launched(workspace.warehouse, workspace.provider.name)
     held = exposure.spot_held(machines)
     if not len(held):
         return {}

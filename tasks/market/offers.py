@@ -173,7 +173,7 @@ def _moment(value: object) -> datetime:
 def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workload]:
     """The workloads with what the mart `workloads` knows of them; facts of another digest are another workload's."""
     facts = {(row["workload"], row["digest"]): row for row in rows_of(known) if "digest" in row}
-    kinds = {"parameters": int, "gradient_bytes": int, "flops_per_sample": float}
+    kinds = {"parameters": int, "gradient_bytes": int, "flops_per_sample": float, "checkpoint_bytes": int}
 
     def told(workload: Workload) -> Workload:
         row = facts.get((workload.name, workload.digest), {})

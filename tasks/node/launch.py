@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,6 +47,7 @@ class Launch:
     groups: dict[tuple[int, ...], dist.ProcessGroup]
     patience: Patience
     devices: tuple[tuple[str, int], ...]
+    written: set[str] = field(default_factory=set)  # workloads of which this rank wrote a checkpoint
 
     @property
     def node(self) -> int:

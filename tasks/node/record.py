@@ -189,7 +189,8 @@ class Record:
     deviation / median):
       train    step_s, step_spread (interquartile range / median), steps, rank_step_s, rank_compute_s (the same without
                communication; both one a rank: node by node, in each device by device), sync_s, build_s, warmup_s,
-               steps_s, peak_bytes, parameters, gradient_bytes, bucket_bytes, first_loss, last_loss
+               steps_s, peak_bytes, parameters, gradient_bytes, bucket_bytes, first_loss, last_loss; once a launch and
+               workload checkpoint_s and checkpoint_bytes, of the state that the first rank wrote to its disk
       profile  parameters, gradient_bytes, flops_per_sample,
                rows: [{batch, forward_s, backward_s, optimizer_s, input_s (part of forward_s), peak_bytes, repeats}],
                buckets: [{bytes, ready_fraction}] in the order in which they become ready

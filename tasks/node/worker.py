@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from .checkpoint import write_checkpoint
 from .device import NoSuchDevice, reset_peak, usable
 from .device_check import give_up
 from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
@@ -143,6 +144,9 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[d
         values, problem = profile(item, built, launch.alone, patience)
     else:
         values, problem = train(item, built, group, patience, place=item.nodes.index(launch.node))
+        if values and launch.rank == 0 and item.workload not in launch.written:
+            launch.written.add(item.workload)
+            values |= write_checkpoint(built)
     return values | {"taken_share": patience.taken_share} | patience.reference_values(item.used), problem
 
 

@@ -20,8 +20,8 @@ from flows.cli import explained
 from models.campaign.campaign import Launch
 from models.domain.cluster import Cluster, Offer, parse_numbers
 from models.domain.workload import Goal, Setup, Workload
+from models.job.checkpoints import checkpoint_bytes
 from models.job.cost import cost_at
-from models.job.duration import checkpoint_bytes
 from models.job.job_conditions import Circumstances, pools_of
 from tasks.market.job_conditions import circumstances
 from tasks.market.offers import current_offers, with_known_facts
@@ -172,7 +172,9 @@ def _true_cost(workload: Workload, setup: Setup, step_s: float, conditions: Circ
     return cost_at(
         step_s,
         steps=-(-workload.samples // setup.global_batch),
-        conditions=conditions.gangs(*pools_of([setup.cluster]), checkpoint_bytes(workload.gradient_bytes)),
+        conditions=conditions.gangs(
+            *pools_of([setup.cluster]), checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
+        ),
         usd_per_hour=setup.cluster.total_usd_per_hour or np.nan,
     )
 

@@ -45,9 +45,9 @@ def main(
             (Path(folder) / "shared").symlink_to(ROOT.parent / "shared")
             trees = {against: other, "here": ROOT}
             homes = {name: Path(folder) / f"home of {name}" for name in trees}
-            for name, home in homes.items():
+            for home in homes.values():
                 unpack(home)
-                _seconds([*SRIFT, "refresh", "--max-usd", "0"], trees[name], home)  # models of its own version
+            _seconds([*SRIFT, "refresh", "--max-usd", "0"], ROOT, homes["here"])  # a model of this version
             seconds: dict[str, dict[str, list[float]]] = {one: {name: [] for name in trees} for one in COMMANDS}
             for one, words in COMMANDS.items():
                 for _ in range(repeats + 1):

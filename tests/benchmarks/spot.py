@@ -45,7 +45,10 @@ def bench_spot(
     """Nothing is chosen by what comes out."""
     written = read_checkpoints(checkpoints)
     scored = checkpoint_scores(written)
-    print_frame(_errors(scored, "group"), "checkpoint seconds by the prior in force, per cent")
+    for learned, title in ((False, "by the prior"), (True, "learned from the other networks'")):
+        part = scored[scored["learned"] == learned]
+        told = _errors(part, "group").assign(median_width=float(part["width"].median()))
+        print_frame(told, f"checkpoint seconds {title}, each network held out, per cent")
     print_frame(
         _errors(guess_scores(read_step_times(step_times)), "workload"),
         "step time from FLOPs alone, each network held out, per cent",

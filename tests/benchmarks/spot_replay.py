@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from models.domain.numeric import Z_90
 from models.job.capacity import fit_startup
+from models.job.checkpoints import fit_checkpoints
 from models.job.duration import (
     best_interval,
-    checkpoint_log_sd,
-    checkpoint_seconds,
     drawn_hours,
     expected_hours,
     pieces,
@@ -283,11 +282,30 @@ MARGINS = (0.0, 0.005, 0.01, 0.02)  # bids above the price at launch: from the t
 
 
 def checkpoint_scores(rows: pd.DataFrame) -> pd.DataFrame:
-    """Each of `rows` (mb, seconds, group) by the checkpoint model in force: group, error, inside (90 % interval)."""
-    seconds, state_bytes = rows["seconds"].to_numpy(dtype=float), 1e6 * rows["mb"].to_numpy(dtype=float)
-    expected = checkpoint_seconds(state_bytes)
-    inside = np.abs(np.log(seconds / expected)) <= Z_90 * checkpoint_log_sd(state_bytes)
-    return pd.DataFrame({"group": rows["group"].astype(str), "error": np.abs(expected / seconds - 1), "inside": inside})
+    """Each of `rows` (mb, seconds, group), before any was written (`learned` False) and from the other groups' (True).
+
+    Columns: learned, group, error, inside (90 % interval), width (its high over its low end).
+    """
+    written = rows.assign(workload=rows["group"].astype(str), instance_type="", bytes=1e6 * rows["mb"].astype(float))
+    parts = []
+    for group, held in written.groupby("workload"):
+        for learned in (False, True):
+            model = fit_checkpoints(written[(written["workload"] != group) & learned])
+            found = [model.seconds(size, [""]) for size in held["bytes"]]
+            expected, log_sd = (np.array([float(one[at][0]) for one in found]) for at in (0, 1))
+            seconds = held["seconds"].to_numpy(dtype=float)
+            parts.append(
+                pd.DataFrame(
+                    {
+                        "learned": learned,
+                        "group": str(group),
+                        "error": np.abs(expected / seconds - 1),
+                        "inside": np.abs(np.log(seconds / expected)) <= Z_90 * log_sd,
+                        "width": np.exp(2 * Z_90 * log_sd),
+                    }
+                )
+            )
+    return pd.concat(parts, ignore_index=True)
 
 
 def guess_scores(rows: pd.DataFrame) -> pd.DataFrame:

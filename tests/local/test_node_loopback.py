@@ -201,6 +201,10 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
     assert any(one["sync_s"] > 0 for one in several), "on a busy machine one may wait less than its noise"
     assert len(measured["rank_step_s"]) == 2 and 8 <= measured["steps"] <= 12
     assert measured["peak_bytes"] > 50e6
+    written = [one for one in records.values() if "checkpoint_s" in one["values"]]
+    assert len(written) == len({one["item"]["workload"] for one in written}), "one of a workload and launch"
+    assert all(one["values"]["checkpoint_bytes"] >= one["values"]["gradient_bytes"] for one in written)
+    assert written and all(0 < one["values"]["checkpoint_s"] < 30 for one in written)
     rows = records["profile"]["values"]["rows"]
     assert [row["batch"] for row in rows] == [8, 64]
     assert rows[0]["backward_s"] < rows[1]["backward_s"]

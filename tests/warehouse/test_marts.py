@@ -40,7 +40,7 @@ COLUMNS = {  # of each frame, as the contract has them
     " reference_s usual_reference_s",
     "buckets": "provider workload bucket bytes ready_fraction",
     "probes": "run_id provider cluster bytes seconds",
-    "workloads": "provider workload digest parameters gradient_bytes flops_per_sample samples",
+    "workloads": "provider workload digest parameters gradient_bytes flops_per_sample samples checkpoint_bytes",
     "instance_types": "provider name devices device cores memory_gib device_memory_gib bandwidth_gbps"
     " device_tflops digest",
 }
@@ -115,6 +115,19 @@ def test_fixed_work_beside_a_run_is_told_by_machine_beside_what_is_usual_of_its_
     assert speeds.usual_spread.tolist() == pytest.approx([quartiles] * 4, rel=0.15)
     details = mart(warehouse, "run_details").set_index("run_id")
     assert list(details.usual_reference_s["b"]) == [0.025] and not isinstance(details.reference_s["old"], list)
+
+
+def test_a_checkpoint_is_told_of_its_writer_and_its_bytes_of_its_workload(
+    warehouse: Warehouse,
+) -> None:
+    define(warehouse)
+    values = {"step_s": 0.5, "checkpoint_bytes": 1200}
+    load(warehouse, timed("a", 0.01, 0.02, values=values | {"checkpoint_s": 0.25}), body("old", of=setup()))
+    load(warehouse, timed("large", 0.01, values=values))
+    written = launched(warehouse, "local")[2]
+    columns = ["run_id", "workload", "instance_type", "bytes", "seconds"]
+    assert written[columns].values.tolist() == [["a", "tiny", "small", 1200, 0.25]]
+    assert mart(warehouse, "workloads").checkpoint_bytes.tolist() == [1200]
 
 
 def test_fixed_work_that_is_not_one_figure_a_machine_is_no_speed(warehouse: Warehouse) -> None:
@@ -315,5 +328,5 @@ def test_what_a_file_of_an_older_version_lacks_is_empty(warehouse: Warehouse) ->
     with warehouse.transact() as connection:
         connection.execute("drop view machines; drop view refusals; drop view drift")
     for one in (warehouse, snapshot(warehouse, "local", "tiny")):
-        assert [len(frame) for frame in launched(one, "local")] == [0, 0]
+        assert [len(frame) for frame in launched(one, "local")] == [0, 0, 0]
     assert drifting(warehouse, "local").empty

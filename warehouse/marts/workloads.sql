@@ -8,7 +8,8 @@ with measured as (
         workload,
         max(try_cast(json_extract_string(measured, '$.parameters') as bigint)) as parameters,
         max(try_cast(json_extract_string(measured, '$.gradient_bytes') as bigint)) as gradient_bytes,
-        max(try_cast(json_extract_string(measured, '$.flops_per_sample') as double)) as flops_per_sample
+        max(try_cast(json_extract_string(measured, '$.flops_per_sample') as double)) as flops_per_sample,
+        max(try_cast(json_extract_string(measured, '$.checkpoint_bytes') as bigint)) as checkpoint_bytes
     from stg_current
     where workload_same and machine_same and kind <> 'probe'
     group by provider, workload
@@ -41,7 +42,8 @@ select
         as gradient_bytes,
     coalesce(facts.flops_per_sample, defined.flops_per_sample, measured.flops_per_sample, imported.flops_per_sample)
         as flops_per_sample,
-    coalesce(defined.samples, facts.samples) as samples
+    coalesce(defined.samples, facts.samples) as samples,
+    measured.checkpoint_bytes
 from known
 left join stg_workloads as defined on defined.provider = known.provider and defined.workload = known.workload
 left join stg_workload_facts as facts on facts.provider = known.provider and facts.workload = known.workload

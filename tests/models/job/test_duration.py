@@ -11,18 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.domain.numeric import Z_90
 from models.job.duration import (
     Conditions,
     best_interval,
-    checkpoint_log_sd,
-    checkpoint_seconds,
     drawn_hours,
     expected_hours,
     expected_interruptions,
     interruption_risk,
 )
-from tests.benchmarks.spot_replay import checkpoint_scores, read_checkpoints
 
 FILE = Path(__file__).parents[4] / "shared" / "data" / "checkpoint_times.csv"
 HOURS = st.floats(0.01, 200.0)
@@ -155,15 +151,3 @@ def test_the_interval_is_near_the_one_of_least_hours(cost: float, hazard: float,
     if cost * hazard <= 1:
         assert float(hours(np.array([interval]))[0]) <= 1.03 * least
         assert float(best_interval(cost, more * hazard)) <= interval * (1 + 1e-9)
-
-
-def test_a_checkpoint_is_linear_in_its_bytes_with_a_wide_interval() -> None:
-    assert checkpoint_seconds([0.0, 500e6]) == pytest.approx([3.6, 13.6])
-    assert 2 * Z_90 * float(checkpoint_log_sd(100e6)) > np.log(2.5)
-
-
-@pytest.mark.skipif(not FILE.exists(), reason="no shared data")
-def test_recorded_checkpoints_are_predicted_within_eight_per_cent() -> None:
-    scored = checkpoint_scores(read_checkpoints(FILE))
-    assert len(scored) >= 100
-    assert scored["error"].mean() <= 0.08 and scored["inside"].mean() >= 0.85

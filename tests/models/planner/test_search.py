@@ -166,6 +166,19 @@ def test_what_is_given_up_unlooked_would_not_have_met_the_limit() -> None:
     assert given_up > 0
 
 
+@pytest.mark.parametrize(("kind", "limited"), [("cheapest_within_deadline", "hours"), ("fastest_within_budget", "usd")])
+def test_no_loss_is_below_its_bound_however_unsure_the_start_up(kind: str, limited: str) -> None:
+    unsure = fit_startup(pd.DataFrame(columns=LAUNCHES).astype({"seconds": float}), {"on-demand": 100.0, "spot": 100.0})
+    for samples, times in product((6_000, 60_000, 600_000), np.linspace(0.2, 1.5, 14)):
+        costs = costs_of_two_types(
+            samples, slower=0.0, draws=400, markets=("on-demand", "spot"), circumstances=Learned(startup=unsure)
+        )
+        rows = np.arange(len(costs.candidates))
+        goal = Goal(goal=kind, **{limited: times * float(np.median(costs.bound(limited)))})
+        costs.look(rows)
+        assert (costs.least_loss(goal, rows) <= costs.loss(goal, rows)).all()
+
+
 @pytest.mark.parametrize(("what", "times"), [*product(("hours", "usd"), (1.0001, 0.9999))])
 def test_what_just_keeps_to_the_limit_is_not_given_up(what: str, times: float) -> None:
     """Nothing is left to chance here, so that the limit of each row is what it takes."""

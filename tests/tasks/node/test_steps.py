@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from tasks.node import steps
+from tasks.node import checkpoint, steps
 from tasks.node.entrypoint import LoadedWorkload
 from tasks.node.measuring import Patience
 from tasks.node.record import Item
@@ -48,6 +50,29 @@ def test_each_rank_weighs_its_loss_by_its_share_of_the_batch(monkeypatch: pytest
     # three ranks with 3, 3 and 2 of 8 samples, twice a step: their mean is that of all samples
     assert shares == [pytest.approx(3 * 3 / 8 / 2), pytest.approx(3 * 2 / 8 / 2)]
     assert 2 * shares[0] + shares[1] == pytest.approx(3 / 2)
+
+
+def written(monkeypatch: pytest.MonkeyPatch, free: int = 10**9) -> dict[str, Any]:
+    built = tiny()
+    steps.one_step(built, built.model, batch=4, accumulation_steps=1, scale=1.0, sync=True)
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    return checkpoint.write_checkpoint(built)
+
+
+def test_a_checkpoint_has_the_bytes_of_its_tensors_and_leaves_no_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(checkpoint.tempfile, "tempdir", str(tmp_path))
+    values = written(monkeypatch)
+    assert values["checkpoint_bytes"] == 8 and values["checkpoint_s"] > 0 and not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_that_the_disk_has_no_room_for_or_refuses_is_told_by_its_bytes_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert written(monkeypatch, free=15) == {"checkpoint_bytes": 8}
+    monkeypatch.setattr(checkpoint.tempfile, "tempdir", str(tmp_path / "gone"))
+    assert written(monkeypatch) == {"checkpoint_bytes": 8}
 
 
 def test_one_step_scales_its_gradients_and_adds_them_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from tasks.node import launch, worker
 from tasks.node.measuring import Patience
 from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, EXIT_MAILBOX, EXIT_NO_DEVICE
 from tasks.node.record import CPU, MACHINE, Devices, Item, Plan, RankLayout, write_json
+from tests.tasks.node.test_steps import tiny
 
 
 class Left(Exception):
@@ -187,6 +188,20 @@ def test_each_item_says_what_was_taken_while_it_was_measured_itself(
     late, following = (Item(run_id=name, kind="probe", nodes=[0]) for name in ("late", "next"))
     told = [worker.measure(mine, one, None)[0]["taken_share"] for one in (late, following, late)]
     assert told == [0.4, 0.0, 0.4]
+
+
+def test_one_rank_writes_one_checkpoint_of_each_workload_once_it_has_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step_s = [0.0, 1.0, 1.0, 1.0]  # the first is no training
+    monkeypatch.setattr(worker, "train", lambda *_, **__: ({"step_s": 1.0} if step_s.pop(0) else {}, ""))
+    monkeypatch.setattr(worker, "write_checkpoint", lambda _: {"checkpoint_s": 0.5})
+    first, last = rank(0, tmp_path, Store()), rank(2, tmp_path, Store())
+    told = [
+        "checkpoint_s" in worker.measure(mine, replace(ITEM, nodes=[mine.node], devices=[1], batches=[2]), tiny())[0]
+        for mine in (first, first, first, last)
+    ]
+    assert told == [False, True, False, False]
 
 
 def test_a_launch_is_as_patient_as_its_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
