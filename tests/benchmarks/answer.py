@@ -1,7 +1,7 @@
 """How long an answer takes: `srift recommend` about EC2 as a whole command, with many rows imported.
 
 `python -m tests.benchmarks.answer FILE --workloads FACTS` imports the rows into a home of its own as often as it takes
-to have 30,000, learns from them without spending anything, and prints the median seconds by workload.
+to have 30,000, learns from them without spending anything, and prints the seconds of that and the median by workload.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import typer
 from flows.cli import explained
 from tasks.data_files.measurements import read_measurements
 from tasks.reporting.tables import print_frame
+from warehouse.database import Warehouse
+from warehouse.reads import mart
 
 _SRIFT = (sys.executable, "-c", "from flows.cli import main; main()")
 # Other days than those of the file, so that a copy of a row is another measurement of its setup.
@@ -43,6 +45,12 @@ def fill_home(home: Path, rows: Path, facts: Path | None, *, many: int) -> int:
     _run(home, ["import", str(file), *(["--workloads", str(facts.resolve())] if facts else [])])
     _run(home, ["refresh", "--provider", "ec2", "--max-usd", "0"])
     return copies * len(measured)
+
+
+def refresh_times(home: Path) -> pd.DataFrame:
+    """Columns phase, seconds of the refresh that learned from the rows."""
+    warehouse = Warehouse(home / "warehouse.duckdb")
+    return mart(warehouse, "timings")[["phase", "seconds"]]
 
 
 def answer_times(home: Path, workloads: Sequence[str], *, repeats: int) -> list[dict[str, Any]]:
@@ -79,6 +87,7 @@ def bench_answer(
     names = sorted({row.workload for row in read_measurements(file).rows})
     with tempfile.TemporaryDirectory() as folder:
         rows = fill_home(Path(folder), file, workloads, many=many)
+        print_frame(refresh_times(Path(folder)), f"phases of `srift refresh --max-usd 0` that learned from {rows} rows")
         print_frame(
             pd.DataFrame(answer_times(Path(folder), names, repeats=repeats)),
             f"`srift recommend` about EC2, {rows} rows imported, the median of {repeats}",

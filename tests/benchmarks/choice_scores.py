@@ -144,6 +144,16 @@ def _most_machines(contest: Contest, goals: list[Goal]) -> list[int | None]:
     return [int(np.lexsort((-_devices(contest), -machines))[0])] * len(goals)
 
 
+def _dearest_device(contest: Contest, goals: list[Goal]) -> list[int | None]:
+    """As many devices as there are on one machine of the type whose device costs most, or that where none was measured
+    alone."""
+    types = [one.cluster.members[0].instance_type for one in contest.setups]
+    usd = [one.cluster.members[0].usd_per_hour or 0.0 for one in contest.setups]
+    machines = np.array([len(one.layout) for one in contest.setups])
+    each = np.array([dollars / max(kind.devices, 1) for dollars, kind in zip(usd, types, strict=True)])
+    return [int(np.lexsort((-_devices(contest), machines, -each))[0])] * len(goals)
+
+
 def _devices(contest: Contest) -> FloatArray:
     return np.array([sum(one.layout) for one in contest.setups], dtype=float)
 
@@ -161,6 +171,7 @@ CHOOSERS: dict[str, Chooser] = {
     "recommended, communication ignored": _without_communication,
     "cheapest per hour": _cheapest_per_hour,
     "most machines": _most_machines,
+    "one machine of the dearest device": _dearest_device,
 }
 A_TENTH = "a random tenth measured"
 
@@ -209,7 +220,7 @@ def _aim_and_used(contest: Contest, goal: Goal) -> tuple[FloatArray, FloatArray,
 
 
 def said_and_held(contest: Contest, *, top: int = 5) -> pd.DataFrame:
-    """Each chance in the table's `top` rows of each question: what ("p ok" or "p best"), said, and whether it held.
+    """Each chance in the table's `top` rows of each question: kind, rank, what ("p ok" or "p best"), said, if it held.
 
     Limits are multiples of the least predicted, which a chance may depend on as it may not on what was measured. The
     best is who loses least by the measured times, of all clusters that the table compares, each by its best split.
@@ -223,20 +234,27 @@ def said_and_held(contest: Contest, *, top: int = 5) -> pd.DataFrame:
         rows = [row for row in _table(contest, [goal], top=len(contest.setups)) if row["goal"] == goal.goal]
         places = [at for at in (_place(contest, row) for row in rows) if at is not None]
         for row, at in list(zip(rows, places, strict=False))[:top]:
-            found.append(("p ok", row["p_meets_constraint"], meeting.chance[at] > 0))
-            found.append(("p best", row["p_best"], lost[at] <= lost[places].min() + 1e-12))
-    return pd.DataFrame(found, columns=["what", "said", "held"])
+            own = (goal.goal, row["rank"])
+            found.append((*own, "p ok", row["p_meets_constraint"], meeting.chance[at] > 0))
+            found.append((*own, "p best", row["p_best"], lost[at] <= lost[places].min() + 1e-12))
+    return pd.DataFrame(found, columns=["kind", "rank", "what", "said", "held"])
+
+
+def promised(told: pd.DataFrame) -> pd.DataFrame:
+    """Of `said_and_held`, what comes first: by kind of constraint and chance, cases, per cent said, per cent held."""
+    by = told[told["rank"] == 1].groupby(["kind", "what"], sort=False)
+    return by.agg(cases=("held", "size"), said=("said", _per_cent), held=("held", _per_cent)).reset_index()
+
+
+def _per_cent(parts: pd.Series) -> float:
+    return 100 * float(parts.mean())
 
 
 def reliability(told: pd.DataFrame) -> pd.DataFrame:
     """Of `said_and_held`, by tenths of what was said: cases, per cent said in the mean, per cent that held."""
     tenth = np.minimum((10 * told["said"] + 1e-9).astype(int), 9)
     by = told.assign(tenth=[f"{10 * at} to {10 * at + 10}" for at in tenth]).groupby(["what", "tenth"], sort=False)
-    found = by.agg(
-        cases=("held", "size"),
-        said=("said", lambda said: 100 * said.mean()),
-        held=("held", lambda held: 100 * held.mean()),
-    )
+    found = by.agg(cases=("held", "size"), said=("said", _per_cent), held=("held", _per_cent))
     return found.reset_index().sort_values(["what", "said"], ascending=[False, True], ignore_index=True)
 
 
@@ -290,6 +308,26 @@ def summary(judged: pd.DataFrame) -> pd.DataFrame:
     return whole
 
 
+def headline(judged: pd.DataFrame) -> pd.DataFrame:
+    """Each other chooser's figure over that of what is recommended, where both keep to the constraint: a row a chooser
+    and kind of constraint with `ratio` (geometric mean; of dollars at the same deadline, of hours at the same budget,
+    which is that of throughput turned over), per cent of questions that `both` meet, and that it alone missed.
+    """
+    asked = judged[judged["chooser"] != A_TENTH].reset_index(drop=True)
+    asked["number"] = asked.groupby(["chooser", "kind"]).cumcount()
+    asked = asked.set_index(["kind", "number"])
+    ours = asked[asked["chooser"] == RECOMMENDED][["regret", "met"]]
+    rows = []
+    for chooser, own in asked.groupby("chooser", sort=False):
+        beside = own[["regret", "met"]].join(ours.add_suffix("_ours"))
+        for kind, part in beside.groupby(level="kind"):
+            logs = np.log1p(part["regret"]) - np.log1p(part["regret_ours"])
+            alone = part["met_ours"] & ~part["met"].astype(bool)
+            both = 100 * float(logs.notna().mean())
+            rows.append((chooser, kind, float(np.exp(logs.mean())), both, 100 * float(alone.mean())))
+    return pd.DataFrame(rows, columns=["chooser", "kind", "ratio", "both", "it_alone_missed"])
+
+
 def contests(
     data: TrainingData,
     devices: dict[str, int],
@@ -341,9 +379,11 @@ def contests(
 
 def scores(played: Sequence[Contest], *, seed: int) -> list[tuple[str, pd.DataFrame]]:
     """Titles and tables of all that is printed of these contests."""
-    judged = pd.concat([judge(one, seed=seed) for one in played])
+    judged, told = pd.concat([judge(one, seed=seed) for one in played]), pd.concat(map(said_and_held, played))
     return [
         ("regret of the answers that meet, and what all lose, per cent", summary(judged)),
+        ("dollars (deadline) or hours (cap) over those of what is recommended", headline(judged)),
         ("lost against who knows all times: by caution, by error, per cent", causes(judged)),
-        ("reliability of the chances printed, per cent", reliability(pd.concat(map(said_and_held, played)))),
+        ("chances of the first row, per cent", promised(told)),
+        ("reliability of the chances printed, per cent", reliability(told)),
     ]

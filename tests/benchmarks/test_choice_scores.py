@@ -22,7 +22,9 @@ from tests.benchmarks.choice_scores import (
     Contest,
     causes,
     contests,
+    headline,
     judge,
+    promised,
     reliability,
     said_and_held,
     summary,
@@ -86,6 +88,16 @@ def test_every_kind_slack_and_chooser_is_asked_and_failures_are_counted_apart() 
     assert table.loc[("cheapest per hour", DEADLINE), "missed"] > 0
 
 
+def test_the_headline_is_what_others_pay_where_both_keep_to_the_constraint() -> None:
+    judged = pd.concat([judge(contest([4, 2, 1], [1, 3, 9]), seed=0)] * 2)
+    told = headline(judged).set_index(["chooser", "kind"])
+    assert (told.loc[RECOMMENDED, ["ratio", "it_alone_missed"]] == [1.0, 0.0]).all(axis=None)
+    own = judged[judged["kind"] == DEADLINE].set_index("chooser")["regret"]
+    dearer = np.log1p(own["most machines"].to_numpy()) - np.log1p(own[RECOMMENDED].to_numpy())
+    assert told.ratio["most machines", DEADLINE] == pytest.approx(np.exp(np.nanmean(dearer))) and np.nanmean(dearer) > 0
+    assert told.it_alone_missed["cheapest per hour", DEADLINE] > 0
+
+
 def test_habits_miss_deadlines_and_caps() -> None:
     three = contest([4, 2, 1], [1, 3, 9])
     assert (
@@ -130,6 +142,8 @@ def test_reliability_counts_what_was_said_by_tenths_and_how_often_it_held() -> N
     assert table.loc["30 to 40", ["cases", "said", "held"]].tolist() == pytest.approx([2, 31, 50])
     sure = said_and_held(contest([4, 2, 1], [1, 3, 9]))
     assert ((sure["said"] > 0.5) == sure["held"]).all() and set(sure["what"]) == {"p ok", "p best"}
+    first = promised(sure)
+    assert len(first) == 4 and (first["held"] == first["said"]).all() and (first["cases"] == len(SLACKS)).all()
 
 
 def test_ignoring_communication_believes_in_more_machines() -> None:
