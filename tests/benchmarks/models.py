@@ -6,9 +6,11 @@ errors by split and model, the coverage of the intervals by held-out group, and 
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +20,8 @@ import pandas as pd
 import typer
 
 from flows.cli import explained
+from models.domain.cluster import parse_numbers
+from models.domain.workload import joined
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
 from tasks.data_files.backtest import read_training
@@ -31,20 +35,24 @@ from tests.benchmarks.noise import neighbours, placements
 from tests.benchmarks.rivals import predict_textbook, predict_trees_alone
 from tests.benchmarks.splits import ask, coverage, errors, splits
 
-_MANY = 10_000
+_MANY, _LARGE = 10_000, 100_000
 CHOICES = "choices"
 
 
-def speeds(data: TrainingData, *, repeats: int, seed: int) -> pd.DataFrame:
-    """Columns what, rows, median_s, most_s over `repeats`: a fit, and through MLflow one prediction and 10,000.
+def speeds(data: TrainingData, *, repeats: int, seed: int, large: int = _LARGE) -> pd.DataFrame:
+    """Columns what, rows, median_s, most_s over `repeats`: fits, and through MLflow one prediction and 10,000.
 
-    Each of the 10,000 is a row of the data, again and again where there are fewer. Nothing is left behind.
+    Each of the 10,000 is a row of the data, again and again where there are fewer. Fits use one thread, as retraining
+    does; predictions too, and as many as there are cores, as a program that pulls the model does unless it sets that.
+    Nothing is left behind.
     """
     setups = data.runs.drop(columns=["step_s", "sync_s", "step_spread"], errors="ignore").reset_index(drop=True)
     many = setups.iloc[np.resize(np.arange(len(setups)), _MANY)].reset_index(drop=True)
-    with one_thread():  # as retraining does; a puller's program sets its own
+    with one_thread():
         model = fit(data, seed=seed)
         found = [("fit", len(data.runs), _timed(lambda: fit(data, seed=seed), repeats))]
+        grown = replace(data, runs=_grown(data.runs, large, seed=seed))
+        found.append(("fit", large, _timed(lambda: fit(grown, seed=seed), 1)))
     with tempfile.TemporaryDirectory(prefix="srift-speed-") as folder:
         provenance = Provenance(
             training_digest="speed", training_rows=len(data.runs), code_commit="", seed=seed, refresh_id="speed"
@@ -56,9 +64,26 @@ def speeds(data: TrainingData, *, repeats: int, seed: int) -> pd.DataFrame:
         served = load_served(Path(folder), model.provider)
         for what, asked in (("one prediction", setups.iloc[:1]), ("predictions", many)):
             served.predict(asked)
-            found.append((what, len(asked), _timed(partial(served.predict, asked), repeats)))
+            with one_thread():
+                found.append((what, len(asked), _timed(partial(served.predict, asked), repeats)))
+        cores = len(os.sched_getaffinity(0))
+        told = f"predictions, {cores} threads"
+        found.append((told, len(many), _timed(partial(served.predict, many), repeats)))
     rows = [(what, count, float(np.median(seconds)), max(seconds)) for what, count, seconds in found]
     return pd.DataFrame(rows, columns=["what", "rows", "median_s", "most_s"])
+
+
+def _grown(runs: pd.DataFrame, many: int, *, seed: int) -> pd.DataFrame:
+    """`many` rows: each again and again with a few samples a device more and a step longer by as much and by noise."""
+    copies = runs.iloc[np.resize(np.arange(len(runs)), many)].reset_index(drop=True)
+    more = np.arange(many) // max(len(runs), 1)
+    parsed = [
+        parse_numbers(str(one), 1 + str(one).count("+"), "batch_per_device") for one in copies["batch_per_device"]
+    ]
+    batches = [joined(tuple(one + extra for one in own)) for own, extra in zip(parsed, more.tolist(), strict=True)]
+    noise = np.exp(np.random.default_rng(seed).normal(0, 0.03, many))
+    longer = copies["step_s"].to_numpy(float) * (1 + 0.01 * more) * noise
+    return copies.assign(batch_per_device=batches, step_s=longer, run_id=[f"grown-{at}" for at in range(many)])
 
 
 def _timed(work: Callable[[], object], repeats: int) -> list[float]:
