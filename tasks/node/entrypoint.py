@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .device import to_device
+from .precision import Arithmetic, arithmetic
 from .record import WorkloadFile
 
 _CPU = torch.device("cpu")
@@ -34,6 +35,13 @@ class LoadedWorkload:
     make_batch: Callable[[int], tuple[Any, Any]]
     optimizer: torch.optim.Optimizer
     device: torch.device = _CPU
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
+
+    def loss_of(self, module: nn.Module, batch: int) -> Tensor:
+        """The loss of a new batch, by the model or what it is wrapped in."""
+        inputs, target = self.make_batch(batch)
+        with self.arithmetic.forward():
+            return self.loss(module(inputs), target)
 
     @property
     def parameters(self) -> int:
@@ -46,14 +54,18 @@ class LoadedWorkload:
         return sum(one.numel() * one.element_size() for one in self.model.parameters() if one.requires_grad)
 
 
-def build(mailbox: Path, workload: WorkloadFile, *, seed: int, rank: int, device: torch.device) -> LoadedWorkload:
+def build(
+    mailbox: Path, workload: WorkloadFile, *, seed: int, rank: int, device: torch.device, precision: str = "fp32"
+) -> LoadedWorkload:
     """Load and call the entrypoint: equal weights on every rank, other data on each.
 
     On a GPU, that GPU is torch's default device while the entrypoint and its batch maker run, so that plain torch makes
     everything there; what they make elsewhere is moved.
 
-    Raises WorkloadError where it does not fit the contract, and whatever the user's own code raises.
+    Raises WorkloadError where it does not fit the contract, NoSuchPrecision where the device does not compute so, and
+    whatever the user's own code raises.
     """
+    computing = arithmetic(precision, device)
     torch.manual_seed(seed)
     spec = importlib.util.spec_from_file_location(f"srift_workload_{workload.digest}", mailbox / workload.file)
     if spec is None or spec.loader is None:
@@ -77,7 +89,12 @@ def build(mailbox: Path, workload: WorkloadFile, *, seed: int, rank: int, device
             part.to(device)
     torch.manual_seed(seed + 1000 * (rank + 1))
     return LoadedWorkload(
-        model=model, loss=loss, make_batch=_on_device(make_batch, device), optimizer=optimizer, device=device
+        model=model,
+        loss=loss,
+        make_batch=_on_device(make_batch, device),
+        optimizer=optimizer,
+        device=device,
+        arithmetic=computing,
     )
 
 
@@ -103,8 +120,7 @@ def try_once(built: LoadedWorkload, batch: int) -> None:
 
     Raises WorkloadError where the loss is no scalar, and whatever the user's own code raises.
     """
-    inputs, target = built.make_batch(batch)
-    loss = built.loss(built.model(inputs), target)
+    loss = built.loss_of(built.model, batch)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise WorkloadError("the loss must be one number, the mean over the batch")
     loss.backward()  # type: ignore[no-untyped-call]

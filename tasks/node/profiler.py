@@ -60,11 +60,12 @@ def _parts(built: LoadedWorkload, batch: int) -> dict[str, Any]:
         built.optimizer.zero_grad(set_to_none=True)
         inputs, target = built.make_batch(batch)
         input_s = clock_s() - at[0]
-        loss = built.loss(built.model(inputs), target)
+        with built.arithmetic.forward():
+            loss = built.loss(built.model(inputs), target)
         at.append(clock_s())
-        loss.backward()  # type: ignore[no-untyped-call]
+        built.arithmetic.backward(loss)
         at.append(clock_s())
-        built.optimizer.step()
+        built.arithmetic.update(built.optimizer)
         at.append(clock_s())
         seconds.append((at[1] - at[0], at[2] - at[1], at[3] - at[2], input_s))
     steady = seconds[_BURN_IN:]
@@ -121,12 +122,11 @@ def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> lis
     module.register_comm_hook(None, note)
     passes: list[list[tuple[float, int]]] = []
     for _ in _repeats(clock_s, _REBUILD, _BUCKETS_S):
-        inputs, target = built.make_batch(batch)
         built.optimizer.zero_grad(set_to_none=True)
-        loss = built.loss(module(inputs), target)
+        loss = built.loss_of(module, batch)
         ready.clear()
         before = clock_s()
-        loss.backward()  # type: ignore[no-untyped-call]
+        built.arithmetic.backward(loss)
         backward_s = clock_s() - before
         passes.append([((at - before) / backward_s, size) for at, size in ready])
     steady = passes[_REBUILD:]

@@ -26,6 +26,7 @@ from .measuring import Patience, gather, meet
 from .record import Item
 from .strategies import bucket_bytes, no_sync, strategy
 
+_LEAST_SCALE = 0.1  # of the loss in fp16, from 65,536
 _COMPUTE_REPEATS = 2  # steps without communication, from which `sync_s` is told
 _COMPUTE_SHARE = 0.25  # of `most_s`: more is not spent on them
 
@@ -37,11 +38,10 @@ def one_step(
     built.optimizer.zero_grad(set_to_none=True)
     loss = torch.tensor(math.nan)
     for micro in range(accumulation_steps):
-        inputs, target = built.make_batch(batch)
         with nullcontext() if sync and micro == accumulation_steps - 1 else no_sync(module):
-            loss = built.loss(module(inputs), target)
-            (loss * scale).backward()  # type: ignore[no-untyped-call]
-    built.optimizer.step()
+            loss = built.loss_of(module, batch)
+            built.arithmetic.backward(loss * scale)
+    built.arithmetic.update(built.optimizer)
     return float(loss.detach())
 
 
@@ -112,8 +112,18 @@ def train(
     meet(group)
     started = clock_s()
     losses = [step(sync=True) for _ in range(item.warmup_steps)]
+    scaled, before = built.arithmetic, math.inf
+    while scaled.scaled and scaled.scale < before:  # until updates are made, as in a long training
+        if scaled.scale < _LEAST_SCALE:
+            return (
+                {},
+                f"gradients in fp16 overflow at every scale to {scaled.scale:g}: train in bf16 or fp32",
+            )
+        before = scaled.scale
+        losses.append(step(sync=True))
     warmup_s = clock_s() - started
 
+    warmed = len(losses)
     timed = TimedSteps(step=step, group=group, clock_s=clock_s, patience=patience, losses=losses)
     by_rank, elapsed_s = timed.until_steady(item)
     seconds = measuring.slowest(by_rank)
@@ -123,7 +133,7 @@ def train(
     if group is not None:
         repeats = max(1, min(_COMPUTE_REPEATS, int(_COMPUTE_SHARE * item.most_s / step_s)))
         alone_s = [median(one[1:]) for one in timed.block(repeats, sync=False)]
-    losses = losses[: item.warmup_steps + item.most_steps]  # however long hosts disturbed it
+    losses = losses[: warmed + item.most_steps]  # however long hosts disturbed it
     told = gather([losses[0] * weight, losses[-1] * weight, peak, build_s, warmup_s], group)
     first_losses, last_losses, peaks, builds_s, warmups_s = zip(*told, strict=True)
     first_loss, last_loss = sum(first_losses), sum(last_losses)

@@ -28,7 +28,6 @@ from .record import Item, RankLayout, plan_from_json, record_of
 from .steps import train
 from .strategies import strategy
 
-PRECISIONS = ("fp32",)
 _PEER_LOST = re.compile(r"gloo|nccl|connection|timed? ?out|socket|broken pipe", re.IGNORECASE)
 
 
@@ -103,15 +102,14 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
             return None, ""
         if item.kind == "profile" and item.used != [1]:
             raise ValueError("a profile is of one device of one node")
-        if item.precision not in PRECISIONS:
-            raise ValueError(f"unknown precision {item.precision!r}; known: {', '.join(PRECISIONS)}")
         strategy(item.strategy)
         if item.kind == "train" and len(item.batches) != len(item.nodes):
             raise ValueError(f"{len(item.batches)} batches for {len(item.nodes)} nodes")
         workload = next((one for one in launch.plan.workloads if one.name == item.workload), None)
         if workload is None:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")
-        built = build(launch.mailbox, workload, seed=item.seed, rank=launch.rank, device=launch.device)
+        asked = {"seed": item.seed, "rank": launch.rank}
+        built = build(launch.mailbox, workload, **asked, device=launch.device, precision=item.precision)
         try_once(built, item.batches[item.nodes.index(launch.node)] if item.kind == "train" else min(item.batches))
         return built, ""
     except (Exception, SystemExit) as error:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from models.monitoring.slow_runs import TAKEN
 from tasks.node import measuring, probe, profiler, reference, steps
 from tasks.node.measuring import DISTURBED, Patience, processor_ticks
+from tasks.node.precision import Arithmetic
 from tasks.node.record import Item
 
 SECONDS = st.lists(st.floats(0.001, 10.0), min_size=1, max_size=40)
@@ -261,7 +262,8 @@ def test_a_run_that_diverges_only_because_it_was_repeated_is_measured(
 
     monkeypatch.setattr(steps, "one_step", step)
     model = steps.torch.nn.Linear(1, 1)
-    built: Any = type("Built", (), {"model": model, "device": "cpu", "parameters": 2, "gradient_bytes": 8})()
+    told = {"model": model, "device": "cpu", "parameters": 2, "gradient_bytes": 8, "arithmetic": Arithmetic()}
+    built: Any = type("Built", (), told)()
     monkeypatch.setattr(steps, "now", lambda _device: float(steps_taken[0]))
     monkeypatch.setattr(steps, "peak_bytes", lambda _device: 1)
     item = Item(run_id="r", kind="train", nodes=[0], batches=[1], least_steps=8, most_steps=20, most_s=30.0)
