@@ -19,12 +19,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 
 from ..domain.cluster import Cluster, Offer
 from ..domain.numeric import ROUNDING
 from ..domain.setup_table import Key
-from ..domain.workload import Workload
+from ..domain.workload import Workload, workload_and_precision
 from ..planner.enumeration import Refusal, clusters_of
+from ..step_time.machine_specs import computes
 from .acquisition import Coverage, DecisionValue, Model, Past, stale_types
 from .candidates import (
     Costs,
@@ -98,6 +100,11 @@ def shopping_list(
         candidates = training_runs(workloads, parts, past.profiles, expected_step=expected, costs=campaign.costs)
     layouts = {offer.instance_type.name: offer.instance_type.devices for offer in priced}
     known = Coverage.of(workloads, past, layouts=layouts, seed=campaign.seed)
+    known.profiled |= {
+        (one.name, offer.instance_type.name)
+        for one, offer in product(workloads, priced)
+        if not computes(offer.instance_type.device, workload_and_precision(one.name)[1])
+    }  # on which there is nothing to profile
     left = [candidate for key, candidate in candidates.items() if key not in known.settled]
     if model is not None:
         types = model.types - past.drifting.keys() - stale_types(past.runs, past.stale_before)

@@ -12,8 +12,9 @@ import pandas as pd
 
 from ..domain.cluster import Cluster, InstanceType, cluster_name
 from ..domain.setup_table import Key, rows_of, setup_key
-from ..domain.workload import Setup, Workload, joined
+from ..domain.workload import Setup, Workload, joined, workload_and_precision
 from ..planner.batch_split import Line, finish_together, global_batches
+from ..step_time.machine_specs import computes
 
 Expected = Callable[[pd.DataFrame], pd.DataFrame]  # setups as measurement columns -> step_s, step_low_s, step_high_s
 
@@ -52,9 +53,10 @@ EC2_COSTS = Costs(launch_s=60.0, build_s=5.0, minimum_s=60.0)
 class Measurement:
     """One thing to measure, and the seconds expected for it. `kind` is "train", "profile" or "probe".
 
-    `members` are instance types in rank order; `nodes` those of a launch that serve it, and `reason` why, once it is
-    bought. `batches` are samples a device, one a machine (profile: batches to try); `devices` are used on each machine,
-    empty: one each. `width` is the predicted 90 % interval relative to the step time, None where unknown.
+    `workload` is named as `variant` does; `members` are instance types in rank order; `nodes` those of a launch that
+    serve it, and `reason` why, once it is bought. `batches` are samples a device, one a machine (profile: batches to
+    try); `devices` are used on each machine, empty: one each. `width` is the predicted 90 % interval relative to the
+    step time, None where unknown.
     """
 
     kind: str
@@ -70,6 +72,11 @@ class Measurement:
     est_s: float
     width: float | None = None
     reason: str = ""
+
+    @property
+    def trained(self) -> tuple[str, str]:
+        """Name of the workload, and the precision."""
+        return workload_and_precision(self.workload)
 
     @property
     def cluster(self) -> str:
@@ -157,7 +164,10 @@ def training_runs(
         totals = tuple(global_batches(least, most))
         variants = [(total, 1, least <= total <= most) for total in totals]
         variants += [(totals[0] // 2, 1, False), (totals[0], 2, True)]
+        precision = workload_and_precision(workload.name)[1]
         for cluster in clusters:
+            if not all(computes(offer.instance_type.device, precision) for offer in cluster.members):
+                continue
             whole = tuple(offer.instance_type.devices for offer in cluster.members)
             alone = len(whole) == 1 and whole[0] > 1
             for total, steps, exact in variants:

@@ -19,7 +19,7 @@ import pandas as pd
 from .categorical import Keys, numbered
 from .cluster import cluster_name, parse_cluster, parse_numbers
 from .numeric import BoolArray, FloatArray, IntArray
-from .workload import Setup
+from .workload import PRECISIONS, Setup, variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,14 +170,14 @@ def column(frame: pd.DataFrame, name: str, default: object) -> pd.Series[Any]:
 def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
     """Parse the measurement columns; `devices` by instance type stands in for an empty layout.
 
+    A workload in another precision than fp32 is another one (`variant`).
     Raises ValueError on a missing column or on text that is not of the contract's form.
     """
     missing = [name for name in ("workload", "cluster", "batch_per_device") if name not in frame.columns]
     if missing:
         raise ValueError(f"setups lack the column {missing[0]!r}")
-    clusters, batches, workloads = (
-        [str(value) for value in frame[name].tolist()] for name in ("cluster", "batch_per_device", "workload")
-    )
+    clusters, batches = ([str(value) for value in frame[name].tolist()] for name in ("cluster", "batch_per_device"))
+    workloads = variants_of(frame)
     layouts = [str(value).strip() for value in column(frame, "layout", "").tolist()]
     texts, which = numbered(zip(clusters, layouts, batches, strict=True))
     parsed = [_read(*each, devices) for each in texts]
@@ -193,6 +193,24 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
         raise ValueError("accumulation_steps must be at least 1")
     types = [_types(cluster) for cluster in clusters]
     return SetupArrays.of(workloads, types, batch=batch[which], layout=layout[which], accumulation=accumulation)
+
+
+def variants_of(frame: pd.DataFrame) -> list[str]:
+    """What a model knows each row's workload as, by its columns workload and, if there is one, precision."""
+    precisions = column(frame, "precision", PRECISIONS[0]).tolist() if len(frame) else []
+    pairs, which = numbered(zip(frame["workload"].tolist(), precisions, strict=True))
+    names = [variant(str(workload), str(precision) or PRECISIONS[0]) for workload, precision in pairs]
+    return [names[at] for at in which.tolist()]
+
+
+def as_variants(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows in another known precision than fp32 as rows of the workload's variant in fp32; the others as they are."""
+    if not len(frame) or "precision" not in frame or not (other := frame["precision"].isin(PRECISIONS[1:])).any():
+        return frame
+    return frame.assign(
+        workload=np.where(other, variants_of(frame), frame["workload"]),
+        precision=frame["precision"].where(~other, PRECISIONS[0]),
+    )
 
 
 def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list[str]]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .cluster import Cluster
+
+# What products are made in: 32 bits; tensor cores that drop 13 bits of each factor; autocast to 16 bits.
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+_IN = " in "
 
 GOALS = ("cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest")
 
@@ -48,8 +52,8 @@ class Goal:
 class Workload:
     """One training job: how many samples it must see, and the global batch it tolerates (least = most when fixed).
 
-    `parameters`, `gradient_bytes` and `flops_per_sample` are None until a profile or an import tells them,
-    `checkpoint_bytes` until one was written.
+    `precisions` are those that its training tolerates. `parameters`, `gradient_bytes` and `flops_per_sample` are None
+    until a profile or an import tells them, `checkpoint_bytes` until one was written.
     """
 
     name: str
@@ -62,6 +66,23 @@ class Workload:
     gradient_bytes: int | None = None
     flops_per_sample: float | None = None
     checkpoint_bytes: int | None = None
+    precisions: tuple[str, ...] = PRECISIONS[:1]
+
+    @property
+    def variants(self) -> tuple[Workload, ...]:
+        """The workload in each of its precisions, as a workload of its own."""
+        return tuple(replace(self, name=variant(self.name, one), precisions=PRECISIONS[:1]) for one in self.precisions)
+
+
+def variant(workload: str, precision: str) -> str:
+    """What a model knows a workload in that precision as: another workload, unless it is fp32."""
+    return workload if precision == PRECISIONS[0] else f"{workload}{_IN}{precision}"
+
+
+def workload_and_precision(name: str) -> tuple[str, str]:
+    """What `variant` made a name of."""
+    workload, found, precision = name.rpartition(_IN)
+    return (workload, precision) if found and precision in PRECISIONS[1:] else (name, PRECISIONS[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

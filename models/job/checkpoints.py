@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
+import scipy  # its parts are loaded where they are named: `optimize` takes long to import
 
 from ..domain.numeric import FloatArray
 
@@ -80,7 +80,7 @@ def fit_checkpoints(written: pd.DataFrame) -> CheckpointModel:
         expected = _slopes(location, mb)[1] + location[2 + type_at] + location[many + network_at]
         return np.concatenate([(expected - middle) / noise, (location - centre) / prior])
 
-    found = least_squares(residuals, centre)
+    found = scipy.optimize.least_squares(residuals, centre)
     jacobian = np.asarray(found.jac, dtype=float)
     covariance = np.linalg.inv(jacobian.T @ jacobian)
     return CheckpointModel(found.x[:many], covariance[:many, :many], tuple(types.tolist()), spread)

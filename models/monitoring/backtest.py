@@ -14,8 +14,9 @@ import numpy as np
 import pandas as pd
 
 from ..domain.cluster import parse_cluster
-from ..domain.setup_table import column
-from ..step_time.dataset import TrainingData, exchanges, flops_per_sample, valid_runs
+from ..domain.setup_table import column, variants_of
+from ..domain.workload import PRECISIONS, workload_and_precision
+from ..step_time.dataset import TrainingData, by_variant, exchanges, flops_per_sample, valid_runs
 from ..step_time.model import StepTimeModel, all_introduced, fit
 from .cross_validation import scores
 
@@ -97,19 +98,21 @@ def _reasons(
     model: StepTimeModel, runs: pd.DataFrame, asked: pd.DataFrame
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.object_]]:
     """(rows,) why each row cannot be predicted; empty where it can."""
-    met = {str(one) for one in runs["workload"].unique()}
-    pairs = list(zip(asked["workload"].astype(str), asked["cluster"].astype(str), strict=True))
+    met = set(variants_of(runs))
+    pairs = list(zip(variants_of(asked), asked["cluster"].astype(str), strict=True))
     unknown = {pair: _unknown(model, *pair, met) for pair in set(pairs)}
     found = np.array([unknown[pair] for pair in pairs], dtype=object)
-    for name, only in (("precision", "fp32"), ("strategy", "ddp")):
-        for at, value in enumerate(str(one) for one in column(asked, name, only)):
-            if value not in (only, ""):
-                found[at] = f"{name} {value} (only {only} is predicted)"
+    for name, known in (("precision", PRECISIONS), ("strategy", ("ddp",))):
+        for at, value in enumerate(str(one) for one in column(asked, name, known[0])):
+            if value not in (*known, ""):
+                found[at] = f"{name} {value} (only {', '.join(known)} {'are' if len(known) > 1 else 'is'} predicted)"
     return found
 
 
 def _unknown(model: StepTimeModel, workload: str, cluster: str, met: Set[str]) -> str:
     """Why not even a first guess can be made of a workload whose rows tell nothing; empty where there is no need."""
+    if workload not in model.workloads and workload_and_precision(workload)[0] in model.workloads:
+        return f"workload {workload} (TRAIN has no row of it in that precision)"
     if workload not in model.guessed:
         wanting = "" if workload in model.workloads else "its flops_per_sample"
     else:
@@ -159,7 +162,7 @@ def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tu
             f"{guesses.total()} of {len(test)} rows are first guesses from flops_per_sample alone, since TRAIN tells"
             f" nothing of the workload - {named}"
         )
-    unlearned = len(data.runs) - len(valid_runs(data.runs))
+    unlearned = len(data.runs) - len(valid_runs(by_variant(data).runs))
     if unlearned:
         found.append(f"{unlearned} of {len(data.runs)} rows of TRAIN are not ddp in fp32 and were not learned from")
     strangers = _types(test) - _types(data.runs) - set(data.instance_types.reindex(columns=["name"])["name"])

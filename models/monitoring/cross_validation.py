@@ -18,7 +18,7 @@ from scipy.special import ndtri
 from ..domain.cluster import cluster_name, parse_cluster
 from ..domain.numeric import Z_90, BoolArray, FloatArray
 from ..domain.setup_table import column
-from ..step_time.dataset import TrainingData, definition_digests, valid_runs
+from ..step_time.dataset import TrainingData, by_variant, definition_digests, valid_runs
 from ..step_time.model import StepTimeModel, fit
 
 SPLITS = ("workload", "cluster_size", "setup")
@@ -34,6 +34,7 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
     """(split, group, training data without the group, the group's rows)."""
+    data = by_variant(data)
     runs = valid_runs(data.runs).reset_index(drop=True)
     if not len(runs):
         return
@@ -165,6 +166,7 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 
     Columns as in `fitted`, with empty split and group (rows that it was trained on flatter it).
     """
+    data = by_variant(data)
     known = known_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)
     mask = [

@@ -21,7 +21,8 @@ from ..domain.categorical import Keys
 from ..domain.cluster import Cluster, InstanceType, Offer
 from ..domain.numeric import BoolArray, FloatArray, IntArray
 from ..domain.setup_table import SetupArrays
-from ..domain.workload import Setup, Workload
+from ..domain.workload import Setup, Workload, variant
+from ..step_time.machine_specs import computes
 
 _LEAST_SECONDS_PER_SAMPLE = 1e-12  # a profile may fit a flat line; the split must stay finite
 _ALMOST = 1e-9  # of a sample, or relative of a second: below what arithmetic on floats can tell apart
@@ -138,7 +139,7 @@ def _exchange(
 
 
 ACCUMULATION_STEPS = (1, 2, 4)
-_ARRAYS = ("cluster", "kind", "count", "samples", "total", "steps")
+_ARRAYS = ("precision", "cluster", "kind", "count", "samples", "total", "steps")
 
 
 class StepModel(Protocol):
@@ -162,14 +163,17 @@ class StepModel(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSplits:
-    """Splits in the order of clusters, batches and steps; (splits, types) arrays hold a cluster's own types in order.
+    """Splits in the order of clusters, precisions, batches and steps.
 
-    `cluster` numbers the rows of `counts` that a split came from; `kind` the types (-1: padded); `samples` of one
-    device of each machine, summed over the machines of the type; `total` is the global batch.
+    (splits, types) arrays hold a cluster's own types in order. `precision` numbers `precisions`, and `cluster` the rows
+    of `counts` that a split came from; `kind` the types (-1: padded); `samples` of one device of each machine, summed
+    over the machines of the type; `total` is the global batch.
     """
 
     workload: str
+    precisions: tuple[str, ...]
     types: tuple[InstanceType, ...]
+    precision: IntArray
     cluster: IntArray
     kind: IntArray
     count: Wholes
@@ -191,7 +195,7 @@ class BatchSplits:
         devices = np.array([one.devices for one in self.types] + [0], dtype=float)[np.repeat(self.kind, 2, axis=1)]
         there = number > 0
         return SetupArrays(
-            workloads=Keys.of([self.workload]).take(np.zeros(rows, dtype=np.intp)),
+            workloads=Keys.of([variant(self.workload, one) for one in self.precisions]).take(self.precision),
             names=tuple(one.name for one in self.types),
             kind=np.where(there, np.repeat(self.kind, 2, axis=1), -1),
             count=number.astype(float),
@@ -215,13 +219,15 @@ class BatchSplits:
             layout=tuple(one.instance_type.devices for one in members),
             batch_per_device=tuple(batches),
             accumulation_steps=int(self.steps[at]),
+            precision=self.precisions[self.precision[at]],
         )
 
 
 def splits_of(
     workload: Workload, types: Sequence[InstanceType], counts: Wholes, *, totals: Sequence[int], model: StepModel
 ) -> BatchSplits:
-    """Splits of every cluster in `counts` (clusters, types), whose batch is one of `totals` and whose devices hold it.
+    """Splits of every cluster in `counts` (clusters, types), whose batch is one of `totals` and whose devices hold it,
+    in each precision that the workload tolerates and all of the cluster's devices compute in.
 
     Steps are those of ACCUMULATION_STEPS that divide the batch; where a cluster could hold the batch in none of them,
     the least greater divisor with which it can. A machine that would get no sample makes no split: the cluster without
@@ -231,10 +237,37 @@ def splits_of(
     order = np.argsort(counts == 0, axis=1, kind="stable")[:, :width]
     count = np.take_along_axis(counts, order, axis=1)
     kind = np.where(count > 0, order, -1)
-    lines = np.array([model.compute_line(workload.name, one.name) for one in types] + [(0.0, 1.0)], dtype=float)
     devices = np.array([one.devices for one in types] + [0], dtype=np.int64)
-    largest = [_largest_batch(workload.name, one, max(totals), model) for one in types]
-    limit = np.array([*largest, max(totals)], dtype=np.int64)
+    parts: list[tuple[IntArray, ...]] = []
+    for number, precision in enumerate(workload.precisions):
+        name = variant(workload.name, precision)
+        lines = np.array([model.compute_line(name, one.name) for one in types] + [(0.0, 1.0)], dtype=float)
+        largest = [_largest_batch(name, one, max(totals), model) for one in types]
+        limit = np.array([*largest, max(totals)], dtype=np.int64)
+        computing = np.array([*(computes(one.device, precision) for one in types), True], dtype=bool)
+        rows = np.flatnonzero(computing[kind].all(axis=1))
+        divided = _divided(rows, kind, count, totals=totals, lines=lines, devices=devices, limit=limit)
+        parts += [(np.full(len(one[0]), number), *one) for one in divided]
+    arrays = dict(zip(_ARRAYS, (np.concatenate(one) for one in zip(*parts, strict=True)), strict=True))
+    order = np.lexsort((arrays["steps"], arrays["total"], arrays["precision"], arrays["cluster"]))
+    sorted_ = {name: array[order] for name, array in arrays.items()}
+    return BatchSplits(workload=workload.name, precisions=workload.precisions, types=tuple(types), **sorted_)
+
+
+def _divided(
+    clusters: IntArray,
+    kind: IntArray,
+    count: Wholes,
+    *,
+    totals: Sequence[int],
+    lines: FloatArray,
+    devices: Wholes,
+    limit: Wholes,
+) -> list[tuple[IntArray, ...]]:
+    """Columns cluster, kind, count, samples, total and steps of the splits of `clusters`, rows of `kind` and `count`.
+
+    `lines`, `devices` and `limit` are a type's seconds, devices and largest batch, the last entry where padded.
+    """
     parts: list[tuple[IntArray, ...]] = []
 
     def divide(rows: IntArray, total: int, steps: int) -> tuple[BoolArray, BoolArray]:
@@ -251,17 +284,13 @@ def splits_of(
 
     for total in totals:
         usual = [steps for steps in ACCUMULATION_STEPS if total % steps == 0]
-        done = [divide(np.arange(len(counts)), total, steps) for steps in usual]
+        done = [divide(clusters, total, steps) for steps in usual]
         able, lacking = (np.any(which, axis=0) for which in zip(*done, strict=True))
-        pending = np.flatnonzero(lacking & ~able)
+        pending = clusters[lacking & ~able]
         for steps in _divisors(total, above=max(usual)):
             if len(pending):
                 pending = pending[~divide(pending, total, steps)[0]]
-    arrays = dict(zip(_ARRAYS, (np.concatenate(one) for one in zip(*parts, strict=True)), strict=True))
-    order = np.lexsort((arrays["steps"], arrays["total"], arrays["cluster"]))
-    return BatchSplits(
-        workload=workload.name, types=tuple(types), **{name: array[order] for name, array in arrays.items()}
-    )
+    return parts
 
 
 def _divisors(total: int, *, above: int) -> list[int]:

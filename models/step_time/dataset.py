@@ -21,7 +21,8 @@ import numpy as np
 import pandas as pd
 
 from ..domain.numeric import FloatArray, IntArray
-from ..domain.setup_table import SetupArrays, column, in_one_order, read_setups
+from ..domain.setup_table import SetupArrays, as_variants, column, in_one_order, read_setups
+from ..domain.workload import PRECISIONS, workload_and_precision
 
 # More setups than this are thinned: the regression's cost and memory grow with them.
 _MOST_SETUPS = 9000
@@ -76,6 +77,22 @@ class TrainingRows:
         )
 
 
+def by_variant(data: TrainingData) -> TrainingData:
+    """With a workload in another precision than fp32 as another workload, of the same facts and definition.
+
+    Precisions that are not known stay as they are, and nothing is learned from them.
+    """
+    frames = {name: as_variants(getattr(data, name)) for name in ("runs", "profiles", "buckets")}
+    names = {str(one) for frame in frames.values() if len(frame) for one in frame["workload"].unique()}
+    met = sorted(name for name in names if workload_and_precision(name)[1] != PRECISIONS[0])
+    facts = data.workloads
+    if met and "workload" in facts:
+        others = facts[~facts["workload"].isin(met)]
+        copies = [others[others["workload"] == workload_and_precision(one)[0]].assign(workload=one) for one in met]
+        facts = pd.concat([others, *copies], ignore_index=True)
+    return replace(data, **frames, workloads=facts)
+
+
 def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
     """Digests in the frame `workloads` or `instance_types` by the column `name`; unknown ones are left out."""
     if "digest" not in frame or not len(frame):
@@ -85,7 +102,7 @@ def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
 
 
 def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs of plain ddp in fp32 with a positive finite step time; the others cannot be learned from."""
+    """Runs of plain ddp, in fp32 or `by_variant`, with a positive finite step time: what can be learned from."""
     if "step_s" not in runs.columns or not len(runs):
         return runs.iloc[:0]
     step = pd.to_numeric(runs["step_s"], errors="coerce").to_numpy(float)

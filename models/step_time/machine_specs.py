@@ -8,9 +8,12 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from ..domain.workload import workload_and_precision
 
 # Where nobody knows any type's figure. Cores and speeds are only compared with each other, so that any one number
 # does. A link's rate is compared with measured seconds: 10 Gbit/s is usual Ethernet between servers, and lies within
@@ -146,9 +149,27 @@ def data_sheets() -> pd.DataFrame:
     return pd.read_csv(Path(__file__).with_name("gpu_data_sheets.csv")).set_index("device")
 
 
-def sheets_of(machines: Mapping[str, Machine], table: pd.DataFrame) -> dict[str, tuple[float, float, float]]:
+def computes(device: str, precision: str) -> bool:
+    """Whether a kind of device computes in that precision; one without a data sheet is taken to.
+
+    TF32 and bfloat16 came together, with Ampere; a processor has no TF32.
+    """
+    if device == _NO_DEVICE:
+        return precision != "tf32"
+    table = data_sheets()
+    own = table[(table.index == device.lower()) | table.index.str.fullmatch(re.escape(device.lower()) + " [0-9]+gb")]
+    return precision not in ("tf32", "bf16") or not len(own) or bool(own["tf32_tflops"].notna().any())
+
+
+_RATES = {"tf32": "tf32_tflops", "bf16": "fp16_tflops", "fp16": "fp16_tflops"}
+
+
+def sheets_of(
+    machines: Mapping[str, Machine], table: pd.DataFrame, workloads: Iterable[str] = ()
+) -> dict[str, tuple[float, float, float]]:
     """By kind of device GB/s of memory, TFLOP/s in fp32 as PyTorch runs it (TF32 where there is one), and how well they
-    are known: 1 from `table`, columns bandwidth_gbytes_s, fp32_tflops and tf32_tflops by device.
+    are known: 1 from `table`, columns bandwidth_gbytes_s, fp32_tflops and tf32_tflops by device. By `kind|workload` the
+    same of `workloads` that are variants in another precision, with its rate.
 
     A machine without accelerator is a kind of its own. 0: nothing is known, and the figures are those of the others.
     """
@@ -161,4 +182,10 @@ def sheets_of(machines: Mapping[str, Machine], table: pd.DataFrame) -> dict[str,
             found[name] = (_CORE_GBYTES * speed / _CORE_TFLOPS, speed, 1.0 if machine.speed_told else 0.0)
         elif kind not in found:
             found[kind] = (_USUAL_GBYTES * speed, speed, 0.0 if machine.device_tflops is None else _HALF)
+    for workload in workloads:
+        rates = _RATES.get(workload_and_precision(workload)[1])
+        told: Mapping[Hashable, Any] = table[rates].dropna().to_dict() if rates in table else {}
+        for device, tflops in told.items():
+            if str(device) in found and 0 < float(tflops) < np.inf:
+                found[f"{device}|{workload}"] = (found[str(device)][0], float(tflops), 1.0)
     return found

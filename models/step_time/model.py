@@ -19,11 +19,12 @@ import scipy
 from ..domain.cluster import InstanceType, parse_cluster
 from ..domain.numeric import Z_90, FloatArray, IntArray
 from ..domain.setup_table import SetupArrays, column, read_setups, require_known
-from ..domain.workload import Workload
+from ..domain.workload import PRECISIONS, Workload, variant, workload_and_precision
 from .dataset import (
     Exchange,
     TrainingData,
     at_nominal_speed,
+    by_variant,
     definition_digests,
     exchanges,
     flops_per_sample,
@@ -124,9 +125,14 @@ class StepTimeModel:
         believed = self.facts.alone.sheets.get(device_kind(instance_type, machine), (0.0, 0.0, 0.0))[2]
         return machine.accelerated and believed > 0
 
+    def precisions_of(self, workload: str) -> tuple[str, ...]:
+        """Those that it can be predicted in."""
+        return tuple(one for one in PRECISIONS if variant(workload, one) in self.workloads)
+
     def met_workload(self, workload: Workload) -> bool:
-        """Was this workload learned as it is defined today? One of the same name and another digest is another."""
-        return workload.name in self.workloads and self.workload_digests.get(workload.name) == workload.digest
+        """Was it learned as it is defined today, in a precision that it tolerates? Another digest is another one."""
+        met = set(workload.precisions) & set(self.precisions_of(workload.name))
+        return bool(met) and self.workload_digests.get(workload.name) == workload.digest
 
     def met_type(self, instance_type: InstanceType) -> bool:
         """The same of an instance type."""
@@ -143,7 +149,7 @@ class StepTimeModel:
         bottleneck (one of LIMITS), nearest_doublings (distance to the nearest measured setup of the workload, see
         nearest.py; NaN where only its profile is known).
         Raises ValueError on an unknown workload or instance type (naming the nearest known), another provider,
-        a strategy other than ddp or a precision other than fp32, and on text that cannot be read.
+        a strategy other than ddp or a precision that it was never measured in, and on text that cannot be read.
         """
         return self.predict_arrays(self._read(setups)).set_index(setups.index)
 
@@ -317,11 +323,19 @@ class StepTimeModel:
                 )
 
     def _read(self, setups: pd.DataFrame) -> SetupArrays:
-        for name, only in (("strategy", "ddp"), ("precision", "fp32"), ("provider", self.provider)):
+        for name, only in (("strategy", "ddp"), ("provider", self.provider)):
             other = {str(one) for one in column(setups, name, only)} - {only, ""}
             if other:
                 raise ValueError(f"{name} {sorted(other)[0]!r} is not predicted by this model, only {only!r}")
+        strange = {str(one) for one in column(setups, "precision", PRECISIONS[0])} - {*PRECISIONS, ""}
+        if strange:
+            raise ValueError(f"unknown precision {sorted(strange)[0]!r}; known: {', '.join(PRECISIONS)}")
         arrays = read_setups(setups, {name: one.devices for name, one in self.machines.items()})
+        for name in arrays.workloads.distinct:
+            workload, precision = workload_and_precision(name)
+            if name not in self.workloads and self.precisions_of(workload):
+                known = ", ".join(self.precisions_of(workload))
+                raise ValueError(f"workload {workload!r} was never measured in {precision}; known in: {known}")
         self._require(arrays.workloads.distinct, arrays.names)
         self._require_rates(arrays)
         return arrays
@@ -440,12 +454,13 @@ def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = Non
     which takes most of the time. Raises ValueError if there is nothing to learn compute from, or rows of more than one
     provider.
     """
-    data = at_nominal_speed(data)
+    data = by_variant(at_nominal_speed(data))
     rows = training_rows(data, seed=seed)
     machines = read_machines(data.instance_types, rows.types)
     points, optimizer_part, input_part = one_device_points(rows, data.profiles, machines)
     flops = flops_per_sample(data)
-    alone = OneDevice.fit(points, sheets=sheets_of(machines, data_sheets()), flops=flops)
+    sheets = sheets_of(machines, data_sheets(), sorted(set(points["workload"].astype(str))))
+    alone = OneDevice.fit(points, sheets=sheets, flops=flops)
     facts = Facts(
         machines=machines, alone=alone, exchanges=exchanges(data), optimizer_part=optimizer_part, input_part=input_part
     )

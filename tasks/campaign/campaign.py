@@ -18,8 +18,9 @@ from models.campaign.campaign import STOPS, Launch, shopping_list
 from models.campaign.candidates import Measurement
 from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster
+from models.domain.setup_table import as_variants
 from models.domain.workload import Workload
-from models.step_time.dataset import valid_runs
+from models.step_time.dataset import TrainingData, by_variant, valid_runs
 from models.step_time.model import StepTimeModel
 from warehouse import reads
 from warehouse.database import WarehouseMissing
@@ -59,7 +60,9 @@ def shop(
     No cluster that holds one of those just `refused`: another type may have the same device, or tell as much.
     """
     campaign = workspace.settings.campaign
-    workloads = with_facts(workspace.measurable, frames["workloads"])
+    told = with_facts(workspace.measurable, frames["workloads"])
+    workloads = [one for workload in told for one in workload.variants]
+    known = by_variant(TrainingData(**{name: frames.get(name, pd.DataFrame()) for name in reads.TRAINING_FRAMES}))
     return shopping_list(
         pure.Campaign(
             max_usd=campaign.max_usd if max_usd is None else max_usd,
@@ -73,14 +76,14 @@ def shop(
         workloads,
         offers,
         Past(
-            runs=frames["runs"],
-            profiles=frames["profiles"],
-            probes=frames["probes"],
-            failures=_failures(workspace),
+            runs=known.runs,
+            profiles=known.profiles,
+            probes=known.probes,
+            failures=as_variants(_failures(workspace)),
             drifting=drifting_types(workspace),
             stale_before=datetime.now(UTC) - timedelta(days=campaign.stale_after_days),
         ),
-        model=None if champion is None else _model(workspace, champion.model, workloads, offers, frames["runs"]),
+        model=None if champion is None else _model(workspace, champion.model, workloads, offers, known.runs),
     )
 
 

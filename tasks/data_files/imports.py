@@ -20,6 +20,7 @@ import pandas as pd
 from models.domain.cluster import parse_cluster, parse_numbers
 from models.domain.setup_table import rows_of
 from models.domain.suggestions import NAME_RULE, nearest_names, plain_name
+from models.domain.workload import PRECISIONS as PREDICTED
 from warehouse.append import Connection, append_facts, append_imports, note_import
 from warehouse.database import Warehouse, select
 from warehouse.reads import KnownToImport, known_to_import
@@ -27,7 +28,7 @@ from warehouse.reads import KnownToImport, known_to_import
 from ..workspace.settings import SettingsError
 from ..workspace.workspace import known_devices, refresh_command
 from .measurements import (
-    PREDICTED_FROM,
+    STRATEGIES,
     ImportRefused,
     Measurement,
     Measurements,
@@ -370,14 +371,15 @@ def _sentences(measured: Measurements, stored: KnownToImport, known: Known) -> I
         )
     if not measured.rows:
         yield "the file of measurements has no row"
-    strategy, precision = PREDICTED_FROM
+    learned = {"strategy": STRATEGIES[:1], "precision": PREDICTED}
     kept = Counter(
-        " ".join(one for one, plain in ((row.strategy, strategy), (row.precision, precision)) if one != plain)
+        " ".join(getattr(row, name) for name, known in learned.items() if getattr(row, name) not in known)
         for row in measured.rows
     )
-    for name, rows in sorted(kept.items()):
+    for name, count in sorted(kept.items()):
         if name:
-            yield f"{_rows(rows)} in {name}: kept, and not predicted from yet; {strategy} in {precision} alone is"
+            predicted = f"{STRATEGIES[0]} in {', '.join(PREDICTED)}"
+            yield f"{_rows(count)} in {name}: kept, and not predicted from yet; {predicted} alone is"
     unknown = {
         name for row in measured.rows for name in parse_cluster(row.cluster) if name not in known.devices(row.provider)
     }

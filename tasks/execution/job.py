@@ -137,7 +137,7 @@ def job_of(launch: Launch, settings: Settings, *, lease_id: str, seed: int, dead
     """The job that serves `launch`; its runs are numbered within the lease. Raises SettingsError on a missing file."""
     expected = expected_devices(launch.cluster, emulated=_emulated(settings))
     items = [_item(wanted, f"{lease_id}-{n:03d}", seed) for n, wanted in enumerate(launch.items)]
-    names = sorted({wanted.workload for wanted in launch.items if wanted.workload})
+    names = sorted({wanted.trained[0] for wanted in launch.items if wanted.workload})
     files = [_file(settings, name) for name in names]
     digests = {spec.name: spec.digest for spec, _ in files}
     envelopes = {
@@ -192,7 +192,8 @@ def _item(wanted: Measurement, run_id: str, seed: int) -> Item:
         run_id=run_id,
         kind=wanted.kind,
         nodes=list(wanted.nodes),
-        workload=wanted.workload,
+        workload=wanted.trained[0],
+        precision=wanted.trained[1],
         batches=list(wanted.batches),
         accumulation_steps=wanted.accumulation_steps,
         message_bytes=list(wanted.message_bytes),
@@ -218,7 +219,8 @@ def _envelope(wanted: Measurement, members: Sequence[Offer], digests: dict[str, 
     """What the controller knows of a run's setup, in the columns of the measurement rows."""
     cluster = Cluster(members=tuple(members))
     setup = Setup(
-        workload=wanted.workload,
+        workload=wanted.trained[0],
+        precision=wanted.trained[1],
         cluster=cluster,
         layout=wanted.layout,
         batch_per_device=wanted.batches if wanted.kind == "train" else (1,) * len(members),
@@ -229,11 +231,11 @@ def _envelope(wanted: Measurement, members: Sequence[Offer], digests: dict[str, 
         setup.row()
         | placement(members)
         | {
-            "workload": wanted.workload or None,
+            "workload": wanted.trained[0] or None,
             "batch_per_device": setup.row()["batch_per_device"] if wanted.kind == "train" else None,
             "instance_types": [t.name for t in types],
             "instance_digests": [t.digest for t in types],
-            "workload_digest": digests.get(wanted.workload),
+            "workload_digest": digests.get(wanted.trained[0]),
             "code_commit": code_commit(),
             "reason_wanted": wanted.reason,
         }

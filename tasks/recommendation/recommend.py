@@ -232,7 +232,12 @@ def planned(
     runs: pd.DataFrame | None = None,
     top: int = 5,
 ) -> planner.Plan:
-    """What the planner makes of `offers`, all of types that `model` has met, with what this installation knows."""
+    """What the planner makes of `offers`, all of types that `model` has met, with what this installation knows.
+
+    In those precisions of the workload in which it was measured.
+    """
+    known = [one for one in workload.precisions if one in model.precisions_of(workload.name)]
+    workload = replace(workload, precisions=tuple(known))
     supply = Supply(
         offers=worth_asking(offers),
         max_hosts=workspace.max_hosts,

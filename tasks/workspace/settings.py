@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from pydantic_settings import SettingsError as MalformedVariable
 
 from models.domain.suggestions import nearest_names, refuse_odd_names
-from models.domain.workload import GOALS, OVERSHOOT_PRICE, Goal, Workload
+from models.domain.workload import GOALS, OVERSHOOT_PRICE, PRECISIONS, Goal, Workload
 
 from ..providers.ec2.settings import Ec2
 from ..providers.local.settings import Local
@@ -98,14 +98,24 @@ class GoalSettings(_Section):
 class WorkloadSettings(_Section):
     """A workload: `entrypoint = "path/to/file.py:function"` beside srift.toml, its samples, global batch and goals.
 
-    Without an entrypoint it is never run here, and known by imported measurements alone.
+    `precisions` are those that its training tolerates, of which the table chooses. Without an entrypoint it is never
+    run here, and known by imported measurements alone.
     """
 
     entrypoint: str | None = None
     samples: int = Field(gt=0, le=10**15)
     global_batch: int | tuple[int, int]
+    precisions: tuple[str, ...] = Field(default=PRECISIONS[:1], min_length=1)
     arguments: dict[str, bool | int | float | str] = {}
     goals: tuple[GoalSettings, ...] = ()
+
+    @field_validator("precisions")
+    @classmethod
+    def _computed_in(cls, precisions: tuple[str, ...]) -> tuple[str, ...]:
+        for one in precisions:
+            if one not in PRECISIONS:
+                raise ValueError(f"unknown precision {one!r}; {nearest_names(one, PRECISIONS)}")
+        return tuple(dict.fromkeys(precisions))
 
     @field_validator("goals")
     @classmethod
@@ -175,6 +185,7 @@ class Settings(BaseSettings):
             samples=spec.samples,
             global_batch_least=least,
             global_batch_most=most,
+            precisions=spec.precisions,
             goals=tuple(Goal(**goal.model_dump(), **self.choice.model_dump()) for goal in spec.goals),
         )
 

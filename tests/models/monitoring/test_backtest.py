@@ -154,14 +154,14 @@ def test_rows_that_cannot_be_predicted_are_left_empty_counted_and_named() -> Non
         [
             good,
             good.assign(strategy="adasum").iloc[:1],
-            good.assign(precision="bf16").iloc[:2],
+            good.assign(precision="fp8").iloc[:2],
             runs("1xb.big", workload="gpt", layout="1"),
             runs("1xb.big", workload="odd", layout="1").iloc[:3],
         ],
         ignore_index=True,
     )
     mixed = runs("1xb.big+1xc.mine", workload="odd", layout="1").assign(sync_s=np.nan)
-    training = data(pd.concat([known().runs, mixed, good.assign(precision="bf16")], ignore_index=True))
+    training = data(pd.concat([known().runs, mixed, good.assign(precision="fp8")], ignore_index=True))
     found = backtest(training, test, seed=0)
     empty = found[list(PREDICTED)].isna()
     assert (empty.any(axis=1) == empty.all(axis=1)).all()
@@ -170,7 +170,7 @@ def test_rows_that_cannot_be_predicted_are_left_empty_counted_and_named() -> Non
     assert "10 of 14 rows are without prediction" in said[0]
     for words in (
         "strategy adasum (only ddp is predicted): 1",
-        "precision bf16 (only fp32 is predicted): 2",
+        "precision fp8 (only fp32, tf32, bf16, fp16 are predicted): 2",
         "workload gpt (TRAIN has no row of it, and nobody knows its flops_per_sample): 4",
         "workload odd (TRAIN cannot tell its compute, and nobody knows its flops_per_sample): 3",
     ):
@@ -211,7 +211,7 @@ def test_workloads_whose_gradients_nobody_knows_and_types_without_catalogue_are_
 
 def test_nothing_to_learn_from_and_several_providers_are_refused() -> None:
     test = runs("1xb.big")
-    for runs_of_none in (known().runs.iloc[:0], known().runs.assign(precision="bf16")):
+    for runs_of_none in (known().runs.iloc[:0], known().runs.assign(precision="fp8")):
         with pytest.raises(ValueError, match="nothing to learn from"):
             backtest(data(runs_of_none), test, seed=0)
     with pytest.raises(ValueError, match="provider 'local'"):

@@ -238,7 +238,7 @@ def test_what_is_read_is_told_back(warehouse: Warehouse, tmp_path: Path) -> None
     text = """workload,cluster,batch_per_device,step_s,layout,precision
 vit,1xp4d.24xlarge,64,0.45,1,fp32
 vit,1xp4d.24xlarge,64,0.45,8,fp32
-vit,1xg5.xlarge,32,0.6,,fp16
+vit,1xg5.xlarge,32,0.6,,fp8
 cnn,2xg4dn.12xlarge+1xg9.mine,32,0.6,,fp32
 """
     loaded = load(warehouse, written(tmp_path, text))
@@ -255,8 +255,8 @@ cnn,2xg4dn.12xlarge+1xg9.mine,32,0.6,,fp32
         "4 rows, 4 of them new",
         "p4d.24xlarge (1 to 8 devices of A100, 2 rows)",
         "layout: absent in 2 rows, taken as all devices",
-        "precision: fp32 (3 rows), fp16 (1 row)",
-        "1 row in fp16: kept, and not predicted from yet",
+        "precision: fp32 (3 rows), fp8 (1 row)",
+        "1 row in fp8: kept, and not predicted from yet; ddp in fp32, tf32, bf16, fp16 alone is",
         "nobody knows g9.mine: predicted from its own rows, and unpriced; without a layout it is taken",
         f"srift forget {loaded.import_id}",
         "srift refresh --provider ec2 --max-usd 0",
