@@ -369,6 +369,19 @@ def reap(provider: Provider = "local") -> Answer:
 
 
 @verb()
+def check(
+    workload: Annotated[str, typer.Argument(help="A workload of srift.toml with an entrypoint.")],
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds after which it is ended.")] = 300.0,
+) -> Answer:
+    """Make two steps of a workload on this machine, and say what is wrong with it. Buys nothing."""
+    from tasks.doctor.workload_check import check_workload, problems
+    from tasks.reporting.tables import print_check
+
+    found = check_workload(load_settings(), workload, timeout_s=timeout)
+    return Answer(found, lambda: print_check(found), problems(found))
+
+
+@verb()
 def doctor(
     provider: Provider = "local",
     print_policies: Annotated[bool, typer.Option("--print-policies", help="Print IAM policies and end.")] = False,
@@ -446,12 +459,13 @@ def _interruptions() -> tuple[type[BaseException], ...]:
 def _foreseen() -> tuple[type[Exception], ...]:
     """Errors whose text says all; sought when there is one, since what raises them takes long to import."""
     from tasks.data_files.measurements import ImportRefused
+    from tasks.doctor.workload_check import CheckFailed
     from tasks.providers.base import ProviderError
     from tasks.workspace.locking import Busy
     from warehouse.database import WarehouseError
 
     cancelled = getattr(sys.modules.get("prefect.exceptions"), "CancelledRun", Busy)  # a refresh that came second
-    return ProviderError, WarehouseError, Busy, ImportRefused, OSError, cancelled
+    return ProviderError, WarehouseError, Busy, ImportRefused, CheckFailed, OSError, cancelled
 
 
 _FULL_DISK = ("database or disk is full", "No space left on device", "Disk quota exceeded")  # SQLite, the system

@@ -20,7 +20,7 @@ import pandas as pd
 
 from ..domain.cluster import parse_cluster
 from ..domain.setup_table import Key, row_key, rows_of, setup_key
-from ..domain.workload import Workload
+from ..domain.workload import Workload, workload_and_precision
 from .candidates import Expected, Measurement
 from .value_of_information import Belief, ChoiceSet, Floats, RunValues, run_values
 
@@ -65,12 +65,14 @@ class Past:
 class Model:
     """What the model in force says: who may be chosen in each workload that it has met, and step times jointly.
 
-    `types` are the instance types that it has met; `fresh` are runs (with step_s) that it has not learned from;
+    `choice_set` is by workload, over all its precisions; `workloads` are those met, each precision one of its own, and
+    `types` the instance types that it has met; `fresh` are runs (with step_s) that it has not learned from;
     `expected_step` predicts setups, NaN where it cannot (None: nobody is asked).
     """
 
     choice_set: Mapping[str, ChoiceSet]
     joint: Joint
+    workloads: frozenset[str]
     types: frozenset[str]
     fresh: pd.DataFrame
     expected_step: Expected | None = None
@@ -248,9 +250,13 @@ class _Valued:
 
 @dataclass(slots=True, kw_only=True)
 class DecisionValue:
-    """Regret that runs are expected to save, given those taken so far. `types` are those that the model knows."""
+    """Regret that runs are expected to save, given those taken so far, by workload over all its precisions.
+
+    `types` and `workloads` are those that the model knows, each precision a workload of its own.
+    """
 
     types: frozenset[str]
+    workloads: frozenset[str]
     _valued: dict[str, _Valued] = field(default_factory=dict)
     _taken: dict[str, list[int]] = field(default_factory=dict)
 
@@ -260,14 +266,18 @@ class DecisionValue:
 
         Weighed are at most 250 runs a workload: those of the choice set, then the shortest on the fewest machines.
         """
-        known = cls(types=model.types)
+        known = cls(types=model.types, workloads=model.workloads)
         by: dict[str, list[Measurement]] = {}
         for candidate in candidates:
-            if known.covers(candidate.members):
-                by.setdefault(candidate.workload, []).append(candidate)
-        fresh = [row for row in rows_of(model.fresh) if known.covers(parse_cluster(str(row["cluster"])))]
+            if candidate.workload in model.workloads and known.covers(candidate.members):
+                by.setdefault(candidate.trained[0], []).append(candidate)
+        fresh = [
+            row
+            for row in rows_of(model.fresh)
+            if row["workload"] in model.workloads and known.covers(parse_cluster(str(row["cluster"])))
+        ]
         for name, one in model.choice_set.items():
-            met = [row for row in fresh if row["workload"] == name]
+            met = [row for row in fresh if workload_and_precision(str(row["workload"]))[0] == name]
             known._valued[name] = _valued(one, by.get(name, []), model.joint, layouts, met[-_MOST_FRESH:])
         return known
 
@@ -277,29 +287,33 @@ class DecisionValue:
 
     def applies_to(self, candidate: Measurement) -> bool:
         """Does the model know its workload and machines? Others are for variety."""
-        return candidate.workload in self._valued and self.covers(candidate.members)
+        known = candidate.workload in self.workloads and candidate.trained[0] in self._valued
+        return known and self.covers(candidate.members)
 
     def value(self, candidate: Measurement) -> float:
         """Regret that it is expected to save, given what is taken; 0 for a run that changes no choice."""
-        one = self._valued[candidate.workload]
+        one = self._valued[candidate.trained[0]]
         at = one.candidates.get(candidate)
         if at is None or not one.worth.regret[at]:
             return 0.0
         value = float(one.worth.regret[at])
-        for other in self._taken.get(candidate.workload, ()):
+        for other in self._taken.get(candidate.trained[0], ()):
             value *= 1 - float(one.alike[at, other])
         return value
 
     def add(self, candidate: Measurement) -> None:
         """Take it as made."""
-        at = self._valued[candidate.workload].candidates.get(candidate)
+        at = self._valued[candidate.trained[0]].candidates.get(candidate)
         if at is not None:
-            self._taken.setdefault(candidate.workload, []).append(at)
+            self._taken.setdefault(candidate.trained[0], []).append(at)
 
     def copy(self) -> DecisionValue:
         """An independent copy to try a launch on."""
         return DecisionValue(
-            types=self.types, _valued=self._valued, _taken={name: list(one) for name, one in self._taken.items()}
+            types=self.types,
+            workloads=self.workloads,
+            _valued=self._valued,
+            _taken={name: list(one) for name, one in self._taken.items()},
         )
 
     def revalue(self) -> None:
@@ -319,7 +333,7 @@ class DecisionValue:
 
     def reason(self, candidate: Measurement) -> str:
         """What it is expected to change, for a person."""
-        one = self._valued[candidate.workload]
+        one = self._valued[candidate.trained[0]]
         at = one.candidates[candidate]
         return (
             f"expected to change the choice of {one.worth.question[at]} in {one.worth.chance[at]:.0%} of outcomes and "

@@ -239,8 +239,8 @@ def require_known(names: Iterable[str], known: Sequence[str], what: str) -> None
         raise ValueError(f"unknown {what} {name!r}; the nearest known: {', '.join(near) or 'none'}")
 
 
-# Workload, (instance type, layout, batch) of each machine in one order, accumulation steps, strategy, precision.
-Key = tuple[str, tuple[tuple[str, int, int], ...], int, str, str]
+# Workload in its precision, (instance type, layout, batch) of each machine in one order, accumulation steps, strategy.
+Key = tuple[str, tuple[tuple[str, int, int], ...], int, str]
 # Columns of a measurement row that `row_key` reads.
 _KEY_COLUMNS = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps", "strategy", "precision")
 
@@ -249,11 +249,10 @@ def setup_key(setup: Setup) -> Key:
     """What decides a step time: all of the setup but its market and the order of its machines."""
     types = [offer.instance_type.name for offer in setup.cluster.members]
     return (
-        setup.workload,
+        variant(setup.workload, setup.precision),
         tuple(sorted(zip(types, setup.layout, setup.batch_per_device, strict=True))),
         setup.accumulation_steps,
         setup.strategy,
-        setup.precision,
     )
 
 
@@ -266,11 +265,10 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
     layout, batches = _read(cluster, "" if _absent(stated) else str(stated), str(row["batch_per_device"]), devices)
     steps, strategy, precision = (row.get(name) for name in ("accumulation_steps", "strategy", "precision"))
     return (
-        str(row["workload"]),
+        variant(str(row["workload"]), PRECISIONS[0] if _absent(precision) else str(precision)),
         tuple(sorted(zip(_types(cluster), layout, batches, strict=True))),
         1 if _absent(steps) else int(str(steps).split(".")[0]),
         "ddp" if _absent(strategy) else str(strategy),
-        "fp32" if _absent(precision) else str(precision),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..domain.cluster import Cluster, InstanceType
 from ..domain.numeric import IntArray
-from ..domain.workload import Goal, Workload
+from ..domain.workload import PRECISIONS, Goal, Workload
 from ..job.cost import JobCosts
 from .batch_split import StepModel, global_batches
 from .candidates import Supply
@@ -143,7 +143,8 @@ def _cluster(cluster: Cluster) -> str:
 
 
 def _named(row: Row) -> str:
-    return _with_markets(row["cluster"], (offer["market"] for offer in row["cluster_offers"]))
+    named = _with_markets(row["cluster"], (offer["market"] for offer in row["cluster_offers"]))
+    return named if row["precision"] == PRECISIONS[0] else f"{named} in {row['precision']}"
 
 
 def _with_markets(name: str, markets: Iterable[str]) -> str:
@@ -172,7 +173,8 @@ def obstacle(workload: Workload, supply: Supply, model: StepModel) -> str:
     totals = global_batches(workload.global_batch_least, workload.global_batch_most)
     able = (one for one in supply.offers if not supply.fits(Cluster(members=(one,))))
     types = list({one.instance_type.name: one.instance_type for one in able}.values())
-    least_bytes = {one.name: model.peak_bytes(workload.name, one.name, 1) for one in types}
+    names = [one.name for one in workload.variants]
+    least_bytes = {one.name: min(model.peak_bytes(name, one.name, 1) for name in names) for one in types}
     roomy = [one for one in types if not least_bytes[one.name] > one.device_memory_gib * _BYTES_PER_GIB]
     if types and not roomy:
         return _too_small(types, min(least_bytes.values()))

@@ -134,6 +134,11 @@ class StepTimeModel:
         met = set(workload.precisions) & set(self.precisions_of(workload.name))
         return bool(met) and self.workload_digests.get(workload.name) == workload.digest
 
+    def as_measured(self, workload: Workload) -> Workload:
+        """In those of its precisions alone that it can be predicted in."""
+        known = set(self.precisions_of(workload.name))
+        return replace(workload, precisions=tuple(one for one in workload.precisions if one in known))
+
     def met_type(self, instance_type: InstanceType) -> bool:
         """The same of an instance type."""
         name = instance_type.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -83,7 +83,7 @@ def shop(
             drifting=drifting_types(workspace),
             stale_before=datetime.now(UTC) - timedelta(days=campaign.stale_after_days),
         ),
-        model=None if champion is None else _model(workspace, champion.model, workloads, offers, known.runs),
+        model=None if champion is None else _model(workspace, champion.model, told, offers, known.runs),
     )
 
 
@@ -170,31 +170,36 @@ def _model(
     offers: Sequence[Offer],
     runs: pd.DataFrame,
 ) -> Model:
-    """What the champion says of the workloads and types that it has met as they are defined now."""
+    """What the champion says of the workloads and types that it has met as they are defined now.
+
+    `runs` have each precision of a workload as a workload of its own.
+    """
     known, _, _ = comparable(model, offers)
     conditions = circumstances(workspace)
+    met = [model.as_measured(workload) for workload in workloads if model.met_workload(workload)]
     choice_set: dict[str, ChoiceSet] = {}
-    for workload in workloads if known else ():
-        if model.met_workload(workload):
-            found = planned(workspace, model, workload, known, conditions=conditions)
-            if found.ranked:
-                choice_set[workload.name] = contending(model, workload, found, conditions=conditions)
+    for workload in met if known else ():
+        found = planned(workspace, model, workload, known, conditions=conditions)
+        if found.ranked:
+            choice_set[workload.name] = contending(model, workload, found, conditions=conditions)
     fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
+    variants = frozenset(one.name for workload in met for one in workload.variants)
     return Model(
         choice_set=choice_set,
         joint=model.joint,
+        workloads=variants,
         types=frozenset(offer.instance_type.name for offer in known),
         fresh=valid_runs(fresh),
-        expected_step=lambda setups: _expected(model, workloads, [one.instance_type for one in offers], setups),
+        expected_step=lambda setups: _expected(model, variants, [one.instance_type for one in offers], setups),
     )
 
 
 def _expected(
-    model: StepTimeModel, workloads: Sequence[Workload], types: Sequence[InstanceType], setups: pd.DataFrame
+    model: StepTimeModel, workloads: Collection[str], types: Sequence[InstanceType], setups: pd.DataFrame
 ) -> pd.DataFrame:
-    """Predictions, and NaN where the champion has not met the workload or an instance type as it is defined now."""
+    """Predictions, and NaN where `workloads` lacks one, or the champion has not met an instance type as it is now."""
     met = {one.name for one in types if model.met_type(one)}
-    known = setups["workload"].isin([one.name for one in workloads if model.met_workload(one)])
+    known = setups["workload"].isin(list(workloads))
     known &= np.array([met.issuperset(parse_cluster(str(one))) for one in setups["cluster"]], dtype=bool)
     columns = ["step_s", "step_low_s", "step_high_s"]
     predicted = model.predict(setups[known])[columns] if known.any() else pd.DataFrame(columns=columns, dtype=float)

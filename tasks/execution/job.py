@@ -211,6 +211,7 @@ def _file(settings: Settings, name: str) -> tuple[WorkloadFile, Path]:
         file=f"workloads/{digest}.py",
         function=function,
         arguments=dict(settings.workloads[name].arguments),
+        source=path.name,
     )
     return spec, path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -96,6 +97,15 @@ def build(
         device=device,
         arithmetic=computing,
     )
+
+
+def own_line(error: BaseException, workload: WorkloadFile) -> str:
+    """Where in the workload's own file an error arose, `mine.py, line 14, in make_batch`; empty where elsewhere."""
+    named, own = workload.source or workload.name, Path(workload.file).name
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if Path(one.filename).name == own]
+    if isinstance(error, SyntaxError) and Path(error.filename or "").name == own:
+        return f"{named}, line {error.lineno}"
+    return f"{named}, line {frames[-1].lineno}, in {frames[-1].name}" if frames else ""
 
 
 def _default(device: torch.device) -> AbstractContextManager[Any]:

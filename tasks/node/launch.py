@@ -22,9 +22,10 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from .device import backend, name_of, own_device
+from .entrypoint import own_line
 from .measuring import Patience
 from .processes import EXIT_LOST_PEER, EXIT_MAILBOX, exit_line
-from .record import Devices, Item, Plan, RankLayout, write_json
+from .record import Devices, Item, Plan, RankLayout, WorkloadFile, write_json
 from .reference import Reference
 from .strategies import strategy
 
@@ -71,6 +72,10 @@ class Launch:
     def leads(self, item: Item) -> bool:
         """Whether this rank is the first of `item`, which writes its record."""
         return self.rank == self.layout.ranks(item)[0]
+
+    def workload(self, item: Item) -> WorkloadFile | None:
+        """What the item measures; None for a probe, and where the plan does not name it."""
+        return next((one for one in self.plan.workloads if one.name == item.workload), None)
 
     def group(self, item: Item) -> dist.ProcessGroup | None:
         """The item's ranks; None where it has just one."""
@@ -170,10 +175,12 @@ def report(launch: Launch, name: str, body: Any) -> None:
         leave(EXIT_MAILBOX, f"node {launch.node} could not write {path}: {error.strerror}; free some space there")
 
 
-def explain(error: BaseException) -> str:
-    """One line: the kind of error and the first line of its message."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}"[:500] if text else type(error).__name__
+def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
+    """One line: the kind of error, the first line of its message, and where in the file of `workload` it arose."""
+    text = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
+    said = f"{type(error).__name__}: {text[0]}"[:500] if text else type(error).__name__
+    where = "" if workload is None else own_line(error, workload)
+    return f"{said} ({where})" if where else said
 
 
 def leave(code: int, message: str) -> NoReturn:

@@ -40,13 +40,17 @@ ANY = "any"  # whatever there is: of machines that only stand in for others, as 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadFile:
-    """Where a node finds a workload: a file in the mailbox, the function in it, and the function's arguments."""
+    """Where a node finds a workload: a file in the mailbox, the function in it, and the function's arguments.
+
+    `source` is what its user calls the file, for messages.
+    """
 
     name: str
     digest: str
     file: str  # relative to the mailbox
     function: str
     arguments: dict[str, Any] = field(default_factory=dict)
+    source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

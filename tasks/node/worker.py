@@ -85,7 +85,7 @@ def serve(launch: Launch, index: int, item: Item) -> None:
             traceback.print_exc()
             if launch.group(item) is not None:
                 abort(launch, index, item, error, started_unix)
-            problem = explain(error)
+            problem = explain(error, launch.workload(item))
     if launch.leads(item):
         write_record(launch, item, started_unix, problem, values)
         launch.store.set(f"item-{index}-done", "done")
@@ -105,7 +105,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         strategy(item.strategy)
         if item.kind == "train" and len(item.batches) != len(item.nodes):
             raise ValueError(f"{len(item.batches)} batches for {len(item.nodes)} nodes")
-        workload = next((one for one in launch.plan.workloads if one.name == item.workload), None)
+        workload = launch.workload(item)
         if workload is None:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")
         asked = {"seed": item.seed, "rank": launch.rank}
@@ -114,7 +114,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         return built, ""
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        return None, explain(error)
+        return None, explain(error, launch.workload(item))
 
 
 def agree(launch: Launch, index: int, item: Item, problem: str) -> str:
@@ -153,11 +153,12 @@ def abort(launch: Launch, index: int, item: Item, error: Exception, started_unix
 
     Nor is a fault that nobody can be told of: with the launch's store gone, it may well be the store's.
     """
-    code, told = EXIT_LOST_PEER, f"{launch.layout.label(launch.rank)}: {explain(error)}"
+    explained = explain(error, launch.workload(item))
+    code, told = EXIT_LOST_PEER, f"{launch.layout.label(launch.rank)}: {explained}"
     try:
         if not lost_peer(error):
             code = EXIT_ITEM_FAILED
-            launch.store.set(f"item-{index}-rank-{launch.rank}-error", explain(error))
+            launch.store.set(f"item-{index}-rank-{launch.rank}-error", explained)
             if not launch.leads(item) and not (launch.own / _record(item)).exists():
                 # torchrun may end the item's first rank, where it is a neighbour, before that has heard of it
                 write_record(launch, item, started_unix, told)

@@ -53,6 +53,9 @@ def answer(provider: str, question: Question, *, market: str, top: int, pilots: 
     workspace = replace(workspace, warehouse=snapshot(workspace.warehouse, provider, question.workload))
     asked = _asked(workspace, question)
     champion = load_champion(workspace.home, provider)
+    if champion is not None and question.workload not in workspace.settings.workloads:
+        measured = champion.model.precisions_of(question.workload)
+        asked = replace(asked, precisions=measured or asked.precisions)  # no one says that it does not tolerate them
     if champion is None:
         older = older_champion(workspace.home, provider)
         if older is not None:

@@ -20,6 +20,7 @@ from models.domain.workload import Setup, Workload, joined
 from models.planner import planner
 from models.planner.candidates import Supply, worth_asking
 from models.planner.planner import Plan
+from models.step_time.dataset import TrainingData, by_variant
 from models.step_time.model import StepTimeModel
 from warehouse import reads
 
@@ -202,6 +203,7 @@ def _run(costs: Costs, setup: Setup, step_s: float) -> Found:
         "market": setup.cluster.members[0].market,
         "batch_per_device": joined(setup.batch_per_device),
         "accumulation_steps": setup.accumulation_steps,
+        "precision": setup.precision,
     } | _billed(costs, setup.cluster, costs.run_s(step_s))
 
 
@@ -224,8 +226,10 @@ def _profiles(workspace: Workspace, workload: Workload, sold: Sequence[Offer], c
         market=sold[0].market,
         costs=costs,
     )
-    past = Past(runs=frames["runs"], profiles=frames["profiles"], probes=frames["probes"])
-    launches = shopping_list(campaign, with_facts([workload], frames["workloads"]), sold, past)
+    known = by_variant(TrainingData(**frames))
+    past = Past(runs=known.runs, profiles=known.profiles, probes=known.probes)
+    variants = [variant for told in with_facts([workload], frames["workloads"]) for variant in told.variants]
+    launches = shopping_list(campaign, variants, sold, past)
     items = [(launch.cluster, item) for launch in launches for item in launch.items if item.kind != "probe"]
     items = sorted(items, key=lambda pair: pair[1].kind != "profile")[:count]
     if not items:
@@ -241,6 +245,7 @@ def _profiles(workspace: Workspace, workload: Workload, sold: Sequence[Offer], c
             "market": cluster.members[0].market,
             "batch_per_device": batches,
             "accumulation_steps": item.accumulation_steps,
+            "precision": item.trained[1],
         }
         runs.append(run | _billed(costs, cluster, item.est_s) | {"regret_after": None, "assured_after": None})
     return {"settled": False, "regret": None, "runs": runs, "kinds": [], "reason": ""}

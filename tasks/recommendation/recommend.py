@@ -11,7 +11,7 @@ import pandas as pd
 
 from models.campaign.value_of_information import ChoiceSet, choice_set_of
 from models.domain.cluster import Offer
-from models.domain.workload import Workload
+from models.domain.workload import PRECISIONS, Workload
 from models.job.job_conditions import Circumstances
 from models.monitoring.promotion import caution
 from models.planner import planner
@@ -34,6 +34,10 @@ SEED = 7
 NOT_MET = (
     "no step time can be predicted: nothing is known of this workload on {provider} machines, where it was never"
     " measured as it is defined now, or the model has not learned from it yet; {remedy}"
+)
+OTHER_PRECISION = (
+    "no step time can be predicted: on {provider} machines this workload was measured in {measured} alone, and it"
+    " tolerates {wanted}; `precisions` under [workloads.{workload}] in srift.toml says which it does, and {remedy}"
 )
 NO_TYPE_MET = (
     "no step time can be predicted: no {provider} machine on offer was ever measured as it is defined now, or the model"
@@ -103,7 +107,8 @@ class Case:
 
     `model` is None where not even a guess can be made of it, and `guessed` says that it can only be guessed at. `known`
     are the `offers` that can be predicted, those on the devices `by_data_sheet` although nothing was measured on them;
-    `left_out` are the devices of which nobody knows any figure.
+    `left_out` are the devices of which nobody knows any figure. `workload` is in the precisions that it was measured
+    in; it tolerates those `unmeasured` too.
     """
 
     workspace: Workspace
@@ -116,6 +121,7 @@ class Case:
     known: Sequence[Offer]
     by_data_sheet: Sequence[str]
     left_out: Sequence[str]
+    unmeasured: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -129,8 +135,12 @@ class Case:
         """With what the warehouse knows of the workload; `conditions` where somebody has what `circumstances` says."""
         workload = with_known_facts(workspace, workload)
         model, guessed = None if champion is None else champion.model, False
-        if model is not None and not model.met_workload(workload):
-            model, guessed = introduced(model, workload), True
+        unmeasured: tuple[str, ...] = ()
+        if model is not None and model.met_workload(workload):
+            asked, workload = workload.precisions, model.as_measured(workload)
+            unmeasured = tuple(one for one in asked if one not in workload.precisions)
+        elif model is not None:
+            model, guessed = _guessing(model, workload), True
         known, by_data_sheet, left_out = ([], [], []) if champion is None else comparable(champion.model, offers)
         return cls(
             workspace=workspace,
@@ -143,7 +153,17 @@ class Case:
             known=[] if model is None else guessable(model, known) if guessed else known,
             by_data_sheet=by_data_sheet,
             left_out=left_out,
+            unmeasured=unmeasured,
         )
+
+
+def _guessing(model: StepTimeModel, workload: Workload) -> StepTimeModel | None:
+    """As `introduced`, for one that tolerates nothing but fp32 and was measured in nothing else.
+
+    A guess goes by rates of fp32, and no other precision is taken silently instead of the wanted one.
+    """
+    plain = workload.precisions == PRECISIONS[:1] and not model.precisions_of(workload.name)
+    return introduced(model, workload) if plain else None
 
 
 def recommend_one(
@@ -181,7 +201,7 @@ def plan_one(case: Case, runs: pd.DataFrame, *, top: int = 5) -> planner.Plan:
     }
     experience = spot_experience(workspace)
     answered = case.model is not None and not (case.guessed and not known)
-    unmet = _unmet(workspace, workload, met=answered, offered=bool(known) or not offers)
+    unmet = _unmet(case, met=answered, offered=bool(known) or not offers)
     cautions = cautions_of(case.champion, offers)
     rows = [
         row
@@ -232,12 +252,7 @@ def planned(
     runs: pd.DataFrame | None = None,
     top: int = 5,
 ) -> planner.Plan:
-    """What the planner makes of `offers`, all of types that `model` has met, with what this installation knows.
-
-    In those precisions of the workload in which it was measured.
-    """
-    known = [one for one in workload.precisions if one in model.precisions_of(workload.name)]
-    workload = replace(workload, precisions=tuple(known))
+    """What the planner makes of `offers`, all of types that `model` has met, with what this installation knows."""
     supply = Supply(
         offers=worth_asking(offers),
         max_hosts=workspace.max_hosts,
@@ -256,15 +271,22 @@ def contending(
     return choice_set_of(workload, found.ranked, predicted, conditions=conditions)
 
 
-def _unmet(workspace: Workspace, workload: Workload, *, met: bool, offered: bool) -> str:
+def _unmet(case: Case, *, met: bool, offered: bool) -> str:
     """Why nothing can be predicted, and the command that changes it; empty where the planner could answer."""
     if met and offered:
         return ""
+    workspace, workload = case.workspace, case.workload
     name = workspace.provider.name
     learn, measure = refresh_command(name, "0"), refresh_command(name, "25")
     remedy = f"`{measure}` measures {'them' if met else 'it there'}"
     if not workspace.can_launch:  # nothing can be bought yet
         remedy = f"measurements made elsewhere tell of it: `srift import FILE`, then `{learn}`"
+    others = () if met or case.champion is None else case.champion.model.precisions_of(workload.name)
+    if others and not set(others) & set(workload.precisions):
+        measured, wanted = ", ".join(others), ", ".join(workload.precisions)
+        return OTHER_PRECISION.format(
+            provider=name, measured=measured, wanted=wanted, workload=workload.name, remedy=remedy
+        )
     why = NO_TYPE_MET if met else NOT_IMPORTED if workload.digest == IMPORTED else NOT_MET
     return why.format(provider=name, learn=learn, remedy=remedy)
 
@@ -290,6 +312,8 @@ def _reason(row: Row, case: Case) -> str:
     if row["rank"] > 1:
         return reason
     said = [f"{GUESSED}: {reason}" if case.guessed else reason]
+    if case.unmeasured:
+        said.append(f"never measured in {', '.join(case.unmeasured)}, and not compared in it")
     if case.by_data_sheet:
         said.append(f"compared by data sheet alone: {', '.join(case.by_data_sheet)}")
     if case.left_out:

@@ -13,6 +13,8 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from models.domain.workload import PRECISIONS
+
 from .progress import LiveReporter, Reporter
 
 if TYPE_CHECKING:
@@ -70,6 +72,7 @@ def print_recommendations(
         mine = [row for row in rows if (row["provider"], row["workload"]) == (provider, workload)]
         # of a table without a spot machine, or of an older version, every risk would be 0 or unknown
         hidden = set() if any(row.get("interruption_risk") for row in mine) else {"risk"}
+        hidden |= set() if any(_precision(row) for row in mine) else {"precision"}
         table = Table(box=None, pad_edge=False)
         for name, justify in _COLUMNS.items():
             if name not in hidden:
@@ -104,7 +107,13 @@ def _print_frontier(console: Console, row: Row) -> None:
     chances = [one.get("p_meets_constraint") for one in row["frontier"]]
     told = any(chance is not None for chance in chances)
     lines = [
-        [one["cluster"], _market(one), f"{one['hours']:.3g}", _number(one["usd"], "{:.4g}"), _number(chance, "{:.0%}")]
+        [
+            _in_precision(one),
+            _market(one),
+            f"{one['hours']:.3g}",
+            _number(one["usd"], "{:.4g}"),
+            _number(chance, "{:.0%}"),
+        ]
         for one, chance in zip(row["frontier"], chances, strict=True)
     ]
     title = f"expected hours and dollars that are beaten by none in both, of {row['candidates']} candidates"
@@ -143,7 +152,7 @@ def _print_pilots(console: Console, row: Row) -> None:
         left = "" if one["regret_after"] is None else _lost(one["regret_after"])
         left = f"{one['assured_after']:.0%}" if assured else left
         kind = "step time" if one["kind"] == "train" else one["kind"]
-        named = [kind, one["cluster"], one["layout"], one["market"], _batch(one)]
+        named = [kind, _in_precision(one), one["layout"], one["market"], _batch(one)]
         lines.append([*named, f"{one['seconds']:.0f}", _plain(one["usd"], 2), left])
     numbers = ("seconds", "usd", "chance one is sure then" if assured else "expected regret after")
     names = ("measure", "cluster", "devices each", "market", "batch", *numbers)
@@ -155,7 +164,7 @@ def _print_kinds(console: Console, kinds: Sequence[Row]) -> None:
     console.print("\nnever measured, compared by data sheet alone; one run on each", style="bold")
     lines = [
         [
-            *(one["device"], f"{one['p_best']:.0%}", one["cluster"], one["layout"], one["market"], _batch(one)),
+            *(one["device"], f"{one['p_best']:.0%}", _in_precision(one), one["layout"], one["market"], _batch(one)),
             *(f"{one['seconds']:.0f}", _plain(one["usd"], 2), _lost(one["regret_after"])),
         ]
         for one in kinds
@@ -203,7 +212,7 @@ _LEGEND = (
     " a doubling: a factor of two in batch, devices or machines"
 )
 _COLUMNS: dict[str, Literal["left", "right"]] = {
-    **dict.fromkeys(("goal", "#", "cluster", "market", "batch"), "left"),
+    **dict.fromkeys(("goal", "#", "cluster", "market", "batch", "precision"), "left"),
     **dict.fromkeys(("step s (90 %)", "hours", "usd", "risk", "p ok", "p best"), "right"),
     "limited by": "left",
 }
@@ -292,7 +301,10 @@ def print_workloads(known: Sequence[Row]) -> None:
         if one["measured_rows"] + one["imported_rows"] > one["predicted_from"]
     ]
     if kept:
-        console.print(f"note: not all rows are predicted from, since they are not plain ddp in fp32: {', '.join(kept)}")
+        console.print(
+            f"note: not all rows are predicted from, since they are not plain ddp in {', '.join(PRECISIONS)}:"
+            f" {', '.join(kept)}"
+        )
     nothing = [one["workload"] for one in known if not one["provider"]]
     if nothing:
         console.print(
@@ -301,6 +313,29 @@ def print_workloads(known: Sequence[Row]) -> None:
         )
     elif not known:
         console.print("no workload is known: state one in srift.toml, or `srift import` its measurements")
+
+
+def print_check(found: Row) -> None:
+    """A line a precision in which the workload trained, and what is to be known of it."""
+    console = _console()
+    trained = [(one["precision"], one["figures"]) for one in found["precisions"] if one["figures"]]
+    if trained:
+        _, first = trained[0]
+        console.print(
+            f"{found['workload']} ({found['entrypoint']}): {first['parameters']:,} parameters, gradients of"
+            f" {first['gradient_bytes'] / 1e6:.4g} MB; two steps on this processor"
+        )
+        lines = [
+            [
+                *(precision, str(found["batch"]), _number(one["step_s"]), _number(one["input_s"])),
+                *(", ".join(f"{loss:.4g}" for loss in one["losses"]), _number(one["peak_bytes"] / 1e6)),
+            ]
+            for precision, one in trained
+        ]
+        names = ("precision", "batch", "step s", "input s", "losses", "peak MB")
+        _print_lines(console, names, lines, right=names[1:])
+    for note in dict.fromkeys(note for one in found["precisions"] for note in one["notes"]):
+        console.print(f"note: {note}")
 
 
 def print_imports(imports: Sequence[Row]) -> None:
@@ -334,6 +369,7 @@ def _cells(row: Row) -> list[str]:
         str(row["cluster"]),
         _market(row),
         _batch(row),
+        _precision(row) or PRECISIONS[0],
         _seconds(row["step_s"], row["step_low_s"], row["step_high_s"]),
         _number(row["hours"]),
         _number(row["usd"]),
@@ -344,9 +380,20 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
+def _in_precision(row: Row) -> str:
+    precision = _precision(row)
+    return f"{row['cluster']} in {precision}" if precision else str(row["cluster"])
+
+
 def _batch(row: Row) -> str:
     steps = row["accumulation_steps"]
     return f"{row['batch_per_device']} x{steps}" if steps > 1 else str(row["batch_per_device"])
+
+
+def _precision(row: Row) -> str:
+    """Empty for fp32, and for a row of an older version, which knew nothing else."""
+    known = str(row.get("precision") or PRECISIONS[0])
+    return "" if known == PRECISIONS[0] else known
 
 
 def _print_lines(

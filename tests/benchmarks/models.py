@@ -36,7 +36,7 @@ from tests.benchmarks.rivals import predict_textbook, predict_trees_alone
 from tests.benchmarks.splits import ask, coverage, errors, splits
 
 _MANY, _LARGE = 10_000, 100_000
-CHOICES = "choices"
+CHOICES, SPEEDS = "choices", "speeds"
 
 
 def speeds(data: TrainingData, *, repeats: int, seed: int, large: int = _LARGE) -> pd.DataFrame:
@@ -103,7 +103,9 @@ def bench_models(
     workloads: Annotated[Path | None, typer.Option(help="Facts: parameters, gradient_bytes.")] = None,
     catalogue: Annotated[Path | None, typer.Option(help="Instance types: devices, vCPUs, network.")] = None,
     seed: int = 2026,
-    only: Annotated[str, typer.Option(help="A split by its name, such as 'larger clusters', or 'choices'.")] = "",
+    only: Annotated[
+        str, typer.Option(help="A split by its name, such as 'larger clusters', or 'choices', or 'speeds'.")
+    ] = "",
     out: Annotated[Path | None, typer.Option(help="Where to write every prediction, CSV.")] = None,
 ) -> None:
     """Every split, ours and the rivals'; nothing is chosen by what comes out."""
@@ -112,7 +114,7 @@ def bench_models(
     print_frame(neighbours(data.runs), "noise floor: rows against their neighbours in batch")
     prices = read_prices(catalogue) if catalogue is not None else {}
     chosen = [one for one in splits(data.runs, devices, seed=seed) if only in ("", one.name)]
-    if not chosen and only != CHOICES:
+    if not chosen and only not in (CHOICES, SPEEDS):
         raise typer.BadParameter(f"no split is called {only!r}")
     if chosen:
         with one_thread():
@@ -124,7 +126,7 @@ def bench_models(
         print_frame(errors(scored, ["ours", *RIVALS]), "per cent of the measured step time")
         print_frame(coverage(scored, ["split"]), "intervals by split, per cent")
         print_frame(coverage(scored, ["split", "group"]), "intervals by held-out group, per cent")
-    if only == "":
+    if only in ("", SPEEDS):
         print_frame(speeds(data, repeats=3, seed=seed), "seconds; predictions through the registered model")
     for pilots in (0, 3) if only in ("", CHOICES) else ():
         found = [one for _, _, one in contests(data, devices, prices, pilots=pilots, seed=seed)]

@@ -124,6 +124,7 @@ class Campaign(Believing):
             model=Model(
                 choice_set={ground.workload: choice_set},
                 joint=self._moments_of,
+                workloads=frozenset([ground.workload]),
                 types=frozenset(offers),
                 fresh=fresh,
             ),

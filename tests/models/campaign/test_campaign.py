@@ -230,7 +230,8 @@ def test_widely_predicted_setups_come_first() -> None:
         return pd.DataFrame({"step_s": step, "step_low_s": step - half, "step_high_s": step + half})
 
     def bought(expected: Expected) -> list[Launch]:
-        model = Model(choice_set={}, joint=MODEL.joint, types=frozenset(), fresh=NOTHING, expected_step=expected)
+        known: dict[str, Any] = {"choice_set": {}, "workloads": frozenset(), "types": frozenset(), "fresh": NOTHING}
+        model = Model(joint=MODEL.joint, expected_step=expected, **known)
         return shop(NOTHING, profiles, probes, model=model, max_seconds=120.0)
 
     launches = bought(expected)
@@ -289,7 +290,11 @@ def model(line: LineModel, jobs: Sequence[Workload] = JOBS, types: frozenset[str
         setups = candidates(job, Supply(offers=sold, max_hosts=4, fits=cores_fit), line)
         found[job.name] = choice_set_of(job, setups, line.predict(frame(setups)))
     values: dict[str, Any] = {"choice_set": found, "joint": line.joint, "types": types, "fresh": NOTHING}
-    return Model(**(values | changes))
+    return Model(**(values | {"workloads": frozenset(variants(jobs))} | changes))
+
+
+def variants(jobs: Sequence[Workload]) -> list[str]:
+    return [one.name for job in jobs for one in job.variants]
 
 
 def buy(known: Model | None, **changes: Any) -> list[Launch]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from models.campaign.campaign import STOPS, Launch, Measurement
-from models.domain.cluster import Cluster
+from models.domain.cluster import Cluster, Offer
 from models.domain.workload import Workload
 from tasks.campaign import campaign as shopping
 from tasks.campaign.budget import Tally
@@ -168,13 +168,19 @@ def test_a_champion_that_has_not_met_a_workload_a_type_or_its_new_definition_doe
 def test_expectations_are_of_the_definitions_of_today(here: Workspace) -> None:
     setups = pd.DataFrame({"workload": ["conv", "lm"], "cluster": ["1xs.whole", "1xs.small"], "batch_per_device": 8})
     conv, lm = here.workloads
-    types = here.provider.instance_types()
-    expected = shopping._expected(model(), [conv, lm], types, setups)
-    assert expected["step_s"].notna().all()
-    edited = shopping._expected(model(), [replace(conv, digest="edited"), lm], types, setups)
-    assert list(edited["step_s"].notna()) == [False, True]
-    slower = [replace(one, cores=0.1) if one.name == "s.small" else one for one in types]
-    assert list(shopping._expected(model(), [conv, lm], slower, setups)["step_s"].notna()) == [True, False]
+    offers = here.provider.offers(NOON)
+
+    def expected(workloads: Sequence[Workload], sold: Sequence[Offer] = offers) -> list[bool]:
+        expects = shopping._model(here, model(), workloads, sold, measured().runs).expected_step
+        assert expects is not None
+        return list(expects(setups)["step_s"].notna())
+
+    assert expected([conv, lm]) == [True, True]
+    assert expected([replace(conv, digest="edited"), lm]) == [False, True]
+    small = next(one.instance_type for one in offers if one.instance_type.name == "s.small")
+    slower = replace(small, cores=0.1)
+    sold = [replace(one, instance_type=slower) if one.instance_type == small else one for one in offers]
+    assert expected([conv, lm], sold) == [True, False]
 
 
 def test_the_measured_size_of_a_gradient_reaches_the_planning(here: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from models.domain.cluster import Offer
 from models.job.cost import job_costs
 from models.planner import planner, ranking, search
 from models.planner.candidates import Supply
+from models.step_time.model import fit
 from tasks.market.offers import note_definitions, with_known_facts
 from tasks.providers.base import ProviderError
 from tasks.recommendation import recommend
@@ -87,6 +89,43 @@ def test_a_workload_that_was_never_measured_leaves_the_others_alone(tmp_path: Pa
     assert all(row["reason"] for row in rows)
     assert all(row["newest_measurement_at"] is None for row in rows if row["workload"] == "newcomer")
     assert firsts(rows, "conv")["cheapest"]["status"] == "recommended"
+
+
+@cache
+def knows_bf16() -> Champion:
+    """Conv was measured in bf16 too, twice as fast."""
+    data = measured()
+    conv = {name: getattr(data, name)[lambda rows: rows["workload"] == "conv"] for name in ("runs", "profiles")}
+    faster = {"forward_s": conv["profiles"]["forward_s"] / 2, "backward_s": conv["profiles"]["backward_s"] / 2}
+    profiles = conv["profiles"].assign(precision="bf16", **faster)
+    runs = conv["runs"].assign(
+        precision="bf16", step_s=conv["runs"]["step_s"] / 2, run_id=conv["runs"]["run_id"].astype(str) + "-bf16"
+    )
+    told = replace(data, runs=pd.concat([data.runs, runs]), profiles=pd.concat([data.profiles, profiles]))
+    return Champion(version=4, model=fit(told, seed=1))
+
+
+def in_precisions(here: Workspace, *precisions: str, **changes: Any) -> list[Any]:
+    (conv, _) = here.workloads
+    asked = replace(conv, precisions=precisions, **changes)
+    return recommend_one(here, knows_bf16(), asked, here.provider.offers(NOON), measured().runs)
+
+
+def test_the_table_chooses_among_the_precisions_that_are_tolerated_and_were_measured(here: Workspace) -> None:
+    both = in_precisions(here, "fp32", "bf16", "fp16")
+    assert {row["precision"] for row in both if row["rank"] == 1} == {"bf16"}, "it is twice as fast"
+    assert all("never measured in fp16, and not compared in it" in row["reason"] for row in both if row["rank"] == 1)
+    plain = in_precisions(here, "fp32")
+    assert {row["precision"] for row in plain if row["cluster"]} == {"fp32"}
+    assert not any("never measured in" in row["reason"] for row in plain)
+
+
+def test_no_other_precision_is_taken_instead_of_one_that_was_not_measured(here: Workspace) -> None:
+    for facts in ({}, {"flops_per_sample": 1e9}):  # not even where a first guess could be made
+        rows = in_precisions(here, "fp16", **facts)
+        assert {row["status"] for row in rows} == {"infeasible"} and not any(row["cluster"] for row in rows)
+        said = "measured in fp32, bf16 alone, and it tolerates fp16; `precisions` under [workloads.conv] in srift.toml"
+        assert all(said in row["reason"] for row in rows)
 
 
 def test_machines_that_the_champion_has_not_met_are_not_guessed_at(here: Workspace) -> None:

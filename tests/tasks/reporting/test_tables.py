@@ -118,6 +118,14 @@ def test_the_risk_stands_beside_spot_alone_and_only_where_there_is_any(rows: Row
     assert "risk" not in printed(safe)
 
 
+def test_the_precision_stands_in_the_table_where_one_differs_from_fp32(rows: Rows, printed: Printed) -> None:
+    assert "precision" not in printed(rows)
+    shown = printed([rows[0] | {"precision": "bf16"}, *rows[1:]])
+    assert "precision" in shown and shown.count("bf16") == 1 and "fp32" in shown
+    front = [{"cluster": "1xs.large", "market": "spot", "hours": 1.0, "usd": 2.0, "precision": "bf16"}]
+    assert "1xs.large in bf16" in printed([rows[0] | {"frontier": front, "candidates": 1}])
+
+
 def test_a_table_that_was_published_before_risks_were_is_printed_as_it_was(rows: Rows, printed: Printed) -> None:
     new = ("market", "usd_machines", "usd_storage", "usd_other", "interruption_risk", "expected_interruptions")
     new += ("interruption_source", "placement_score")

@@ -60,6 +60,12 @@ WRONG_FILES = [
     ('"lc.small"', '"lc small"', "the name 'lc small' must be of letters"),
     ("[workloads.tiny]", '[workloads.""]', "the name '' must be of letters"),
     ("global_batch = 16", "global_batch = [16, 8]", "global_batch must be"),
+    (
+        "samples",
+        'precisions = ["bf61"]\nsamples',
+        "unknown precision 'bf61'; did you mean 'bf16'",
+    ),
+    ("samples", "precisions = []\nsamples", "workloads.tiny.precisions: "),
     ("[campaign]", "[campaign", "not valid TOML"),
 ]
 WRONG_SECTIONS = [  # in place of [ec2]

@@ -1,0 +1,137 @@
+"""Two steps of a workload on this machine's processor, before any machine is bought: what is wrong, and what it takes.
+
+`python -m tasks.node.check ANSWER` reads a question from standard input and writes the answer to the file ANSWER, both
+JSON: the workload as a plan has it, `precisions` and the `batch` of one device; for each precision what `checked` says.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .device import now, peak_bytes, reset_peak
+from .entrypoint import LoadedWorkload, WorkloadError, build, own_line, try_once
+from .launch import explain
+from .precision import NoSuchPrecision
+from .processes import die_with_parent
+from .record import WorkloadFile
+from .steps import one_step
+
+_STEPS, _BATCHES = 2, 3
+_NAMED = 3  # parameters in a message
+_SLOW_INPUT = 0.1  # of a step
+_CPU = torch.device("cpu")
+
+
+def main() -> None:
+    """Answer one question. Exits 0 whatever is wrong with the workload."""
+    die_with_parent()
+    question = json.load(sys.stdin)
+    workload = WorkloadFile(**question["workload"])
+    answers = [checked(Path.cwd(), workload, one, batch=question["batch"]) for one in question["precisions"]]
+    Path(sys.argv[1]).write_text(json.dumps(answers))
+
+
+def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int) -> dict[str, Any]:
+    """`precision`; the `problem`, empty where it trains or nobody can tell here; `notes`; `figures`, None without any:
+
+    step_s, input_s (of making a batch), losses, peak_bytes, parameters, gradient_bytes.
+    """
+    answer: dict[str, Any] = {"precision": precision, "problem": "", "notes": [], "figures": None}
+    model = None
+    try:
+        reset_peak(_CPU)
+        built = build(folder, workload, seed=0, rank=0, device=_CPU, precision=precision)
+        model = built.model
+        figures = _trained(built, batch)
+        answer |= {"figures": figures, "notes": list(_notes(built, batch, figures, workload))}
+    except NoSuchPrecision as error:
+        answer["notes"] = [f"not checked in {precision}: {error}"]
+    except (Exception, SystemExit) as error:
+        where = "" if own_line(error, workload) or model is None else _part(error, model)
+        answer["problem"] = explain(error, workload) + where
+    return answer
+
+
+def _part(error: BaseException, model: nn.Module) -> str:
+    """Which part of the model was at work when an error arose in torch's own code; empty where none was."""
+    names = {id(one): name for name, one in model.named_modules() if name}
+    frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    parts = [one for one in frames if id(one) in names]
+    return f" (in the model's part {names[id(parts[-1])]}, a {type(parts[-1]).__name__})" if parts else ""
+
+
+def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
+    """Figures of a few steps. Raises WorkloadError where no machine could train it with others."""
+    try_once(built, batch)
+    losses, seconds = [], []
+    for _ in range(_STEPS):
+        started = now(_CPU)
+        losses.append(one_step(built, built.model, batch=batch, accumulation_steps=1, scale=1.0, sync=True))
+        seconds.append(now(_CPU) - started)
+    if not all(math.isfinite(one) for one in losses):
+        raise WorkloadError(f"the loss is {losses[0]}, then {losses[-1]}: not a number to train with")
+    trained = [(name, one) for name, one in built.model.named_parameters() if one.requires_grad]
+    if not trained:
+        raise WorkloadError("the model has no parameter to train")
+    idle = [name for name, one in trained if one.grad is None]
+    if idle:
+        raise WorkloadError(
+            f"{_listed(idle)} had no part in the loss: machines would wait for gradients that never come; use"
+            " them, or set their requires_grad to False"
+        )
+    inputs = []
+    for _ in range(_BATCHES):
+        started = now(_CPU)
+        built.make_batch(batch)
+        inputs.append(now(_CPU) - started)
+    sizes = {"parameters": built.parameters, "gradient_bytes": built.gradient_bytes, "peak_bytes": peak_bytes(_CPU)}
+    return {"step_s": median(seconds), "input_s": median(inputs), "losses": losses} | sizes
+
+
+def _notes(built: LoadedWorkload, batch: int, figures: dict[str, Any], workload: WorkloadFile) -> Iterator[str]:
+    """What may be meant, and often is not."""
+    sizes = {size for part in built.make_batch(batch) for one in _tensors(part) for size in one.shape}
+    if batch not in sizes:
+        yield f"make_batch({batch}) returned no tensor with {batch} in its shape: a batch must have as many samples"
+    held = {id(one) for group in built.optimizer.param_groups for one in group["params"]}
+    left = [name for name, one in built.model.named_parameters() if one.requires_grad and id(one) not in held]
+    if left:
+        yield f"the optimizer does not have {_listed(left)}, whose gradients are exchanged for nothing"
+    share = figures["input_s"] / figures["step_s"]
+    if share >= _SLOW_INPUT:
+        yield f"making a batch takes {share:.0%} of a step on this processor: input may be what limits training"
+    try:
+        try_once(built, 1)
+    except Exception as error:
+        yield f"a batch of 1 fails, which a slow machine among fast ones may get: {explain(error, workload)}"
+
+
+def _tensors(part: Any) -> Iterator[Tensor]:
+    """The tensors in a batch, which may be nested."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, dict):
+        for one in part.values():
+            yield from _tensors(one)
+    elif isinstance(part, list | tuple):
+        for one in part:
+            yield from _tensors(one)
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:_NAMED])
+    return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""A workload in another precision: measured, learned, split, chosen and bought as a workload of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from models.campaign.acquisition import DecisionValue, Model, Past
+from models.campaign.campaign import Campaign, shopping_list
+from models.campaign.candidates import Costs, training_runs
+from models.campaign.value_of_information import choice_set_of
+from models.domain.cluster import Cluster, Offer
+from models.domain.setup_table import as_variants, row_key, setup_key, variants_of
+from models.domain.workload import Setup, Workload, variant, workload_and_precision
+from models.planner.candidates import Supply
+from models.planner.planner import candidates
+from models.step_time.dataset import TrainingData, by_variant
+from models.step_time.machine_specs import computes
+from models.step_time.model import StepTimeModel, fit
+from tests.models.planning import NOTHING, LineModel, cores_fit, frame, machine, offer, workload
+from tests.models.synthetic import World
+
+HALF = 0.5  # of the seconds of fp32
+
+
+@cache
+def learned() -> tuple[TrainingData, StepTimeModel]:
+    """lm was measured in bf16 too, where its compute takes half as long; the others in fp32 alone."""
+    data = World(1).data(70)
+    lm = data.profiles["workload"] == "lm"
+    profiles = data.profiles[lm].assign(precision="bf16")
+    for name in ("forward_s", "backward_s"):
+        profiles[name] *= HALF
+    alone = data.runs[(data.runs["workload"] == "lm") & ~data.runs["cluster"].str.contains(r"[2-9]x|\+")]
+    runs = alone.assign(precision="bf16", step_s=alone["step_s"] * HALF, run_id=alone["run_id"].astype(str) + "-bf16")
+    told = replace(
+        data,
+        profiles=pd.concat([data.profiles.assign(precision="fp32"), profiles], ignore_index=True),
+        runs=pd.concat([data.runs, runs], ignore_index=True),
+        buckets=pd.concat([data.buckets, data.buckets[data.buckets["workload"] == "lm"].assign(precision="bf16")]),
+    )
+    return told, fit(told, seed=0)
+
+
+def asked(precision: str | None, name: str = "lm") -> pd.DataFrame:
+    row = {"workload": name, "cluster": "1xs.large", "batch_per_device": "8", "precision": precision}
+    return pd.DataFrame([row])
+
+
+def test_a_variant_is_named_and_read_back_and_fp32_is_the_workload_itself() -> None:
+    assert variant("lm", "fp32") == "lm" and workload_and_precision("lm") == ("lm", "fp32")
+    assert workload_and_precision(variant("big in japan", "bf16")) == ("big in japan", "bf16")
+    assert workload_and_precision("big in japan") == ("big in japan", "fp32")
+    rows = pd.DataFrame({"workload": ["lm"] * 5, "precision": ["fp32", "bf16", None, np.nan, "fp8"]})
+    assert variants_of(rows) == ["lm", "lm in bf16", "lm", "lm", "lm in fp8"]
+    told = as_variants(rows)
+    assert told["workload"].tolist() == ["lm", "lm in bf16", "lm", "lm", "lm"], "nothing is known of fp8"
+    assert told["precision"].tolist()[:2] == ["fp32", "fp32"] and told["precision"].tolist()[4] == "fp8"
+
+
+def test_a_row_and_a_setup_in_a_precision_have_the_key_of_its_variant() -> None:
+    setup = setups_of()[0]
+    other = replace(setup, precision="bf16")
+    renamed = replace(setup, workload=variant("mlp", "bf16"))
+    assert setup_key(other) == setup_key(renamed) == row_key(other.row(), {}) == row_key(renamed.row(), {})
+    assert setup_key(other) != setup_key(setup)
+
+
+def test_what_was_learned_in_bf16_is_predicted_in_bf16_and_fp32_is_left_as_it_was() -> None:
+    data, model = learned()
+    assert model.precisions_of("lm") == ("fp32", "bf16") and model.precisions_of("mlp") == ("fp32",)
+    ours = {one: float(model.predict(asked(one))["step_s"].iloc[0]) for one in ("fp32", "bf16")}
+    assert ours["bf16"] == pytest.approx(HALF * ours["fp32"], rel=0.15)
+    plain = fit(World(1).data(70), seed=0)
+    assert ours["fp32"] == pytest.approx(float(plain.predict(asked("fp32"))["step_s"].iloc[0]), rel=0.03)
+    assert set(by_variant(data).workloads["workload"]) == {"lm in bf16", *data.workloads["workload"]}
+
+
+@pytest.mark.parametrize(
+    ("setup", "message"),
+    [
+        (asked("bf16", "mlp"), "workload 'mlp' was never measured in bf16; known in: fp32"),
+        (asked("fp16"), "workload 'lm' was never measured in fp16; known in: fp32, bf16"),
+        (asked("bf61"), "unknown precision 'bf61'; known: fp32, tf32, bf16, fp16"),
+    ],
+)
+def test_a_precision_that_was_not_measured_is_refused_by_name(setup: pd.DataFrame, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        learned()[1].predict(setup)
+
+
+def test_a_model_knows_a_workload_in_those_precisions_alone_in_which_it_was_measured() -> None:
+    _, model = learned()
+    digest = model.workload_digests.get("lm")
+    job = replace(workload("lm"), digest=digest or "", precisions=("fp32", "bf16", "fp16"))
+    model = replace(model, workload_digests={**model.workload_digests, "lm": job.digest})
+    assert model.met_workload(job) and model.as_measured(job).precisions == ("fp32", "bf16")
+    assert not model.met_workload(replace(job, precisions=("fp16",)))
+
+
+@pytest.mark.parametrize(
+    ("device", "able"),
+    [
+        ("cpu", ("fp32", "bf16", "fp16")),
+        ("T4", ("fp32", "fp16")),
+        ("V100", ("fp32", "fp16")),
+        ("A10G", ("fp32", "tf32", "bf16", "fp16")),
+        ("H100", ("fp32", "tf32", "bf16", "fp16")),
+        ("of tomorrow", ("fp32", "tf32", "bf16", "fp16")),
+    ],
+)
+def test_a_device_computes_in_what_its_data_sheet_tells(device: str, able: tuple[str, ...]) -> None:
+    assert tuple(one for one in ("fp32", "tf32", "bf16", "fp16") if computes(device, one)) == able
+
+
+class HalfInBf16(LineModel):
+    """Half of the compute, and half of the memory."""
+
+    def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
+        a, k = super().compute_line(workload, instance_type)
+        return (HALF * a, HALF * k) if workload.endswith("bf16") else (a, k)
+
+    def peak_bytes(self, workload: str, instance_type: str, batch: int) -> float:
+        return batch * 2.0**30 / (32 if workload.endswith("bf16") else 16)
+
+    def predict(self, setups: pd.DataFrame) -> pd.DataFrame:
+        found = super().predict(setups)
+        faster = np.array([name.endswith("bf16") for name in variants_of(setups)])
+        found.loc[faster, ["step_s", "step_low_s", "step_high_s"]] *= HALF
+        return found
+
+
+MODEL = HalfInBf16(own=0.15)
+JOB = replace(workload("mlp", 64), precisions=("fp32", "bf16"))
+
+
+def sold(device: str = "cpu") -> list[Offer]:
+    kinds = [machine("large"), replace(machine("whole"), device=device)]
+    return [replace(offer(one.name), instance_type=one) for one in kinds]
+
+
+def setups_of(job: Workload = JOB, device: str = "cpu") -> list[Setup]:
+    return candidates(job, Supply(offers=sold(device), max_hosts=2, fits=cores_fit), MODEL)
+
+
+def test_setups_are_split_in_each_precision_that_all_devices_of_the_cluster_compute_in() -> None:
+    found = {(one.cluster.name, one.precision) for one in setups_of()}
+    clusters = {cluster for cluster, _ in found}
+    assert clusters == {"1xlarge", "1xwhole", "2xlarge"}
+    assert found == {(cluster, precision) for cluster in clusters for precision in ("fp32", "bf16")}
+    old = {(one.cluster.name, one.precision) for one in setups_of(device="T4")}
+    assert old == found - {("1xwhole", "bf16")}
+    assert {one.precision for one in setups_of(replace(JOB, precisions=("bf16",)))} == {"bf16"}
+    alone = [one for one in setups_of() if one.precision == "fp32"]
+    assert {setup_key(one) for one in alone} == {
+        setup_key(one) for one in setups_of(replace(JOB, precisions=("fp32",)))
+    }
+
+
+def test_a_batch_that_a_device_holds_in_bf16_alone_needs_no_accumulation_there() -> None:
+    steps = {(one.precision, one.accumulation_steps) for one in setups_of() if one.cluster.name == "1xlarge"}
+    assert ("bf16", 1) in steps and ("fp32", 1) not in steps and ("fp32", 2) in steps
+
+
+def test_a_campaign_buys_each_precision_but_on_devices_that_do_not_compute_in_it() -> None:
+    campaign = Campaign(max_usd=10.0, max_seconds=4000.0, max_hosts=2, fits=cores_fit, seed=3, market="on-demand")
+    past = Past(runs=NOTHING, profiles=NOTHING, probes=NOTHING)
+    items = [
+        (item.kind, item.trained, {launch.cluster.members[node].instance_type.name for node in item.nodes})
+        for launch in shopping_list(campaign, list(JOB.variants), sold("T4"), past)
+        for item in launch.items
+        if item.workload
+    ]
+    for kind in ("profile", "train"):
+        assert {trained for one, trained, _ in items if one == kind} == {("mlp", "fp32"), ("mlp", "bf16")}
+        on = {name for one, trained, names in items if one == kind and trained[1] == "bf16" for name in names}
+        assert on == {"large"}, "a T4 has no bf16"
+
+
+def test_runs_in_any_precision_are_valued_by_the_one_choice_among_all_of_them() -> None:
+    job = replace(JOB, goals=workload("mlp", 64).goals)
+    setups = setups_of(job)
+    clusters = [Cluster(members=(one,)) for one in sold()]
+    wants = list(training_runs(JOB.variants, clusters, NOTHING, expected_step=None, costs=Costs()).values())
+    choices = {"mlp": choice_set_of(job, setups, MODEL.predict(frame(setups)))}
+    known = Model(
+        choice_set=choices,
+        joint=MODEL.joint,
+        workloads=frozenset(["mlp"]),
+        types=frozenset(["large", "whole"]),
+        fresh=NOTHING,
+    )
+    layouts = {"large": 1, "whole": 1}
+    fp32_alone = DecisionValue.of(known, wants, layouts=layouts)
+    assert {one.trained[1] for one in wants if fp32_alone.applies_to(one)} == {"fp32"}, "bf16 was never measured"
+    both = DecisionValue.of(replace(known, workloads=frozenset(["mlp", "mlp in bf16"])), wants, layouts=layouts)
+    assert {one.trained[1] for one in wants if both.applies_to(one)} == {"fp32", "bf16"}

@@ -1,0 +1,77 @@
+"""`srift check` runs as on a host, without this shell's credentials; what hangs or dies is named, never waited for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.doctor.workload_check import CheckFailed, check_workload, problems
+from tasks.workspace.settings import Settings, SettingsError, load_settings
+
+TOML = """
+[workloads.net]
+entrypoint = "mine.py:build"
+samples = 1000
+global_batch = 64
+precisions = ["fp32", "bf16"]
+[workloads.imported]
+samples = 1000
+global_batch = 64
+"""
+BUILD = """
+import os
+import torch
+
+def build():
+    {first}
+    print("a word of the workload's own")
+    model = torch.nn.Linear(4, 1)
+    def make_batch(batch):
+        return torch.randn(batch, 4), torch.randn(batch, 1)
+    return model, torch.nn.MSELoss(), make_batch, torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+def project(folder: Path, first: str = "pass") -> Settings:
+    (folder / "srift.toml").write_text(TOML)
+    (folder / "mine.py").write_text(BUILD.format(first=first))
+    return load_settings(folder / "srift.toml")
+
+
+def test_it_runs_in_an_empty_folder_without_credentials_and_prints_nothing_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    first = "assert len(os.listdir()) == 1 and 'AWS_SECRET_ACCESS_KEY' not in os.environ"
+    found = check_workload(project(tmp_path, first), "net", timeout_s=120)
+    assert [(one["precision"], one["problem"]) for one in found["precisions"]] == [("fp32", ""), ("bf16", "")]
+    assert (found["entrypoint"], found["batch"]) == ("mine.py:build", 16) and problems(found) is None
+    out, err = capfd.readouterr()
+    assert out == "" and "a word of the workload's own" in err
+
+
+def test_one_that_waits_or_ends_the_process_is_said(tmp_path: Path) -> None:
+    with pytest.raises(CheckFailed, match="did not make two steps of 16 samples in 3 s"):
+        check_workload(project(tmp_path, "import time; time.sleep(60)"), "net", timeout_s=3)
+    with pytest.raises(CheckFailed, match="ended with exit code 7"):
+        check_workload(project(tmp_path, "os._exit(7)"), "net", timeout_s=60)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("nett", "unknown workload 'nett'; did you mean 'net'"), ("imported", "has no entrypoint")]
+)
+def test_what_cannot_be_run_is_refused_before_anything_starts(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        check_workload(project(tmp_path), name, timeout_s=1)
+
+
+def test_problems_are_said_once_where_all_precisions_have_the_same() -> None:
+    def found(*said: str) -> dict[str, Any]:
+        names = ("fp32", "bf16")
+        return {"workload": "net", "precisions": [{"precision": n, "problem": p} for n, p in zip(names, said)]}  # noqa: B905
+
+    assert problems(found("", "")) is None
+    assert str(problems(found("no", "no"))) == "net would fail on every machine: no"
+    assert str(problems(found("", "no"))) == "net would fail on every machine: in bf16: no"
