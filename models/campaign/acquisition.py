@@ -20,7 +20,7 @@ import pandas as pd
 
 from ..domain.cluster import parse_cluster
 from ..domain.setup_table import Key, row_key, rows_of, setup_key
-from ..domain.workload import Workload, workload_and_precision
+from ..domain.workload import Workload, workload_and_mode
 from .candidates import Expected, Measurement
 from .value_of_information import Belief, ChoiceSet, Floats, RunValues, run_values
 
@@ -65,7 +65,7 @@ class Past:
 class Model:
     """What the model in force says: who may be chosen in each workload that it has met, and step times jointly.
 
-    `choice_set` is by workload, over all its precisions; `workloads` are those met, each precision one of its own, and
+    `choice_set` is by workload, over all its modes; `workloads` are those met, each mode one of its own, and
     `types` the instance types that it has met; `fresh` are runs (with step_s) that it has not learned from;
     `expected_step` predicts setups, NaN where it cannot (None: nobody is asked).
     """
@@ -250,9 +250,9 @@ class _Valued:
 
 @dataclass(slots=True, kw_only=True)
 class DecisionValue:
-    """Regret that runs are expected to save, given those taken so far, by workload over all its precisions.
+    """Regret that runs are expected to save, given those taken so far, by workload over all its modes.
 
-    `types` and `workloads` are those that the model knows, each precision a workload of its own.
+    `types` and `workloads` are those that the model knows, each mode a workload of its own.
     """
 
     types: frozenset[str]
@@ -277,7 +277,7 @@ class DecisionValue:
             if row["workload"] in model.workloads and known.covers(parse_cluster(str(row["cluster"])))
         ]
         for name, one in model.choice_set.items():
-            met = [row for row in fresh if workload_and_precision(str(row["workload"]))[0] == name]
+            met = [row for row in fresh if workload_and_mode(str(row["workload"]))[0] == name]
             known._valued[name] = _valued(one, by.get(name, []), model.joint, layouts, met[-_MOST_FRESH:])
         return known
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from ..domain.cluster import Cluster, InstanceType, cluster_name
 from ..domain.setup_table import Key, rows_of, setup_key
-from ..domain.workload import Setup, Workload, joined, workload_and_precision
+from ..domain.workload import Setup, Workload, joined, precision_and_strategy, sharded, workload_and_mode
 from ..planner.batch_split import Line, finish_together, global_batches
 from ..step_time.machine_specs import computes
 
@@ -74,9 +74,10 @@ class Measurement:
     reason: str = ""
 
     @property
-    def trained(self) -> tuple[str, str]:
-        """Name of the workload, and the precision."""
-        return workload_and_precision(self.workload)
+    def trained(self) -> tuple[str, str, str]:
+        """Name of the workload, precision and strategy."""
+        name, mode = workload_and_mode(self.workload)
+        return (name, *precision_and_strategy(mode))
 
     @property
     def cluster(self) -> str:
@@ -164,12 +165,12 @@ def training_runs(
         totals = tuple(global_batches(least, most))
         variants = [(total, 1, least <= total <= most) for total in totals]
         variants += [(totals[0] // 2, 1, False), (totals[0], 2, True)]
-        precision = workload_and_precision(workload.name)[1]
+        mode = workload_and_mode(workload.name)[1]
         for cluster in clusters:
-            if not all(computes(offer.instance_type.device, precision) for offer in cluster.members):
-                continue
             whole = tuple(offer.instance_type.devices for offer in cluster.members)
-            alone = len(whole) == 1 and whole[0] > 1
+            if not _trains(cluster, mode) or (sharded(mode) and sum(whole) == 1):
+                continue
+            alone = len(whole) == 1 and whole[0] > 1 and not sharded(mode)
             for total, steps, exact in variants:
                 planned.append((_setup(workload.name, cluster, whole, total, steps, lines), exact, workload))
                 if alone:
@@ -198,6 +199,10 @@ def training_runs(
             ),
         )
     return candidates
+
+
+def _trains(cluster: Cluster, mode: str) -> bool:
+    return all(computes(offer.instance_type.device, mode) for offer in cluster.members)
 
 
 def profiled_lines(profiles: pd.DataFrame) -> dict[tuple[str, str], Line]:

@@ -19,7 +19,7 @@ import pandas as pd
 from .categorical import Keys, numbered
 from .cluster import cluster_name, parse_cluster, parse_numbers
 from .numeric import BoolArray, FloatArray, IntArray
-from .workload import PRECISIONS, Setup, variant
+from .workload import MODES, PRECISIONS, STRATEGIES, Setup, mode_of, variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ def column(frame: pd.DataFrame, name: str, default: object) -> pd.Series[Any]:
 def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
     """Parse the measurement columns; `devices` by instance type stands in for an empty layout.
 
-    A workload in another precision than fp32 is another one (`variant`).
+    A workload in another mode than plain data parallelism in fp32 is another one (`variant`).
     Raises ValueError on a missing column or on text that is not of the contract's form.
     """
     missing = [name for name in ("workload", "cluster", "batch_per_device") if name not in frame.columns]
@@ -196,21 +196,31 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
 
 
 def variants_of(frame: pd.DataFrame) -> list[str]:
-    """What a model knows each row's workload as, by its columns workload and, if there is one, precision."""
-    precisions = column(frame, "precision", PRECISIONS[0]).tolist() if len(frame) else []
-    pairs, which = numbered(zip(frame["workload"].tolist(), precisions, strict=True))
-    names = [variant(str(workload), str(precision) or PRECISIONS[0]) for workload, precision in pairs]
+    """What a model knows each row's workload as, by the columns workload and, where there, precision and strategy."""
+    if not len(frame):
+        return []
+    told = [column(frame, "precision", PRECISIONS[0]).tolist(), column(frame, "strategy", STRATEGIES[0]).tolist()]
+    rows, which = numbered(zip(frame["workload"].tolist(), *told, strict=True))
+    names = [variant(str(workload), _mode(precision, strategy)) for workload, precision, strategy in rows]
     return [names[at] for at in which.tolist()]
 
 
+def _mode(precision: object, strategy: object) -> str:
+    """That of a row's values, empty or missing ones as they are usual."""
+    known = PRECISIONS[0] if _absent(precision) else str(precision) or PRECISIONS[0]
+    return mode_of(known, STRATEGIES[0] if _absent(strategy) else str(strategy) or STRATEGIES[0])
+
+
 def as_variants(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows in another known precision than fp32 as rows of the workload's variant in fp32; the others as they are."""
-    if not len(frame) or "precision" not in frame or not (other := frame["precision"].isin(PRECISIONS[1:])).any():
+    """Rows in another known mode as rows of the workload's variant in plain fp32; the others as they are."""
+    plain = {"precision": PRECISIONS[0], "strategy": STRATEGIES[0]}
+    told = {name: column(frame, name, usual) for name, usual in plain.items() if name in frame}
+    if not len(frame) or not any((told[name] != plain[name]).any() for name in told):
         return frame
-    return frame.assign(
-        workload=np.where(other, variants_of(frame), frame["workload"]),
-        precision=frame["precision"].where(~other, PRECISIONS[0]),
-    )
+    modes = [_mode(*pair) for pair in zip(*(told.get(name, [plain[name]] * len(frame)) for name in plain), strict=True)]
+    other = np.isin(modes, MODES[1:])
+    columns = {name: values.where(~other, plain[name]) for name, values in told.items()}
+    return frame.assign(workload=np.where(other, variants_of(frame), frame["workload"]), **columns)
 
 
 def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list[str]]:
@@ -239,8 +249,8 @@ def require_known(names: Iterable[str], known: Sequence[str], what: str) -> None
         raise ValueError(f"unknown {what} {name!r}; the nearest known: {', '.join(near) or 'none'}")
 
 
-# Workload in its precision, (instance type, layout, batch) of each machine in one order, accumulation steps, strategy.
-Key = tuple[str, tuple[tuple[str, int, int], ...], int, str]
+# Workload in its mode, (instance type, layout, batch) of each machine in one order, accumulation steps.
+Key = tuple[str, tuple[tuple[str, int, int], ...], int]
 # Columns of a measurement row that `row_key` reads.
 _KEY_COLUMNS = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps", "strategy", "precision")
 
@@ -249,10 +259,9 @@ def setup_key(setup: Setup) -> Key:
     """What decides a step time: all of the setup but its market and the order of its machines."""
     types = [offer.instance_type.name for offer in setup.cluster.members]
     return (
-        variant(setup.workload, setup.precision),
+        variant(setup.workload, mode_of(setup.precision, setup.strategy)),
         tuple(sorted(zip(types, setup.layout, setup.batch_per_device, strict=True))),
         setup.accumulation_steps,
-        setup.strategy,
     )
 
 
@@ -265,10 +274,9 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
     layout, batches = _read(cluster, "" if _absent(stated) else str(stated), str(row["batch_per_device"]), devices)
     steps, strategy, precision = (row.get(name) for name in ("accumulation_steps", "strategy", "precision"))
     return (
-        variant(str(row["workload"]), PRECISIONS[0] if _absent(precision) else str(precision)),
+        variant(str(row["workload"]), _mode(precision, strategy)),
         tuple(sorted(zip(_types(cluster), layout, batches, strict=True))),
         1 if _absent(steps) else int(str(steps).split(".")[0]),
-        "ddp" if _absent(strategy) else str(strategy),
     )
 
 

@@ -8,6 +8,27 @@ from .cluster import Cluster
 
 # What products are made in: 32 bits; tensor cores that drop 13 bits of each factor; autocast to 16 bits.
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+# What each device holds: everything; a share of everything; the weights, and a share of gradients and states.
+STRATEGIES = ("ddp", "fsdp", "zero2")
+
+
+def mode_of(precision: str, strategy: str) -> str:
+    """How a workload is trained, in a word or two: `fp32`, `bf16`, `bf16 fsdp`."""
+    return precision if strategy == STRATEGIES[0] else f"{precision} {strategy}"
+
+
+def precision_and_strategy(mode: str) -> tuple[str, str]:
+    """What `mode_of` made a mode of."""
+    precision, _, strategy = mode.partition(" ")
+    return precision, strategy or STRATEGIES[0]
+
+
+def sharded(mode: str) -> bool:
+    """Whether devices share the state of a training among them, so that each needs less memory the more there are."""
+    return precision_and_strategy(mode)[1] != STRATEGIES[0]
+
+
+MODES = tuple(mode_of(precision, strategy) for precision in PRECISIONS for strategy in STRATEGIES)
 _IN = " in "
 
 GOALS = ("cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest")
@@ -52,7 +73,7 @@ class Goal:
 class Workload:
     """One training job: how many samples it must see, and the global batch it tolerates (least = most when fixed).
 
-    `precisions` are those that its training tolerates. `parameters`, `gradient_bytes` and `flops_per_sample` are None
+    `modes` are those that its training tolerates. `parameters`, `gradient_bytes` and `flops_per_sample` are None
     until a profile or an import tells them, `checkpoint_bytes` until one was written.
     """
 
@@ -66,23 +87,23 @@ class Workload:
     gradient_bytes: int | None = None
     flops_per_sample: float | None = None
     checkpoint_bytes: int | None = None
-    precisions: tuple[str, ...] = PRECISIONS[:1]
+    modes: tuple[str, ...] = MODES[:1]
 
     @property
     def variants(self) -> tuple[Workload, ...]:
-        """The workload in each of its precisions, as a workload of its own."""
-        return tuple(replace(self, name=variant(self.name, one), precisions=PRECISIONS[:1]) for one in self.precisions)
+        """The workload in each of its modes, as a workload of its own."""
+        return tuple(replace(self, name=variant(self.name, one), modes=MODES[:1]) for one in self.modes)
 
 
-def variant(workload: str, precision: str) -> str:
-    """What a model knows a workload in that precision as: another workload, unless it is fp32."""
-    return workload if precision == PRECISIONS[0] else f"{workload}{_IN}{precision}"
+def variant(workload: str, mode: str) -> str:
+    """What a model knows a workload in that mode as: another workload, unless it is plain data parallelism in fp32."""
+    return workload if mode == MODES[0] else f"{workload}{_IN}{mode}"
 
 
-def workload_and_precision(name: str) -> tuple[str, str]:
+def workload_and_mode(name: str) -> tuple[str, str]:
     """What `variant` made a name of."""
-    workload, found, precision = name.rpartition(_IN)
-    return (workload, precision) if found and precision in PRECISIONS[1:] else (name, PRECISIONS[0])
+    workload, found, mode = name.rpartition(_IN)
+    return (workload, mode) if found and mode in MODES[1:] else (name, MODES[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

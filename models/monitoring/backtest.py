@@ -15,7 +15,7 @@ import pandas as pd
 
 from ..domain.cluster import parse_cluster
 from ..domain.setup_table import column, variants_of
-from ..domain.workload import PRECISIONS, workload_and_precision
+from ..domain.workload import PRECISIONS, STRATEGIES, workload_and_mode
 from ..step_time.dataset import TrainingData, by_variant, exchanges, flops_per_sample, valid_runs
 from ..step_time.model import StepTimeModel, all_introduced, fit
 from .cross_validation import scores
@@ -102,17 +102,17 @@ def _reasons(
     pairs = list(zip(variants_of(asked), asked["cluster"].astype(str), strict=True))
     unknown = {pair: _unknown(model, *pair, met) for pair in set(pairs)}
     found = np.array([unknown[pair] for pair in pairs], dtype=object)
-    for name, known in (("precision", PRECISIONS), ("strategy", ("ddp",))):
+    for name, known in (("precision", PRECISIONS), ("strategy", STRATEGIES)):
         for at, value in enumerate(str(one) for one in column(asked, name, known[0])):
             if value not in (*known, ""):
-                found[at] = f"{name} {value} (only {', '.join(known)} {'are' if len(known) > 1 else 'is'} predicted)"
+                found[at] = f"{name} {value} (only {', '.join(known)} are predicted)"
     return found
 
 
 def _unknown(model: StepTimeModel, workload: str, cluster: str, met: Set[str]) -> str:
     """Why not even a first guess can be made of a workload whose rows tell nothing; empty where there is no need."""
-    if workload not in model.workloads and workload_and_precision(workload)[0] in model.workloads:
-        return f"workload {workload} (TRAIN has no row of it in that precision)"
+    if workload not in model.workloads and workload_and_mode(workload)[0] in model.workloads:
+        return f"workload {workload} (TRAIN has no row of it in that mode)"
     if workload not in model.guessed:
         wanting = "" if workload in model.workloads else "its flops_per_sample"
     else:
@@ -164,7 +164,9 @@ def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tu
         )
     unlearned = len(data.runs) - len(valid_runs(by_variant(data).runs))
     if unlearned:
-        found.append(f"{unlearned} of {len(data.runs)} rows of TRAIN are not ddp in fp32 and were not learned from")
+        found.append(
+            f"{unlearned} of {len(data.runs)} rows of TRAIN are in no mode that is predicted and were not learned from"
+        )
     strangers = _types(test) - _types(data.runs) - set(data.instance_types.reindex(columns=["name"])["name"])
     if strangers:
         found.append(f"taken for a typical machine, since nobody knows them: {_listed(sorted(strangers))}")

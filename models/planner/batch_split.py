@@ -21,7 +21,7 @@ from ..domain.categorical import Keys
 from ..domain.cluster import Cluster, InstanceType, Offer
 from ..domain.numeric import BoolArray, FloatArray, IntArray
 from ..domain.setup_table import SetupArrays
-from ..domain.workload import Setup, Workload, variant
+from ..domain.workload import Setup, Workload, precision_and_strategy, sharded, variant
 from ..step_time.machine_specs import computes
 
 _LEAST_SECONDS_PER_SAMPLE = 1e-12  # a profile may fit a flat line; the split must stay finite
@@ -139,7 +139,7 @@ def _exchange(
 
 
 ACCUMULATION_STEPS = (1, 2, 4)
-_ARRAYS = ("precision", "cluster", "kind", "count", "samples", "total", "steps")
+_ARRAYS = ("mode", "cluster", "kind", "count", "samples", "total", "steps")
 
 
 class StepModel(Protocol):
@@ -148,7 +148,7 @@ class StepModel(Protocol):
     def compute_line(self, workload: str, instance_type: str) -> Line:
         """(a, k): forward and backward of one device take about a + k * batch seconds."""
 
-    def peak_bytes(self, workload: str, instance_type: str, batch: int) -> float:
+    def peak_bytes(self, workload: str, instance_type: str, batch: int, ranks: int = 1) -> float:
         """Peak memory of one device, NaN where unknown."""
 
     def least_seconds(self, arrays: SetupArrays) -> FloatArray:
@@ -163,17 +163,17 @@ class StepModel(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSplits:
-    """Splits in the order of clusters, precisions, batches and steps.
+    """Splits in the order of clusters, modes, batches and steps.
 
-    (splits, types) arrays hold a cluster's own types in order. `precision` numbers `precisions`, and `cluster` the rows
+    (splits, types) arrays hold a cluster's own types in order. `mode` numbers `modes`, and `cluster` the rows
     of `counts` that a split came from; `kind` the types (-1: padded); `samples` of one device of each machine, summed
     over the machines of the type; `total` is the global batch.
     """
 
     workload: str
-    precisions: tuple[str, ...]
+    modes: tuple[str, ...]
     types: tuple[InstanceType, ...]
-    precision: IntArray
+    mode: IntArray
     cluster: IntArray
     kind: IntArray
     count: Wholes
@@ -195,7 +195,7 @@ class BatchSplits:
         devices = np.array([one.devices for one in self.types] + [0], dtype=float)[np.repeat(self.kind, 2, axis=1)]
         there = number > 0
         return SetupArrays(
-            workloads=Keys.of([variant(self.workload, one) for one in self.precisions]).take(self.precision),
+            workloads=Keys.of([variant(self.workload, one) for one in self.modes]).take(self.mode),
             names=tuple(one.name for one in self.types),
             kind=np.where(there, np.repeat(self.kind, 2, axis=1), -1),
             count=number.astype(float),
@@ -213,13 +213,15 @@ class BatchSplits:
                 members += offers(self.types[kind].name, int(count))
                 batch, odd = divmod(int(samples), int(count))
                 batches += [batch + 1] * odd + [batch] * (int(count) - odd)
+        precision, strategy = precision_and_strategy(self.modes[self.mode[at]])
         return Setup(
             workload=self.workload,
             cluster=Cluster(members=tuple(members)),
             layout=tuple(one.instance_type.devices for one in members),
             batch_per_device=tuple(batches),
             accumulation_steps=int(self.steps[at]),
-            precision=self.precisions[self.precision[at]],
+            precision=precision,
+            strategy=strategy,
         )
 
 
@@ -227,7 +229,7 @@ def splits_of(
     workload: Workload, types: Sequence[InstanceType], counts: Wholes, *, totals: Sequence[int], model: StepModel
 ) -> BatchSplits:
     """Splits of every cluster in `counts` (clusters, types), whose batch is one of `totals` and whose devices hold it,
-    in each precision that the workload tolerates and all of the cluster's devices compute in.
+    in each mode that the workload tolerates and all of the cluster's devices compute in. One device shares nothing.
 
     Steps are those of ACCUMULATION_STEPS that divide the batch; where a cluster could hold the batch in none of them,
     the least greater divisor with which it can. A machine that would get no sample makes no split: the cluster without
@@ -239,19 +241,24 @@ def splits_of(
     kind = np.where(count > 0, order, -1)
     devices = np.array([one.devices for one in types] + [0], dtype=np.int64)
     parts: list[tuple[IntArray, ...]] = []
-    for number, precision in enumerate(workload.precisions):
-        name = variant(workload.name, precision)
+    ranks = (count * devices[kind]).sum(axis=1)
+    for number, mode in enumerate(workload.modes):
+        name = variant(workload.name, mode)
         lines = np.array([model.compute_line(name, one.name) for one in types] + [(0.0, 1.0)], dtype=float)
-        largest = [_largest_batch(name, one, max(totals), model) for one in types]
-        limit = np.array([*largest, max(totals)], dtype=np.int64)
-        computing = np.array([*(computes(one.device, precision) for one in types), True], dtype=bool)
-        rows = np.flatnonzero(computing[kind].all(axis=1))
-        divided = _divided(rows, kind, count, totals=totals, lines=lines, devices=devices, limit=limit)
-        parts += [(np.full(len(one[0]), number), *one) for one in divided]
+        computing = np.array([*(computes(one.device, mode) for one in types), True], dtype=bool)
+        able = computing[kind].all(axis=1)
+        # what devices share is a half, a quarter ...: of ranks between two powers of two the fewer count
+        powers = 2 ** np.floor(np.log2(np.maximum(ranks, 1))).astype(np.int64) if sharded(mode) else np.ones_like(ranks)
+        for power in sorted({1, *powers.tolist()}):
+            largest = [_largest_batch(name, one, max(totals), model, ranks=power) for one in types]
+            limit = np.array([*largest, max(totals)], dtype=np.int64)
+            rows = np.flatnonzero(able & (powers == power) & (ranks > (1 if sharded(mode) else 0)))
+            divided = _divided(rows, kind, count, totals=totals, lines=lines, devices=devices, limit=limit)
+            parts += [(np.full(len(one[0]), number), *one) for one in divided]
     arrays = dict(zip(_ARRAYS, (np.concatenate(one) for one in zip(*parts, strict=True)), strict=True))
-    order = np.lexsort((arrays["steps"], arrays["total"], arrays["precision"], arrays["cluster"]))
+    order = np.lexsort((arrays["steps"], arrays["total"], arrays["mode"], arrays["cluster"]))
     sorted_ = {name: array[order] for name, array in arrays.items()}
-    return BatchSplits(workload=workload.name, precisions=workload.precisions, types=tuple(types), **sorted_)
+    return BatchSplits(workload=workload.name, modes=workload.modes, types=tuple(types), **sorted_)
 
 
 def _divided(
@@ -298,11 +305,11 @@ def _divisors(total: int, *, above: int) -> list[int]:
     return sorted(one for one in {*small, *(total // one for one in small)} if one > above)
 
 
-def _largest_batch(workload: str, one: InstanceType, most: int, model: StepModel) -> int:
+def _largest_batch(workload: str, one: InstanceType, most: int, model: StepModel, *, ranks: int) -> int:
     """The largest batch up to `most` that a device holds: memory grows with the batch, and unknown (NaN) is allowed."""
 
     def too_large(batch: int) -> bool:
-        peak = model.peak_bytes(workload, one.name, batch)
+        peak = model.peak_bytes(workload, one.name, batch, ranks)
         held = math.isnan(peak) or peak <= one.device_memory_gib * 2**30
         return not held
 

@@ -15,6 +15,7 @@ with the noise of one run's reference from its spread between blocks: in hours t
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +23,7 @@ import pandas as pd
 
 from ..domain.numeric import FloatArray, IntArray
 from ..domain.setup_table import SetupArrays, as_variants, column, in_one_order, read_setups
-from ..domain.workload import PRECISIONS, workload_and_precision
+from ..domain.workload import MODES, precision_and_strategy, sharded, variant, workload_and_mode
 
 # More setups than this are thinned: the regression's cost and memory grow with them.
 _MOST_SETUPS = 9000
@@ -77,20 +78,36 @@ class TrainingRows:
         )
 
 
-def by_variant(data: TrainingData) -> TrainingData:
-    """With a workload in another precision than fp32 as another workload, of the same facts and definition.
+def by_variant(data: TrainingData, wanted: Iterable[str] = ()) -> TrainingData:
+    """With a workload in another mode than plain fp32 as another workload, of the same facts and definition.
 
-    Precisions that are not known stay as they are, and nothing is learned from them.
+    One device shares nothing: the profiles of a sharded mode, of those in the data and those `wanted`, are copies of
+    the unsharded one's. Modes that are not known stay as they are, and nothing is learned from them.
     """
     frames = {name: as_variants(getattr(data, name)) for name in ("runs", "profiles", "buckets")}
     names = {str(one) for frame in frames.values() if len(frame) for one in frame["workload"].unique()}
-    met = sorted(name for name in names if workload_and_precision(name)[1] != PRECISIONS[0])
-    facts = data.workloads
-    if met and "workload" in facts:
-        others = facts[~facts["workload"].isin(met)]
-        copies = [others[others["workload"] == workload_and_precision(one)[0]].assign(workload=one) for one in met]
-        facts = pd.concat([others, *copies], ignore_index=True)
-    return replace(data, **frames, workloads=facts)
+    met = {name: workload_and_mode(name) for name in sorted(names | set(wanted))}
+    met = {name: (workload, mode) for name, (workload, mode) in met.items() if mode != MODES[0]}
+    alone = {
+        name: variant(workload, precision_and_strategy(mode)[0])
+        for name, (workload, mode) in met.items()
+        if sharded(mode)
+    }
+    frames["profiles"] = _with_copies(frames["profiles"], alone)
+    return replace(
+        data, **frames, workloads=_with_copies(data.workloads, {name: one for name, (one, _) in met.items()})
+    )
+
+
+def _with_copies(frame: pd.DataFrame, of: Mapping[str, str]) -> pd.DataFrame:
+    """With the rows of each workload that is a key of `of` replaced by copies of those of its value."""
+    if not of or "workload" not in frame:
+        return frame
+    others = frame[~frame["workload"].isin(list(of))]
+    return pd.concat(
+        [others, *(others[others["workload"] == one].assign(workload=name) for name, one in of.items())],
+        ignore_index=True,
+    )
 
 
 def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
@@ -102,7 +119,7 @@ def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
 
 
 def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs of plain ddp, in fp32 or `by_variant`, with a positive finite step time: what can be learned from."""
+    """Runs of plain ddp in fp32, or `by_variant`, with a positive finite step time: what can be learned from."""
     if "step_s" not in runs.columns or not len(runs):
         return runs.iloc[:0]
     step = pd.to_numeric(runs["step_s"], errors="coerce").to_numpy(float)
@@ -254,8 +271,8 @@ class Exchange:
 
 def exchanges(data: TrainingData) -> dict[str, Exchange]:
     """By workload, of all whose buckets or gradient bytes are known."""
-    sizes = {name: 4.0 * many for name, many in _facts(data, "parameters").items()}  # fp32
-    found = {name: Exchange(size) for name, size in (sizes | _facts(data, "gradient_bytes")).items()}
+    sizes = {name: 4.0 * many for name, many in facts_of(data, "parameters").items()}  # fp32
+    found = {name: Exchange(size) for name, size in (sizes | facts_of(data, "gradient_bytes")).items()}
     for workload, rows in data.buckets.groupby("workload") if len(data.buckets) else ():
         ordered = rows.groupby("bucket")[["bytes", "ready_fraction"]].median().sort_index()
         size = ordered["bytes"].to_numpy(float)
@@ -264,15 +281,24 @@ def exchanges(data: TrainingData) -> dict[str, Exchange]:
             hidden_part=BACKWARD_PART * (1 - float(ordered["ready_fraction"].min())),
             last_bucket_bytes=float(size[-1]),
         )
-    return found
+    return {name: replace(one, gradient_bytes=one.gradient_bytes * sent_part(name)) for name, one in found.items()}
+
+
+def sent_part(workload: str) -> float:
+    """Bytes that a step sends, as a part of those that an all-reduce of the gradients does.
+
+    That sends each twice: once to be summed, once to be spread. `fsdp` spreads weights for forward and backward and
+    sums gradients, three times; `zero2` spreads weights once and sums gradients [D].
+    """
+    return 1.5 if precision_and_strategy(workload_and_mode(workload)[1])[1] == "fsdp" else 1.0
 
 
 def flops_per_sample(data: TrainingData) -> dict[str, float]:
     """Operations of forward and backward by workload, where anybody told."""
-    return _facts(data, "flops_per_sample")
+    return facts_of(data, "flops_per_sample")
 
 
-def _facts(data: TrainingData, name: str) -> dict[str, float]:
+def facts_of(data: TrainingData, name: str) -> dict[str, float]:
     """A positive figure by workload: what the workloads' own frame says, else what the runs say."""
     facts: dict[str, float] = {}
     for frame in (data.runs, data.workloads):

@@ -5,6 +5,7 @@
     per_sample = the least of    (memory - 2 G) / batch              over every run that is known to have fitted
                                  activation bytes per operation x operations per sample
     peak <= memory of any device on which that batch or a larger one has run
+    peak = as if nothing were shared - 2 G - (1 - 1 / ranks) (S + G) + gathered      S bytes of weights and states
 
 In fp32, G bytes each: weights, gradients, Adam's two moments (PyTorch keeps them as the weights are), DDP's buckets and
 the collective's copy of them (the 2 G that one device alone does not have), and a spare. Too cautious rather than not:
@@ -21,6 +22,7 @@ import pandas as pd
 
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import SetupArrays
+from ..domain.workload import STRATEGIES, precision_and_strategy, sharded, workload_and_mode
 from .machine_specs import Machine
 
 Line = tuple[float, float]  # (first, second): bytes = first + second * batch
@@ -34,6 +36,10 @@ _CONTEXT = 0.8e9
 # its 25 GFLOP a sample, since narrow layers keep more. Replaced by what the provider's own profiles show at most.
 _PER_OPERATION = 0.01
 _BYTES_PER_GIB = 2.0**30
+# Weights, and Adam's two moments, per byte of gradients; where a checkpoint was written its bytes are known.
+_STATE_PER_GRADIENT = 3.0
+# Of all weights, those gathered at a time: a group of at most an eighth, and the next one (node/strategies.py).
+_GATHERED = 0.25
 # With a single measured batch, the part of its bytes taken to be proportional to batch.
 _PROPORTIONAL = 0.9
 
@@ -45,6 +51,7 @@ class MemoryModel:
     lines: dict[tuple[str, str], Line] = field(default_factory=dict)
     facts: dict[str, Line] = field(default_factory=dict)
     ran: dict[str, tuple[Line, ...]] = field(default_factory=dict)  # (bytes of a device, largest batch that ran on it)
+    shared: dict[str, Line] = field(default_factory=dict)  # of a sharded mode: bytes shared, and not needed among ranks
 
     def line(self, workload: str, instance_type: str) -> Line | None:
         """Bytes of a rank as a line in batch: this type's, else the largest of the other types', else from facts.
@@ -64,11 +71,14 @@ class MemoryModel:
         line = (_CONTEXT + _COPIES * gradient_bytes, _PER_OPERATION * flops_per_sample)
         return replace(self, facts={workload: line} | self.facts)
 
-    def peak_bytes(self, workload: str, instance_type: str, batch: float) -> float:
-        """Peak memory of one rank at `batch`; NaN where nothing is known of the workload."""
+    def peak_bytes(self, workload: str, instance_type: str, batch: float, ranks: int = 1) -> float:
+        """Peak memory of one of `ranks` ranks at `batch`; NaN where nothing is known of the workload."""
         line = self.line(workload, instance_type)
         if line is None:
             return float("nan")
+        if workload in self.shared and ranks > 1:
+            shared, spared = self.shared[workload]
+            return max(line[0] - spared - shared * (1 - 1 / ranks), shared / ranks) + line[1] * batch
         shown = [memory for memory, most in self.ran.get(workload, ()) if batch <= most]
         return min([line[0] + line[1] * batch, *shown])
 
@@ -80,11 +90,12 @@ def fit_memory(
     *,
     gradient_bytes: Mapping[str, float],
     flops_per_sample: Mapping[str, float],
+    checkpoint_bytes: Mapping[str, float],
 ) -> MemoryModel:
     """Lines from the profiles' peaks, and bounds for the other workloads of `ran` and of the facts.
 
     `profiles` has workload, instance_type, batch and peak_bytes; `ran` are setups that were measured, so that they
-    fitted; `gradient_bytes` and `flops_per_sample` are by workload, unknown ones absent or 0.
+    fitted; `gradient_bytes`, `flops_per_sample` and `checkpoint_bytes` are by workload, unknown ones absent or 0.
     """
     measured = _profiled(profiles)
     lines = {
@@ -97,7 +108,8 @@ def fit_memory(
         if flops_per_sample.get(workload, 0.0) > 0
     ]
     per_operation = max(shown, default=_PER_OPERATION)
-    largest = _largest_that_ran(ran, machines)
+    seen = _largest_that_ran(ran, machines)
+    largest = {name: own for name, own in seen.items() if not sharded(workload_and_mode(name)[1])}
     facts: dict[str, Line] = {}
     for workload in sorted({*largest, *gradient_bytes, *flops_per_sample} - {name for name, _ in lines}):
         size = gradient_bytes.get(workload, 0.0)
@@ -107,7 +119,19 @@ def fit_memory(
             bounds.append(per_operation * flops_per_sample[workload])
         if bounds:
             facts[workload] = (_CONTEXT + _COPIES * size, min(bounds))
-    return MemoryModel(lines=lines, facts=facts, ran={name: tuple(own) for name, own in largest.items() if own})
+    shared = {
+        name: _shared(strategy, size, checkpoint_bytes.get(name, 0.0) or _STATE_PER_GRADIENT * size)
+        for name, size in gradient_bytes.items()
+        if (strategy := precision_and_strategy(workload_and_mode(name)[1])[1]) != STRATEGIES[0]
+    }
+    ran_by = {name: tuple(own) for name, own in largest.items() if own}
+    return MemoryModel(lines=lines, facts=facts, ran=ran_by, shared=shared)
+
+
+def _shared(strategy: str, gradient_bytes: float, state_bytes: float) -> Line:
+    """Bytes that ranks share, and those that they do not need beside: DDP's buckets less what is gathered."""
+    gathered = gradient_bytes * (_GATHERED if strategy == "fsdp" else 1.0)
+    return state_bytes + gradient_bytes, _EXCHANGED * gradient_bytes * (1 + _HEADROOM) - gathered
 
 
 def straight(x: FloatArray, y: FloatArray) -> Line:

@@ -19,7 +19,7 @@ import scipy
 from ..domain.cluster import InstanceType, parse_cluster
 from ..domain.numeric import Z_90, FloatArray, IntArray
 from ..domain.setup_table import SetupArrays, column, read_setups, require_known
-from ..domain.workload import PRECISIONS, Workload, variant, workload_and_precision
+from ..domain.workload import MODES, PRECISIONS, STRATEGIES, Workload, variant, workload_and_mode
 from .dataset import (
     Exchange,
     TrainingData,
@@ -27,7 +27,9 @@ from .dataset import (
     by_variant,
     definition_digests,
     exchanges,
+    facts_of,
     flops_per_sample,
+    sent_part,
     training_rows,
 )
 from .formula import Times
@@ -125,19 +127,19 @@ class StepTimeModel:
         believed = self.facts.alone.sheets.get(device_kind(instance_type, machine), (0.0, 0.0, 0.0))[2]
         return machine.accelerated and believed > 0
 
-    def precisions_of(self, workload: str) -> tuple[str, ...]:
+    def modes_of(self, workload: str) -> tuple[str, ...]:
         """Those that it can be predicted in."""
-        return tuple(one for one in PRECISIONS if variant(workload, one) in self.workloads)
+        return tuple(one for one in MODES if variant(workload, one) in self.workloads)
 
     def met_workload(self, workload: Workload) -> bool:
-        """Was it learned as it is defined today, in a precision that it tolerates? Another digest is another one."""
-        met = set(workload.precisions) & set(self.precisions_of(workload.name))
+        """Was it learned as it is defined today, in a mode that it tolerates? Another digest is another one."""
+        met = set(workload.modes) & set(self.modes_of(workload.name))
         return bool(met) and self.workload_digests.get(workload.name) == workload.digest
 
     def as_measured(self, workload: Workload) -> Workload:
-        """In those of its precisions alone that it can be predicted in."""
-        known = set(self.precisions_of(workload.name))
-        return replace(workload, precisions=tuple(one for one in workload.precisions if one in known))
+        """In those of its modes alone that it can be predicted in."""
+        known = set(self.modes_of(workload.name))
+        return replace(workload, modes=tuple(one for one in workload.modes if one in known))
 
     def met_type(self, instance_type: InstanceType) -> bool:
         """The same of an instance type."""
@@ -154,7 +156,7 @@ class StepTimeModel:
         bottleneck (one of LIMITS), nearest_doublings (distance to the nearest measured setup of the workload, see
         nearest.py; NaN where only its profile is known).
         Raises ValueError on an unknown workload or instance type (naming the nearest known), another provider,
-        a strategy other than ddp or a precision that it was never measured in, and on text that cannot be read.
+        a precision and strategy that it was never measured in, and on text that cannot be read.
         """
         return self.predict_arrays(self._read(setups)).set_index(setups.index)
 
@@ -309,9 +311,9 @@ class StepTimeModel:
         slope, intercept = (float(one) for one in np.polyfit(batches, seconds, 1, w=1 / seconds))
         return max(intercept, 0.0), max(slope, 0.05 * float(np.min(seconds / batches)))
 
-    def peak_bytes(self, workload: str, instance_type: str, batch: int) -> float:
-        """Peak memory of one rank at `batch`; NaN where nothing is known of the workload."""
-        return self.memory.peak_bytes(workload, instance_type, batch)
+    def peak_bytes(self, workload: str, instance_type: str, batch: int, ranks: int = 1) -> float:
+        """Peak memory of one of `ranks` ranks at `batch`; NaN where nothing is known of the workload."""
+        return self.memory.peak_bytes(workload, instance_type, batch, ranks)
 
     # how they come about
 
@@ -328,19 +330,19 @@ class StepTimeModel:
                 )
 
     def _read(self, setups: pd.DataFrame) -> SetupArrays:
-        for name, only in (("strategy", "ddp"), ("provider", self.provider)):
-            other = {str(one) for one in column(setups, name, only)} - {only, ""}
-            if other:
-                raise ValueError(f"{name} {sorted(other)[0]!r} is not predicted by this model, only {only!r}")
-        strange = {str(one) for one in column(setups, "precision", PRECISIONS[0])} - {*PRECISIONS, ""}
-        if strange:
-            raise ValueError(f"unknown precision {sorted(strange)[0]!r}; known: {', '.join(PRECISIONS)}")
+        other = {str(one) for one in column(setups, "provider", self.provider)} - {self.provider, ""}
+        if other:
+            raise ValueError(f"provider {sorted(other)[0]!r} is not predicted by this model, only {self.provider!r}")
+        for name, known in (("precision", PRECISIONS), ("strategy", STRATEGIES)):
+            strange = {str(one) for one in column(setups, name, known[0])} - {*known, ""}
+            if strange:
+                raise ValueError(f"unknown {name} {sorted(strange)[0]!r}; known: {', '.join(known)}")
         arrays = read_setups(setups, {name: one.devices for name, one in self.machines.items()})
         for name in arrays.workloads.distinct:
-            workload, precision = workload_and_precision(name)
-            if name not in self.workloads and self.precisions_of(workload):
-                known = ", ".join(self.precisions_of(workload))
-                raise ValueError(f"workload {workload!r} was never measured in {precision}; known in: {known}")
+            workload, mode = workload_and_mode(name)
+            if name not in self.workloads and self.modes_of(workload):
+                met = ", ".join(self.modes_of(workload))
+                raise ValueError(f"workload {workload!r} was never measured in {mode}; known in: {met}")
         self._require(arrays.workloads.distinct, arrays.names)
         self._require_rates(arrays)
         return arrays
@@ -497,8 +499,9 @@ def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = Non
             data.profiles,
             rows.setups,
             machines,
-            gradient_bytes={name: one.gradient_bytes for name, one in facts.exchanges.items()},
+            gradient_bytes={name: one.gradient_bytes / sent_part(name) for name, one in facts.exchanges.items()},
             flops_per_sample=flops,
+            checkpoint_bytes=facts_of(data, "checkpoint_bytes"),
         ),
         trained_on=rows.run_ids,
         workload_digests=definition_digests(data.workloads, "workload"),

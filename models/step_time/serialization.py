@@ -41,6 +41,7 @@ def dump(model: StepTimeModel) -> str:
         "memory": [[*pair, *line] for pair, line in memory.lines.items()],
         "memory_facts": memory.facts,
         "memory_ran": memory.ran,
+        "memory_shared": memory.shared,
         "measured": {
             "workloads": list(setups.workloads),
             "types": setups.types,
@@ -87,6 +88,7 @@ def load(text: str) -> StepTimeModel:
             lines={(workload, name): (first, second) for workload, name, first, second in body["memory"]},
             facts={name: (first, second) for name, (first, second) in body["memory_facts"].items()},
             ran={name: tuple((a, b) for a, b in own) for name, own in body["memory_ran"].items()},
+            shared={name: (a, b) for name, (a, b) in body.get("memory_shared", {}).items()},  # models before sharding
         ),
         guessed=frozenset(body["guessed"]),
         trained_on=tuple(body["trained_on"]),

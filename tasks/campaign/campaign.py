@@ -62,7 +62,8 @@ def shop(
     campaign = workspace.settings.campaign
     told = with_facts(workspace.measurable, frames["workloads"])
     workloads = [one for workload in told for one in workload.variants]
-    known = by_variant(TrainingData(**{name: frames.get(name, pd.DataFrame()) for name in reads.TRAINING_FRAMES}))
+    read = TrainingData(**{name: frames.get(name, pd.DataFrame()) for name in reads.TRAINING_FRAMES})
+    known = by_variant(read, [one.name for one in workloads])
     return shopping_list(
         pure.Campaign(
             max_usd=campaign.max_usd if max_usd is None else max_usd,

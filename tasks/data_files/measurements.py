@@ -25,12 +25,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from models.domain.cluster import parse_cluster, parse_numbers
 from models.domain.suggestions import nearest_names
 from models.domain.workload import PRECISIONS as PREDICTED
+from models.domain.workload import STRATEGIES as PREDICTED_STRATEGIES
 
 from ..workspace.workspace import PROVIDERS
 
-# Those that a row may name: the first strategy and PREDICTED alone are learned from, rows of the others are kept.
+# Those that a row may name: PREDICTED ones alone are learned from, rows of the others are kept.
 PRECISIONS = (*PREDICTED, "fp8")
-STRATEGIES = ("ddp", "fsdp", "zero", "tensor-parallel", "pipeline", "adasum", "powersgd")
+STRATEGIES = (*PREDICTED_STRATEGIES, "zero", "tensor-parallel", "pipeline", "adasum", "powersgd")
 
 _SAME_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 _INVISIBLE = {"Cc", "Cf", "Zl", "Zp"}  # Unicode's control and format characters, and breaks of lines

@@ -48,7 +48,8 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         source=path.name,
     )
     batch = max(1, workload.global_batch_least // _SHARE)
-    question = {"workload": asdict(file), "precisions": list(workload.precisions), "batch": batch}
+    precisions = list(settings.workloads[name].precisions)
+    question = {"workload": asdict(file), "precisions": precisions, "batch": batch}
     with tempfile.TemporaryDirectory(prefix="srift-check-") as folder:
         shutil.copyfile(path, Path(folder) / file.file)
         answers = _asked(Path(folder), question, timeout_s=timeout_s)

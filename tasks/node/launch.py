@@ -27,7 +27,7 @@ from .measuring import Patience
 from .processes import EXIT_LOST_PEER, EXIT_MAILBOX, exit_line
 from .record import Devices, Item, Plan, RankLayout, WorkloadFile, write_json
 from .reference import Reference
-from .strategies import strategy
+from .strategies import DDP, strategy
 
 _WAIT_S = 60.0
 
@@ -138,8 +138,8 @@ def join(mailbox: Path, plan: Plan) -> Launch:
 def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
     """A tiny step through all the machinery: its first use costs a second of a whole core, which no measurement may."""
     model = torch.nn.Linear(2, 2, device=device)
-    parallel = strategy("ddp")(model, alone)
     optimizer = torch.optim.Adam(model.parameters())
+    parallel = strategy(DDP)(model, optimizer, alone)
     for _ in range(2):
         parallel(torch.zeros(1, 2, device=device)).sum().backward()
         optimizer.step()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+SCALED = "fp16"
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _AMPERE = (8, 0)  # compute capability
 _CPU = torch.device("cpu")
@@ -74,7 +75,7 @@ def arithmetic(precision: str, device: torch.device) -> Arithmetic:
         raise NoSuchPrecision(f"bf16 needs a GPU of Ampere or later; this is {_named(device)}: train in fp16 or fp32")
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    scaler = torch.amp.GradScaler(device.type) if precision == "fp16" else None
+    scaler = torch.amp.GradScaler(device.type) if precision == SCALED else None
     return Arithmetic(precision, device, scaler)
 
 

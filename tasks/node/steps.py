@@ -24,7 +24,7 @@ from .device import now, peak_bytes
 from .entrypoint import LoadedWorkload
 from .measuring import Patience, gather, meet
 from .record import Item
-from .strategies import bucket_bytes, no_sync, strategy
+from .strategies import bucket_bytes, communicates_always, no_sync, strategy
 
 _LEAST_SCALE = 0.1  # of the loss in fp16, from 65,536
 _COMPUTE_REPEATS = 2  # steps without communication, from which `sync_s` is told
@@ -97,7 +97,7 @@ def train(
     started = clock_s()
     world = sum(item.used)
     micro_batch = sum(used * batch for used, batch in zip(item.used, item.batches, strict=True))
-    module = built.model if group is None else strategy(item.strategy)(built.model, group)
+    module = built.model if group is None else strategy(item.strategy)(built.model, built.optimizer, group)
     step = partial(
         one_step,
         built,
@@ -130,7 +130,7 @@ def train(
     step_s = median(seconds)
     peak = peak_bytes(built.device)
     alone_s: list[float] = []  # seconds of the same step without communication at each rank, all at work as before
-    if group is not None:
+    if group is not None and not communicates_always(module):
         repeats = max(1, min(_COMPUTE_REPEATS, int(_COMPUTE_SHARE * item.most_s / step_s)))
         alone_s = [median(one[1:]) for one in timed.block(repeats, sync=False)]
     losses = losses[: warmed + item.most_steps]  # however long hosts disturbed it
@@ -145,7 +145,7 @@ def train(
         "steps": len(seconds),
         "rank_step_s": [median(one) for one in by_rank],
         "rank_compute_s": alone_s,
-        "sync_s": max(0.0, step_s - max(alone_s, default=step_s)),
+        "sync_s": None if communicates_always(module) else max(0.0, step_s - max(alone_s, default=step_s)),
         "build_s": max(builds_s),
         "warmup_s": max(warmups_s),
         "steps_s": elapsed_s,

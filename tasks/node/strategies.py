@@ -1,30 +1,49 @@
-"""How a step is parallelised and communicated: one function a strategy, one table by name."""
+"""How a step is parallelised and communicated: one function a strategy, one table by name.
+
+ddp     every device holds everything; gradients are summed in buckets while the backward pass goes on
+fsdp    weights, gradients and the optimizer's state are shared out; weights are gathered a group at a time, and let go
+zero2   the same, but that weights gathered in the forward pass stay until the backward pass is over
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 
+import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-# "ddp": as it comes, with a first bucket of 1 MiB, then 25 MiB, in reverse order. Every rank of the group must call it.
-STRATEGIES: dict[str, Callable[[nn.Module, dist.ProcessGroup], nn.Module]] = {
-    "ddp": lambda model, group: DistributedDataParallel(model, process_group=group)
-}
+Strategy = Callable[[nn.Module, torch.optim.Optimizer, dist.ProcessGroup], nn.Module]
+
+DDP = "ddp"
+_GROUP = 8  # weights are gathered in groups of at most a so-manieth of all, where modules are as small
 
 
-def strategy(name: str) -> Callable[[nn.Module, dist.ProcessGroup], nn.Module]:
-    """The strategy called `name`: what makes the module to call. Raises ValueError listing the known ones."""
+def strategy(name: str) -> Strategy:
+    """The strategy called `name`: what makes the module to call, and has the optimizer train its parameters.
+
+    Every rank of the group must call it. Raises ValueError listing the known ones.
+    """
     if name not in STRATEGIES:
         raise ValueError(f"unknown strategy {name!r}; known: {', '.join(sorted(STRATEGIES))}")
     return STRATEGIES[name]
 
 
 def no_sync(module: nn.Module) -> AbstractContextManager[None]:
-    """Leaves a strategy's communication out of a micro-step; a model of one device has none."""
+    """Leaves what a strategy does with gradients out of a micro-step; a model of one device does nothing."""
+    if isinstance(module, FSDPModule):
+        return _unsummed(module)
     return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
+
+
+def communicates_always(module: nn.Module) -> bool:
+    """Whether a step without `no_sync`'s part communicates all the same: weights that are shared out are gathered."""
+    return isinstance(module, FSDPModule)
 
 
 def bucket_bytes(module: nn.Module) -> list[int]:
@@ -33,3 +52,66 @@ def bucket_bytes(module: nn.Module) -> list[int]:
         return []
     sizes = str(module._get_ddp_logging_data().get("rebuilt_bucket_sizes", ""))  # type: ignore[no-untyped-call]
     return [int(size) for size in sizes.split(",") if size.strip().isdigit()]
+
+
+@contextmanager
+def _unsummed(module: FSDPModule) -> Iterator[None]:
+    module.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        module.set_requires_gradient_sync(True)
+
+
+def _replicated(model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> nn.Module:
+    """As it comes, with a first bucket of 1 MiB, then 25 MiB, in reverse order."""
+    return DistributedDataParallel(model, process_group=group)
+
+
+def _sharded(
+    model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, *, reshard_after_forward: bool
+) -> nn.Module:
+    """The model itself, its parameters replaced by this rank's part of them, in the optimizer too.
+
+    Ranks begin with the weights of the first. Raises ValueError where there are fewer parameters than could be shared.
+    """
+    names = {id(one): name for name, one in model.named_parameters()}
+    for one in [*model.parameters(), *model.buffers()]:
+        dist.broadcast(one.data, group=group, group_src=0)
+    device = next(model.parameters()).device.type
+    mesh = DeviceMesh.from_group(group, device)
+    for module in [*_groups(model), model]:
+        fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward)
+    parts = dict(model.named_parameters())
+    for held in optimizer.param_groups:
+        held["params"] = [parts[names[id(one)]] if id(one) in names else one for one in held["params"]]
+    return model
+
+
+def _groups(model: nn.Module) -> list[nn.Module]:
+    """Modules whose weights are gathered together: the largest that hold at most an eighth of all, or have no parts.
+
+    Those of torch's own classes are not taken apart: some use the weights of their parts without calling these.
+    """
+    most = _size(model) / _GROUP
+
+    def within(module: nn.Module) -> Iterator[nn.Module]:
+        for part in module.children():
+            whole = type(part).__module__.startswith("torch.") and not isinstance(part, nn.Sequential)
+            if isinstance(part, nn.ModuleList | nn.ModuleDict) or (_size(part) > most and not whole):
+                yield from within(part)
+            elif _size(part) > 0:
+                yield part
+
+    return list(within(model))
+
+
+def _size(module: nn.Module) -> int:
+    return sum(one.numel() for one in module.parameters())
+
+
+STRATEGIES: dict[str, Strategy] = {
+    DDP: _replicated,
+    "fsdp": partial(_sharded, reshard_after_forward=True),
+    "zero2": partial(_sharded, reshard_after_forward=False),
+}

@@ -21,12 +21,13 @@ from .device import NoSuchDevice, reset_peak, usable
 from .device_check import give_up
 from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
 from .launch import Launch, explain, join, leave, report, wait_for, wait_for_all
+from .precision import SCALED
 from .probe import probe
 from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent
 from .profiler import profile
 from .record import Item, RankLayout, plan_from_json, record_of
 from .steps import train
-from .strategies import strategy
+from .strategies import DDP, strategy
 
 _PEER_LOST = re.compile(r"gloo|nccl|connection|timed? ?out|socket|broken pipe", re.IGNORECASE)
 
@@ -103,6 +104,10 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         if item.kind == "profile" and item.used != [1]:
             raise ValueError("a profile is of one device of one node")
         strategy(item.strategy)
+        if item.strategy != DDP and item.precision == SCALED:
+            raise ValueError(
+                f"{item.strategy} in {SCALED}: no rank sees all gradients, so that none can scale them; take bf16"
+            )
         if item.kind == "train" and len(item.batches) != len(item.nodes):
             raise ValueError(f"{len(item.batches)} batches for {len(item.nodes)} nodes")
         workload = launch.workload(item)
@@ -142,7 +147,7 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[d
         values, problem = profile(item, built, launch.alone, patience)
     else:
         values, problem = train(item, built, group, patience, place=item.nodes.index(launch.node))
-        if values and launch.rank == 0 and item.workload not in launch.written:
+        if values and launch.rank == 0 and item.strategy == DDP and item.workload not in launch.written:
             launch.written.add(item.workload)
             values |= write_checkpoint(built)
     return values | {"taken_share": patience.taken_share} | patience.reference_values(item.used), problem

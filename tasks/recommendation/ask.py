@@ -54,8 +54,8 @@ def answer(provider: str, question: Question, *, market: str, top: int, pilots: 
     asked = _asked(workspace, question)
     champion = load_champion(workspace.home, provider)
     if champion is not None and question.workload not in workspace.settings.workloads:
-        measured = champion.model.precisions_of(question.workload)
-        asked = replace(asked, precisions=measured or asked.precisions)  # no one says that it does not tolerate them
+        measured = champion.model.modes_of(question.workload)
+        asked = replace(asked, modes=measured or asked.modes)  # no one says that it does not tolerate them
     if champion is None:
         older = older_champion(workspace.home, provider)
         if older is not None:

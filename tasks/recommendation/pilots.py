@@ -204,6 +204,7 @@ def _run(costs: Costs, setup: Setup, step_s: float) -> Found:
         "batch_per_device": joined(setup.batch_per_device),
         "accumulation_steps": setup.accumulation_steps,
         "precision": setup.precision,
+        "strategy": setup.strategy,
     } | _billed(costs, setup.cluster, costs.run_s(step_s))
 
 
@@ -226,9 +227,9 @@ def _profiles(workspace: Workspace, workload: Workload, sold: Sequence[Offer], c
         market=sold[0].market,
         costs=costs,
     )
-    known = by_variant(TrainingData(**frames))
-    past = Past(runs=known.runs, profiles=known.profiles, probes=known.probes)
     variants = [variant for told in with_facts([workload], frames["workloads"]) for variant in told.variants]
+    known = by_variant(TrainingData(**frames), [one.name for one in variants])
+    past = Past(runs=known.runs, profiles=known.profiles, probes=known.probes)
     launches = shopping_list(campaign, variants, sold, past)
     items = [(launch.cluster, item) for launch in launches for item in launch.items if item.kind != "probe"]
     items = sorted(items, key=lambda pair: pair[1].kind != "profile")[:count]
@@ -246,6 +247,7 @@ def _profiles(workspace: Workspace, workload: Workload, sold: Sequence[Offer], c
             "batch_per_device": batches,
             "accumulation_steps": item.accumulation_steps,
             "precision": item.trained[1],
+            "strategy": item.trained[2],
         }
         runs.append(run | _billed(costs, cluster, item.est_s) | {"regret_after": None, "assured_after": None})
     return {"settled": False, "regret": None, "runs": runs, "kinds": [], "reason": ""}

@@ -11,7 +11,7 @@ import pandas as pd
 
 from models.campaign.value_of_information import ChoiceSet, choice_set_of
 from models.domain.cluster import Offer
-from models.domain.workload import PRECISIONS, Workload
+from models.domain.workload import MODES, Workload
 from models.job.job_conditions import Circumstances
 from models.monitoring.promotion import caution
 from models.planner import planner
@@ -37,7 +37,8 @@ NOT_MET = (
 )
 OTHER_PRECISION = (
     "no step time can be predicted: on {provider} machines this workload was measured in {measured} alone, and it"
-    " tolerates {wanted}; `precisions` under [workloads.{workload}] in srift.toml says which it does, and {remedy}"
+    " tolerates {wanted}; `precisions` and `strategies` under [workloads.{workload}] in srift.toml say which it does,"
+    " and {remedy}"
 )
 NO_TYPE_MET = (
     "no step time can be predicted: no {provider} machine on offer was ever measured as it is defined now, or the model"
@@ -107,7 +108,7 @@ class Case:
 
     `model` is None where not even a guess can be made of it, and `guessed` says that it can only be guessed at. `known`
     are the `offers` that can be predicted, those on the devices `by_data_sheet` although nothing was measured on them;
-    `left_out` are the devices of which nobody knows any figure. `workload` is in the precisions that it was measured
+    `left_out` are the devices of which nobody knows any figure. `workload` is in the modes that it was measured
     in; it tolerates those `unmeasured` too.
     """
 
@@ -137,8 +138,8 @@ class Case:
         model, guessed = None if champion is None else champion.model, False
         unmeasured: tuple[str, ...] = ()
         if model is not None and model.met_workload(workload):
-            asked, workload = workload.precisions, model.as_measured(workload)
-            unmeasured = tuple(one for one in asked if one not in workload.precisions)
+            asked, workload = workload.modes, model.as_measured(workload)
+            unmeasured = tuple(one for one in asked if one not in workload.modes)
         elif model is not None:
             model, guessed = _guessing(model, workload), True
         known, by_data_sheet, left_out = ([], [], []) if champion is None else comparable(champion.model, offers)
@@ -160,9 +161,9 @@ class Case:
 def _guessing(model: StepTimeModel, workload: Workload) -> StepTimeModel | None:
     """As `introduced`, for one that tolerates nothing but fp32 and was measured in nothing else.
 
-    A guess goes by rates of fp32, and no other precision is taken silently instead of the wanted one.
+    A guess goes by rates of fp32, and no other mode is taken silently instead of the wanted one.
     """
-    plain = workload.precisions == PRECISIONS[:1] and not model.precisions_of(workload.name)
+    plain = workload.modes == MODES[:1] and not model.modes_of(workload.name)
     return introduced(model, workload) if plain else None
 
 
@@ -281,9 +282,9 @@ def _unmet(case: Case, *, met: bool, offered: bool) -> str:
     remedy = f"`{measure}` measures {'them' if met else 'it there'}"
     if not workspace.can_launch:  # nothing can be bought yet
         remedy = f"measurements made elsewhere tell of it: `srift import FILE`, then `{learn}`"
-    others = () if met or case.champion is None else case.champion.model.precisions_of(workload.name)
-    if others and not set(others) & set(workload.precisions):
-        measured, wanted = ", ".join(others), ", ".join(workload.precisions)
+    others = () if met or case.champion is None else case.champion.model.modes_of(workload.name)
+    if others and not set(others) & set(workload.modes):
+        measured, wanted = ", ".join(others), ", ".join(workload.modes)
         return OTHER_PRECISION.format(
             provider=name, measured=measured, wanted=wanted, workload=workload.name, remedy=remedy
         )

@@ -13,7 +13,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from models.domain.workload import PRECISIONS
+from models.domain.workload import MODES, PRECISIONS, STRATEGIES, mode_of
 
 from .progress import LiveReporter, Reporter
 
@@ -72,7 +72,7 @@ def print_recommendations(
         mine = [row for row in rows if (row["provider"], row["workload"]) == (provider, workload)]
         # of a table without a spot machine, or of an older version, every risk would be 0 or unknown
         hidden = set() if any(row.get("interruption_risk") for row in mine) else {"risk"}
-        hidden |= set() if any(_precision(row) for row in mine) else {"precision"}
+        hidden |= set() if any(_mode(row) for row in mine) else {"mode"}
         table = Table(box=None, pad_edge=False)
         for name, justify in _COLUMNS.items():
             if name not in hidden:
@@ -108,7 +108,7 @@ def _print_frontier(console: Console, row: Row) -> None:
     told = any(chance is not None for chance in chances)
     lines = [
         [
-            _in_precision(one),
+            _in_mode(one),
             _market(one),
             f"{one['hours']:.3g}",
             _number(one["usd"], "{:.4g}"),
@@ -152,7 +152,7 @@ def _print_pilots(console: Console, row: Row) -> None:
         left = "" if one["regret_after"] is None else _lost(one["regret_after"])
         left = f"{one['assured_after']:.0%}" if assured else left
         kind = "step time" if one["kind"] == "train" else one["kind"]
-        named = [kind, _in_precision(one), one["layout"], one["market"], _batch(one)]
+        named = [kind, _in_mode(one), one["layout"], one["market"], _batch(one)]
         lines.append([*named, f"{one['seconds']:.0f}", _plain(one["usd"], 2), left])
     numbers = ("seconds", "usd", "chance one is sure then" if assured else "expected regret after")
     names = ("measure", "cluster", "devices each", "market", "batch", *numbers)
@@ -164,7 +164,7 @@ def _print_kinds(console: Console, kinds: Sequence[Row]) -> None:
     console.print("\nnever measured, compared by data sheet alone; one run on each", style="bold")
     lines = [
         [
-            *(one["device"], f"{one['p_best']:.0%}", _in_precision(one), one["layout"], one["market"], _batch(one)),
+            *(one["device"], f"{one['p_best']:.0%}", _in_mode(one), one["layout"], one["market"], _batch(one)),
             *(f"{one['seconds']:.0f}", _plain(one["usd"], 2), _lost(one["regret_after"])),
         ]
         for one in kinds
@@ -212,7 +212,7 @@ _LEGEND = (
     " a doubling: a factor of two in batch, devices or machines"
 )
 _COLUMNS: dict[str, Literal["left", "right"]] = {
-    **dict.fromkeys(("goal", "#", "cluster", "market", "batch", "precision"), "left"),
+    **dict.fromkeys(("goal", "#", "cluster", "market", "batch", "mode"), "left"),
     **dict.fromkeys(("step s (90 %)", "hours", "usd", "risk", "p ok", "p best"), "right"),
     "limited by": "left",
 }
@@ -302,8 +302,8 @@ def print_workloads(known: Sequence[Row]) -> None:
     ]
     if kept:
         console.print(
-            f"note: not all rows are predicted from, since they are not plain ddp in {', '.join(PRECISIONS)}:"
-            f" {', '.join(kept)}"
+            "note: not all rows are predicted from, since they are not"
+            f" {', '.join(STRATEGIES)} in {', '.join(PRECISIONS)}: {', '.join(kept)}"
         )
     nothing = [one["workload"] for one in known if not one["provider"]]
     if nothing:
@@ -369,7 +369,7 @@ def _cells(row: Row) -> list[str]:
         str(row["cluster"]),
         _market(row),
         _batch(row),
-        _precision(row) or PRECISIONS[0],
+        _mode(row) or MODES[0],
         _seconds(row["step_s"], row["step_low_s"], row["step_high_s"]),
         _number(row["hours"]),
         _number(row["usd"]),
@@ -380,9 +380,9 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _in_precision(row: Row) -> str:
-    precision = _precision(row)
-    return f"{row['cluster']} in {precision}" if precision else str(row["cluster"])
+def _in_mode(row: Row) -> str:
+    mode = _mode(row)
+    return f"{row['cluster']} in {mode}" if mode else str(row["cluster"])
 
 
 def _batch(row: Row) -> str:
@@ -390,10 +390,10 @@ def _batch(row: Row) -> str:
     return f"{row['batch_per_device']} x{steps}" if steps > 1 else str(row["batch_per_device"])
 
 
-def _precision(row: Row) -> str:
-    """Empty for fp32, and for a row of an older version, which knew nothing else."""
-    known = str(row.get("precision") or PRECISIONS[0])
-    return "" if known == PRECISIONS[0] else known
+def _mode(row: Row) -> str:
+    """Empty for plain data parallelism in fp32, and for a row of an older version, which knew nothing else."""
+    known = mode_of(str(row.get("precision") or PRECISIONS[0]), str(row.get("strategy") or STRATEGIES[0]))
+    return "" if known == MODES[0] else known
 
 
 def _print_lines(

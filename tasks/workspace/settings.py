@@ -10,15 +10,16 @@ import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as MalformedVariable
 
 from models.domain.suggestions import nearest_names, refuse_odd_names
-from models.domain.workload import GOALS, OVERSHOOT_PRICE, PRECISIONS, Goal, Workload
+from models.domain.workload import GOALS, OVERSHOOT_PRICE, PRECISIONS, STRATEGIES, Goal, Workload, mode_of
 
 from ..providers.ec2.settings import Ec2
 from ..providers.local.settings import Local
@@ -98,24 +99,38 @@ class GoalSettings(_Section):
 class WorkloadSettings(_Section):
     """A workload: `entrypoint = "path/to/file.py:function"` beside srift.toml, its samples, global batch and goals.
 
-    `precisions` are those that its training tolerates, of which the table chooses. Without an entrypoint it is never
-    run here, and known by imported measurements alone.
+    `precisions` and `strategies` are those that its training tolerates, of which the table chooses. Without an
+    entrypoint it is never run here, and known by imported measurements alone.
     """
 
     entrypoint: str | None = None
     samples: int = Field(gt=0, le=10**15)
     global_batch: int | tuple[int, int]
     precisions: tuple[str, ...] = Field(default=PRECISIONS[:1], min_length=1)
+    strategies: tuple[str, ...] = Field(default=STRATEGIES[:1], min_length=1)
     arguments: dict[str, bool | int | float | str] = {}
     goals: tuple[GoalSettings, ...] = ()
 
-    @field_validator("precisions")
+    @field_validator("precisions", "strategies")
     @classmethod
-    def _computed_in(cls, precisions: tuple[str, ...]) -> tuple[str, ...]:
-        for one in precisions:
-            if one not in PRECISIONS:
-                raise ValueError(f"unknown precision {one!r}; {nearest_names(one, PRECISIONS)}")
-        return tuple(dict.fromkeys(precisions))
+    def _known(cls, named: tuple[str, ...], field: ValidationInfo) -> tuple[str, ...]:
+        what, known = ("precision", PRECISIONS) if field.field_name == "precisions" else ("strategy", STRATEGIES)
+        for one in named:
+            if one not in known:
+                raise ValueError(f"unknown {what} {one!r}; {nearest_names(one, known)}")
+        return tuple(dict.fromkeys(named))
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Each precision with each strategy."""
+        return tuple(mode_of(*pair) for pair in product(self.precisions, self.strategies))
+
+    @model_validator(mode="after")
+    def _scaled_alone(self) -> WorkloadSettings:
+        others = [one for one in self.strategies if one != STRATEGIES[0]]
+        if "fp16" in self.precisions and others:
+            raise ValueError(f"fp16 with {others[0]}: no device sees all gradients to scale them; take bf16")
+        return self
 
     @field_validator("goals")
     @classmethod
@@ -185,7 +200,7 @@ class Settings(BaseSettings):
             samples=spec.samples,
             global_batch_least=least,
             global_batch_most=most,
-            precisions=spec.precisions,
+            modes=spec.modes,
             goals=tuple(Goal(**goal.model_dump(), **self.choice.model_dump()) for goal in spec.goals),
         )
 

@@ -71,10 +71,11 @@ def main(
     steps: Annotated[int, typer.Option(help="of each training", min=40)] = 200,
     seeds: Annotated[int, typer.Option(help="trainings in each precision", min=1)] = 5,
     batch: Annotated[int, typer.Option(help="samples a step", min=1)] = 16,
-    precisions: Annotated[list[str], typer.Option(help="beside fp32, each by itself")] = ["bf16", "fp16"],  # noqa: B006
+    precisions: Annotated[list[str], typer.Option(help="beside fp32, each by itself")] = ["bf16"],  # noqa: B006
+    only: Annotated[list[str], typer.Option(help="workloads, by their files' names")] = [],  # noqa: B006
 ) -> None:
     """Losses in other precisions beside those of fp32."""
-    files = sorted(one for one in WORKLOADS.glob("*.py") if one.stem != "__init__")
+    files = sorted(one for one in WORKLOADS.glob("*.py") if one.stem != "__init__" and one.stem in (only or [one.stem]))
     try:
         tables = [compared(one, precisions, seeds=seeds, steps=steps, batch=batch) for one in files]
     except NoSuchPrecision as error:

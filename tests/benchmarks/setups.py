@@ -15,7 +15,7 @@ from models.campaign.value_of_information import choice_set_of
 from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster
 from models.domain.numeric import FloatArray
 from models.domain.setup_table import row_key, rows_of
-from models.domain.workload import Goal, Setup, Workload, workload_and_precision
+from models.domain.workload import Goal, Setup, Workload, precision_and_strategy, workload_and_mode
 from models.step_time.model import StepTimeModel
 
 STEPS = 100_000  # of a job, so that start-up hardly counts
@@ -74,8 +74,9 @@ def measured_setups(runs: pd.DataFrame, devices: Mapping[str, int], usd: Mapping
         seconds.setdefault(key, []).append(float(row["step_s"]))
         if key in found:
             continue
-        named, machines, steps, strategy = key
-        workload, precision = workload_and_precision(named)
+        named, machines, steps = key
+        workload, mode = workload_and_mode(named)
+        precision, strategy = precision_and_strategy(mode)
         members = [offers.setdefault(name, _offer(name, devices, usd[name], provider)) for name, _, _ in machines]
         setup = Setup(
             workload=workload,

@@ -15,7 +15,7 @@ from models.campaign.candidates import Costs, training_runs
 from models.campaign.value_of_information import choice_set_of
 from models.domain.cluster import Cluster, Offer
 from models.domain.setup_table import as_variants, row_key, setup_key, variants_of
-from models.domain.workload import Setup, Workload, variant, workload_and_precision
+from models.domain.workload import Setup, Workload, variant, workload_and_mode
 from models.planner.candidates import Supply
 from models.planner.planner import candidates
 from models.step_time.dataset import TrainingData, by_variant
@@ -52,9 +52,9 @@ def asked(precision: str | None, name: str = "lm") -> pd.DataFrame:
 
 
 def test_a_variant_is_named_and_read_back_and_fp32_is_the_workload_itself() -> None:
-    assert variant("lm", "fp32") == "lm" and workload_and_precision("lm") == ("lm", "fp32")
-    assert workload_and_precision(variant("big in japan", "bf16")) == ("big in japan", "bf16")
-    assert workload_and_precision("big in japan") == ("big in japan", "fp32")
+    assert variant("lm", "fp32") == "lm" and workload_and_mode("lm") == ("lm", "fp32")
+    assert workload_and_mode(variant("big in japan", "bf16")) == ("big in japan", "bf16")
+    assert workload_and_mode("big in japan") == ("big in japan", "fp32")
     rows = pd.DataFrame({"workload": ["lm"] * 5, "precision": ["fp32", "bf16", None, np.nan, "fp8"]})
     assert variants_of(rows) == ["lm", "lm in bf16", "lm", "lm", "lm in fp8"]
     told = as_variants(rows)
@@ -72,7 +72,7 @@ def test_a_row_and_a_setup_in_a_precision_have_the_key_of_its_variant() -> None:
 
 def test_what_was_learned_in_bf16_is_predicted_in_bf16_and_fp32_is_left_as_it_was() -> None:
     data, model = learned()
-    assert model.precisions_of("lm") == ("fp32", "bf16") and model.precisions_of("mlp") == ("fp32",)
+    assert model.modes_of("lm") == ("fp32", "bf16") and model.modes_of("mlp") == ("fp32",)
     ours = {one: float(model.predict(asked(one))["step_s"].iloc[0]) for one in ("fp32", "bf16")}
     assert ours["bf16"] == pytest.approx(HALF * ours["fp32"], rel=0.15)
     plain = fit(World(1).data(70), seed=0)
@@ -96,10 +96,10 @@ def test_a_precision_that_was_not_measured_is_refused_by_name(setup: pd.DataFram
 def test_a_model_knows_a_workload_in_those_precisions_alone_in_which_it_was_measured() -> None:
     _, model = learned()
     digest = model.workload_digests.get("lm")
-    job = replace(workload("lm"), digest=digest or "", precisions=("fp32", "bf16", "fp16"))
+    job = replace(workload("lm"), digest=digest or "", modes=("fp32", "bf16", "fp16"))
     model = replace(model, workload_digests={**model.workload_digests, "lm": job.digest})
-    assert model.met_workload(job) and model.as_measured(job).precisions == ("fp32", "bf16")
-    assert not model.met_workload(replace(job, precisions=("fp16",)))
+    assert model.met_workload(job) and model.as_measured(job).modes == ("fp32", "bf16")
+    assert not model.met_workload(replace(job, modes=("fp16",)))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ class HalfInBf16(LineModel):
         a, k = super().compute_line(workload, instance_type)
         return (HALF * a, HALF * k) if workload.endswith("bf16") else (a, k)
 
-    def peak_bytes(self, workload: str, instance_type: str, batch: int) -> float:
+    def peak_bytes(self, workload: str, instance_type: str, batch: int, ranks: int = 1) -> float:
         return batch * 2.0**30 / (32 if workload.endswith("bf16") else 16)
 
     def predict(self, setups: pd.DataFrame) -> pd.DataFrame:
@@ -135,7 +135,7 @@ class HalfInBf16(LineModel):
 
 
 MODEL = HalfInBf16(own=0.15)
-JOB = replace(workload("mlp", 64), precisions=("fp32", "bf16"))
+JOB = replace(workload("mlp", 64), modes=("fp32", "bf16"))
 
 
 def sold(device: str = "cpu") -> list[Offer]:
@@ -154,11 +154,9 @@ def test_setups_are_split_in_each_precision_that_all_devices_of_the_cluster_comp
     assert found == {(cluster, precision) for cluster in clusters for precision in ("fp32", "bf16")}
     old = {(one.cluster.name, one.precision) for one in setups_of(device="T4")}
     assert old == found - {("1xwhole", "bf16")}
-    assert {one.precision for one in setups_of(replace(JOB, precisions=("bf16",)))} == {"bf16"}
+    assert {one.precision for one in setups_of(replace(JOB, modes=("bf16",)))} == {"bf16"}
     alone = [one for one in setups_of() if one.precision == "fp32"]
-    assert {setup_key(one) for one in alone} == {
-        setup_key(one) for one in setups_of(replace(JOB, precisions=("fp32",)))
-    }
+    assert {setup_key(one) for one in alone} == {setup_key(one) for one in setups_of(replace(JOB, modes=("fp32",)))}
 
 
 def test_a_batch_that_a_device_holds_in_bf16_alone_needs_no_accumulation_there() -> None:
@@ -176,7 +174,7 @@ def test_a_campaign_buys_each_precision_but_on_devices_that_do_not_compute_in_it
         if item.workload
     ]
     for kind in ("profile", "train"):
-        assert {trained for one, trained, _ in items if one == kind} == {("mlp", "fp32"), ("mlp", "bf16")}
+        assert {trained for one, trained, _ in items if one == kind} == {("mlp", "fp32", "ddp"), ("mlp", "bf16", "ddp")}
         on = {name for one, trained, names in items if one == kind and trained[1] == "bf16" for name in names}
         assert on == {"large"}, "a T4 has no bf16"
 

@@ -49,6 +49,7 @@ def fitted(
         MACHINES,
         gradient_bytes=gradient_bytes or {},
         flops_per_sample=flops or {},
+        checkpoint_bytes={},
     )
 
 

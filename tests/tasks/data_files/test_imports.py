@@ -256,7 +256,7 @@ cnn,2xg4dn.12xlarge+1xg9.mine,32,0.6,,fp32
         "p4d.24xlarge (1 to 8 devices of A100, 2 rows)",
         "layout: absent in 2 rows, taken as all devices",
         "precision: fp32 (3 rows), fp8 (1 row)",
-        "1 row in fp8: kept, and not predicted from yet; ddp in fp32, tf32, bf16, fp16 alone is",
+        "1 row in fp8: kept, and not predicted from yet; ddp, fsdp, zero2 in fp32, tf32, bf16, fp16 alone is",
         "nobody knows g9.mine: predicted from its own rows, and unpriced; without a layout it is taken",
         f"srift forget {loaded.import_id}",
         "srift refresh --provider ec2 --max-usd 0",

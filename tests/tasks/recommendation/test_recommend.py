@@ -107,7 +107,7 @@ def knows_bf16() -> Champion:
 
 def in_precisions(here: Workspace, *precisions: str, **changes: Any) -> list[Any]:
     (conv, _) = here.workloads
-    asked = replace(conv, precisions=precisions, **changes)
+    asked = replace(conv, modes=precisions, **changes)
     return recommend_one(here, knows_bf16(), asked, here.provider.offers(NOON), measured().runs)
 
 
@@ -124,7 +124,7 @@ def test_no_other_precision_is_taken_instead_of_one_that_was_not_measured(here: 
     for facts in ({}, {"flops_per_sample": 1e9}):  # not even where a first guess could be made
         rows = in_precisions(here, "fp16", **facts)
         assert {row["status"] for row in rows} == {"infeasible"} and not any(row["cluster"] for row in rows)
-        said = "measured in fp32, bf16 alone, and it tolerates fp16; `precisions` under [workloads.conv] in srift.toml"
+        said = "measured in fp32, bf16 alone, and it tolerates fp16; `precisions` and `strategies`"
         assert all(said in row["reason"] for row in rows)
 
 

@@ -118,10 +118,10 @@ def test_the_risk_stands_beside_spot_alone_and_only_where_there_is_any(rows: Row
     assert "risk" not in printed(safe)
 
 
-def test_the_precision_stands_in_the_table_where_one_differs_from_fp32(rows: Rows, printed: Printed) -> None:
-    assert "precision" not in printed(rows)
-    shown = printed([rows[0] | {"precision": "bf16"}, *rows[1:]])
-    assert "precision" in shown and shown.count("bf16") == 1 and "fp32" in shown
+def test_the_mode_stands_in_the_table_where_one_is_other_than_plain_fp32(rows: Rows, printed: Printed) -> None:
+    assert " mode " not in printed(rows)
+    shown = printed([rows[0] | {"precision": "bf16", "strategy": "fsdp"}, *rows[1:]])
+    assert " mode " in shown and shown.count("bf16 fsdp") == 1 and "fp32" in shown
     front = [{"cluster": "1xs.large", "market": "spot", "hours": 1.0, "usd": 2.0, "precision": "bf16"}]
     assert "1xs.large in bf16" in printed([rows[0] | {"frontier": front, "candidates": 1}])
 

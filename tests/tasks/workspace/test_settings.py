@@ -66,6 +66,12 @@ WRONG_FILES = [
         "unknown precision 'bf61'; did you mean 'bf16'",
     ),
     ("samples", "precisions = []\nsamples", "workloads.tiny.precisions: "),
+    ("samples", 'strategies = ["fsdpp"]\nsamples', "unknown strategy 'fsdpp'; did you mean 'fsdp'"),
+    (
+        "samples",
+        'precisions = ["fp16"]\nstrategies = ["fsdp"]\nsamples',
+        "fp16 with fsdp: no device sees all gradients",
+    ),
     ("[campaign]", "[campaign", "not valid TOML"),
 ]
 WRONG_SECTIONS = [  # in place of [ec2]
