@@ -19,7 +19,10 @@ TRAINING_FRAMES = ("runs", "profiles", "buckets", "probes", "workloads", "instan
 # What a decision reads, of its provider.
 _OF_A_DECISION = ("instance_types", "offers", "workloads", "machines", "refusals", "checkpoints")
 # What tells the setups of a workload apart in a measurement row.
-_SETUP = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps", "strategy", "precision")
+_SETUP = (
+    *("workload", "cluster", "layout", "batch_per_device", "accumulation_steps"),
+    *("strategy", "precision", "switches"),
+)
 _MEASURED_SETUPS = f"""
     select {", ".join(_SETUP)}, count(*)::integer as runs, max(measured_at) as measured_at
     from runs
@@ -153,7 +156,7 @@ class KnownToImport:
     instance_types: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
-_SETUP_OF_ROW = "provider, workload, cluster, layout, batch_per_device, accumulation_steps, strategy, precision"
+_SETUP_OF_ROW = f"provider, {', '.join(_SETUP)}"
 
 
 def known_to_import(connection: duckdb.DuckDBPyConnection) -> KnownToImport:

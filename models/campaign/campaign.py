@@ -24,7 +24,7 @@ from itertools import product
 from ..domain.cluster import Cluster, Offer
 from ..domain.numeric import ROUNDING
 from ..domain.setup_table import Key
-from ..domain.workload import Workload, sharded, workload_and_mode
+from ..domain.workload import Workload, workload_and_mode
 from ..planner.enumeration import Refusal, clusters_of
 from ..step_time.machine_specs import computes
 from .acquisition import Coverage, DecisionValue, Model, Past, stale_types
@@ -103,7 +103,7 @@ def shopping_list(
     known.profiled |= {
         (one.name, offer.instance_type.name)
         for one, offer in product(workloads, priced)
-        if sharded(mode := workload_and_mode(one.name)[1]) or not computes(offer.instance_type.device, mode)
+        if (mode := workload_and_mode(one.name)[1]).sharded or not computes(offer.instance_type.device, mode)
     }  # on which there is nothing to profile: one device shares nothing
     left = [candidate for key, candidate in candidates.items() if key not in known.settled]
     if model is not None:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from ..domain.cluster import Cluster, InstanceType, cluster_name
 from ..domain.setup_table import Key, rows_of, setup_key
-from ..domain.workload import Setup, Workload, joined, precision_and_strategy, sharded, workload_and_mode
+from ..domain.workload import Mode, Setup, Workload, joined, workload_and_mode
 from ..planner.batch_split import Line, finish_together, global_batches
 from ..step_time.machine_specs import computes
 
@@ -29,6 +29,7 @@ class Costs:
 
     launch_s: float = 12.0  # machines, agents, torchrun, importing torch: paid once a launch
     build_s: float = 0.5
+    compile_s: float = 40.0  # of one shape of a small network on one core, by torch.compile
     steps: int = 15  # one tried, 2 of warm-up, about 10 timed, 2 without communication
     train_most_s: float = 11.0  # an item's step cap holds it to about this
     probe_s: float = 7.0
@@ -39,6 +40,10 @@ class Costs:
     def run_s(self, step_s: float) -> float:
         """Of one training run, its machines running: building the workload, and all its steps."""
         return self.build_s + self.steps * step_s
+
+    def compiling_s(self, mode: Mode, shapes: int = 1) -> float:
+        """Of compiling a model in so many shapes, where it is compiled: once as it is, and once more when sharded."""
+        return mode.compiled * shapes * (1 + mode.sharded) * self.compile_s
 
     def billed_s(self, run_s: float) -> float:
         """Of a launch whose runs take `run_s` together."""
@@ -74,10 +79,9 @@ class Measurement:
     reason: str = ""
 
     @property
-    def trained(self) -> tuple[str, str, str]:
-        """Name of the workload, precision and strategy."""
-        name, mode = workload_and_mode(self.workload)
-        return (name, *precision_and_strategy(mode))
+    def trained(self) -> tuple[str, Mode]:
+        """Name of the workload, and how it is trained."""
+        return workload_and_mode(self.workload)
 
     @property
     def cluster(self) -> str:
@@ -134,7 +138,7 @@ def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) ->
         workload=workload.name,
         members=(instance_type.name,),
         batches=tuple(sorted({round(float(size)) for size in sizes})),
-        est_s=costs.build_s + est_s,
+        est_s=costs.build_s + est_s + costs.compiling_s(workload_and_mode(workload.name)[1], PROFILE_BATCHES),
     )
 
 
@@ -168,9 +172,9 @@ def training_runs(
         mode = workload_and_mode(workload.name)[1]
         for cluster in clusters:
             whole = tuple(offer.instance_type.devices for offer in cluster.members)
-            if not _trains(cluster, mode) or (sharded(mode) and sum(whole) == 1):
+            if not _trains(cluster, mode) or (mode.sharded and sum(whole) == 1):
                 continue
-            alone = len(whole) == 1 and whole[0] > 1 and not sharded(mode)
+            alone = len(whole) == 1 and whole[0] > 1 and not mode.sharded
             for total, steps, exact in variants:
                 planned.append((_setup(workload.name, cluster, whole, total, steps, lines), exact, workload))
                 if alone:
@@ -193,7 +197,8 @@ def training_runs(
                 accumulation_steps=setup.accumulation_steps,
                 global_batch=setup.global_batch,
                 exact=exact,
-                est_s=min(costs.run_s(step_s), costs.train_most_s),
+                est_s=min(costs.run_s(step_s), costs.train_most_s)
+                + costs.compiling_s(workload_and_mode(workload.name)[1]),
                 width=width,
                 devices=_devices(setup),
             ),
@@ -201,7 +206,7 @@ def training_runs(
     return candidates
 
 
-def _trains(cluster: Cluster, mode: str) -> bool:
+def _trains(cluster: Cluster, mode: Mode) -> bool:
     return all(computes(offer.instance_type.device, mode) for offer in cluster.members)
 
 

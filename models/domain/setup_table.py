@@ -19,7 +19,7 @@ import pandas as pd
 from .categorical import Keys, numbered
 from .cluster import cluster_name, parse_cluster, parse_numbers
 from .numeric import BoolArray, FloatArray, IntArray
-from .workload import MODES, PRECISIONS, STRATEGIES, Setup, mode_of, variant
+from .workload import MODE_COLUMNS, MODES, Mode, Setup, variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,29 +196,29 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
 
 
 def variants_of(frame: pd.DataFrame) -> list[str]:
-    """What a model knows each row's workload as, by the columns workload and, where there, precision and strategy."""
+    """What a model knows each row's workload as, by the column workload and, where there, those of its mode."""
     if not len(frame):
         return []
-    told = [column(frame, "precision", PRECISIONS[0]).tolist(), column(frame, "strategy", STRATEGIES[0]).tolist()]
+    told = [column(frame, name, known[0]).tolist() for name, known in MODE_COLUMNS.items()]
     rows, which = numbered(zip(frame["workload"].tolist(), *told, strict=True))
-    names = [variant(str(workload), _mode(precision, strategy)) for workload, precision, strategy in rows]
+    names = [variant(str(workload), _mode(*parts)) for workload, *parts in rows]
     return [names[at] for at in which.tolist()]
 
 
-def _mode(precision: object, strategy: object) -> str:
-    """That of a row's values, empty or missing ones as they are usual."""
-    known = PRECISIONS[0] if _absent(precision) else str(precision) or PRECISIONS[0]
-    return mode_of(known, STRATEGIES[0] if _absent(strategy) else str(strategy) or STRATEGIES[0])
+def _mode(*parts: object) -> Mode:
+    """That of a row's values in the order of MODE_COLUMNS, empty or missing ones as they are usual."""
+    usual = zip(parts, Mode(), strict=True)
+    return Mode(*(one if _absent(part) else str(part) or one for part, one in usual))
 
 
 def as_variants(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows in another known mode as rows of the workload's variant in plain fp32; the others as they are."""
-    plain = {"precision": PRECISIONS[0], "strategy": STRATEGIES[0]}
+    plain = {name: known[0] for name, known in MODE_COLUMNS.items()}
     told = {name: column(frame, name, usual) for name, usual in plain.items() if name in frame}
     if not len(frame) or not any((told[name] != plain[name]).any() for name in told):
         return frame
     modes = [_mode(*pair) for pair in zip(*(told.get(name, [plain[name]] * len(frame)) for name in plain), strict=True)]
-    other = np.isin(modes, MODES[1:])
+    other = np.array([mode in MODES[1:] for mode in modes])
     columns = {name: values.where(~other, plain[name]) for name, values in told.items()}
     return frame.assign(workload=np.where(other, variants_of(frame), frame["workload"]), **columns)
 
@@ -252,14 +252,14 @@ def require_known(names: Iterable[str], known: Sequence[str], what: str) -> None
 # Workload in its mode, (instance type, layout, batch) of each machine in one order, accumulation steps.
 Key = tuple[str, tuple[tuple[str, int, int], ...], int]
 # Columns of a measurement row that `row_key` reads.
-_KEY_COLUMNS = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps", "strategy", "precision")
+_KEY_COLUMNS = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps", *MODE_COLUMNS)
 
 
 def setup_key(setup: Setup) -> Key:
     """What decides a step time: all of the setup but its market and the order of its machines."""
     types = [offer.instance_type.name for offer in setup.cluster.members]
     return (
-        variant(setup.workload, mode_of(setup.precision, setup.strategy)),
+        variant(setup.workload, setup.mode),
         tuple(sorted(zip(types, setup.layout, setup.batch_per_device, strict=True))),
         setup.accumulation_steps,
     )
@@ -272,9 +272,9 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
     """
     cluster, stated = str(row["cluster"]), row.get("layout")
     layout, batches = _read(cluster, "" if _absent(stated) else str(stated), str(row["batch_per_device"]), devices)
-    steps, strategy, precision = (row.get(name) for name in ("accumulation_steps", "strategy", "precision"))
+    steps = row.get("accumulation_steps")
     return (
-        variant(str(row["workload"]), _mode(precision, strategy)),
+        variant(str(row["workload"]), _mode(*(row.get(name) for name in MODE_COLUMNS))),
         tuple(sorted(zip(_types(cluster), layout, batches, strict=True))),
         1 if _absent(steps) else int(str(steps).split(".")[0]),
     )

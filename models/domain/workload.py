@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import combinations, product
+from typing import NamedTuple
 
 from .cluster import Cluster
 
@@ -10,26 +12,64 @@ from .cluster import Cluster
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 # What each device holds: everything; a share of everything; the weights, and a share of gradients and states.
 STRATEGIES = ("ddp", "fsdp", "zero2")
+# Activations are computed again in the backward pass instead of kept; the model is compiled; states that are shared out
+# lie in the host's memory, and are updated there.
+_SWITCHES = ("checkpointing", "compile", "offload")
+SWITCHES = (
+    "none",
+    *("+".join(some) for count in range(1, len(_SWITCHES) + 1) for some in combinations(_SWITCHES, count)),
+)
 
 
-def mode_of(precision: str, strategy: str) -> str:
-    """How a workload is trained, in a word or two: `fp32`, `bf16`, `bf16 fsdp`."""
-    return precision if strategy == STRATEGIES[0] else f"{precision} {strategy}"
+class Mode(NamedTuple):
+    """How a workload is trained. `switches` are joined by +, `none` where none is on.
+
+    Its text names what is not usual: `fp32`, `bf16`, `bf16 fsdp checkpointing+compile`.
+    """
+
+    precision: str = PRECISIONS[0]
+    strategy: str = STRATEGIES[0]
+    switches: str = SWITCHES[0]
+
+    def __str__(self) -> str:
+        strategy = "" if self.strategy == STRATEGIES[0] else f" {self.strategy}"
+        return self.precision + strategy + ("" if self.switches == SWITCHES[0] else f" {self.switches}")
+
+    @classmethod
+    def of(cls, text: str) -> Mode:
+        """That of its text."""
+        precision, *others = text.split(" ")
+        strategy = others.pop(0) if others and others[0] in STRATEGIES else STRATEGIES[0]
+        return cls(precision, strategy, " ".join(others) or SWITCHES[0])
+
+    @property
+    def sharded(self) -> bool:
+        """Whether devices share the state of a training among them, so that each needs less the more there are."""
+        return self.strategy != STRATEGIES[0]
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether the state lies in the host's memory."""
+        return _SWITCHES[2] in self.switches.split("+")
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the first step of each shape is a compilation."""
+        return _SWITCHES[1] in self.switches.split("+")
+
+    @property
+    def alone(self) -> Mode:
+        """The same of one device, which shares nothing with any other."""
+        kept = [one for one in self.switches.split("+") if one != _SWITCHES[2]]
+        return Mode(self.precision, STRATEGIES[0], "+".join(kept) or SWITCHES[0])
 
 
-def precision_and_strategy(mode: str) -> tuple[str, str]:
-    """What `mode_of` made a mode of."""
-    precision, _, strategy = mode.partition(" ")
-    return precision, strategy or STRATEGIES[0]
-
-
-def sharded(mode: str) -> bool:
-    """Whether devices share the state of a training among them, so that each needs less memory the more there are."""
-    return precision_and_strategy(mode)[1] != STRATEGIES[0]
-
-
-MODES = tuple(mode_of(precision, strategy) for precision in PRECISIONS for strategy in STRATEGIES)
+# By column of a measurement row what it may hold, the usual first.
+MODE_COLUMNS = {"precision": PRECISIONS, "strategy": STRATEGIES, "switches": SWITCHES}
+_MODES = (Mode(*parts) for parts in product(PRECISIONS, STRATEGIES, SWITCHES))
+MODES = tuple(mode for mode in _MODES if mode.sharded or not mode.offloaded)
 _IN = " in "
+_OTHERS = {str(mode): mode for mode in MODES[1:]}
 
 GOALS = ("cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest")
 
@@ -87,7 +127,7 @@ class Workload:
     gradient_bytes: int | None = None
     flops_per_sample: float | None = None
     checkpoint_bytes: int | None = None
-    modes: tuple[str, ...] = MODES[:1]
+    modes: tuple[Mode, ...] = MODES[:1]
 
     @property
     def variants(self) -> tuple[Workload, ...]:
@@ -95,15 +135,15 @@ class Workload:
         return tuple(replace(self, name=variant(self.name, one), modes=MODES[:1]) for one in self.modes)
 
 
-def variant(workload: str, mode: str) -> str:
+def variant(workload: str, mode: Mode) -> str:
     """What a model knows a workload in that mode as: another workload, unless it is plain data parallelism in fp32."""
     return workload if mode == MODES[0] else f"{workload}{_IN}{mode}"
 
 
-def workload_and_mode(name: str) -> tuple[str, str]:
+def workload_and_mode(name: str) -> tuple[str, Mode]:
     """What `variant` made a name of."""
     workload, found, mode = name.rpartition(_IN)
-    return (workload, mode) if found and mode in MODES[1:] else (name, MODES[0])
+    return (workload, _OTHERS[mode]) if found and mode in _OTHERS else (name, MODES[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +155,14 @@ class Setup:
     layout: tuple[int, ...]
     batch_per_device: tuple[int, ...]
     accumulation_steps: int = 1
-    strategy: str = "ddp"
-    precision: str = "fp32"
+    strategy: str = STRATEGIES[0]
+    precision: str = PRECISIONS[0]
+    switches: str = SWITCHES[0]
+
+    @property
+    def mode(self) -> Mode:
+        """How it is trained."""
+        return Mode(self.precision, self.strategy, self.switches)
 
     @property
     def global_batch(self) -> int:
@@ -134,6 +180,7 @@ class Setup:
             "accumulation_steps": self.accumulation_steps,
             "strategy": self.strategy,
             "precision": self.precision,
+            "switches": self.switches,
             "provider": self.cluster.members[0].instance_type.provider,
         }
 

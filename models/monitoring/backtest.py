@@ -15,7 +15,7 @@ import pandas as pd
 
 from ..domain.cluster import parse_cluster
 from ..domain.setup_table import column, variants_of
-from ..domain.workload import PRECISIONS, STRATEGIES, workload_and_mode
+from ..domain.workload import MODE_COLUMNS, workload_and_mode
 from ..step_time.dataset import TrainingData, by_variant, exchanges, flops_per_sample, valid_runs
 from ..step_time.model import StepTimeModel, all_introduced, fit
 from .cross_validation import scores
@@ -28,7 +28,7 @@ COLUMNS = (
 # All of a row that a prediction may see: neither what was measured nor where it came from.
 _ASKED = (
     *("workload", "cluster", "layout", "batch_per_device", "accumulation_steps"),
-    *("strategy", "precision", "provider"),
+    *("strategy", "precision", "switches", "provider"),
 )
 _MACHINE = ("name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib", "device_memory_gib", "device_tflops")
 # Setups handed to the model at once, so that a million fit into memory; names in a sentence.
@@ -102,7 +102,7 @@ def _reasons(
     pairs = list(zip(variants_of(asked), asked["cluster"].astype(str), strict=True))
     unknown = {pair: _unknown(model, *pair, met) for pair in set(pairs)}
     found = np.array([unknown[pair] for pair in pairs], dtype=object)
-    for name, known in (("precision", PRECISIONS), ("strategy", STRATEGIES)):
+    for name, known in MODE_COLUMNS.items():
         for at, value in enumerate(str(one) for one in column(asked, name, known[0])):
             if value not in (*known, ""):
                 found[at] = f"{name} {value} (only {', '.join(known)} are predicted)"

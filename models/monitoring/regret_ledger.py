@@ -35,7 +35,7 @@ _QUESTION = ("provider", "workload", "goal", "constraint_hours", "constraint_usd
 _FROM_PROMISE = (
     *("provider", "publication_id", "published_at", "model_version", "workload", "goal", "constraint_hours"),
     *("constraint_usd", "p_required", "cluster", "market", "layout", "batch_per_device", "accumulation_steps"),
-    *("strategy", "precision"),
+    *("strategy", "precision", "switches"),
 )
 _RIVAL = ("rank", "cluster", "market", "batch_per_device", "accumulation_steps")
 

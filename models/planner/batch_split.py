@@ -21,7 +21,7 @@ from ..domain.categorical import Keys
 from ..domain.cluster import Cluster, InstanceType, Offer
 from ..domain.numeric import BoolArray, FloatArray, IntArray
 from ..domain.setup_table import SetupArrays
-from ..domain.workload import Setup, Workload, precision_and_strategy, sharded, variant
+from ..domain.workload import Mode, Setup, Workload, variant
 from ..step_time.machine_specs import computes
 
 _LEAST_SECONDS_PER_SAMPLE = 1e-12  # a profile may fit a flat line; the split must stay finite
@@ -171,7 +171,7 @@ class BatchSplits:
     """
 
     workload: str
-    modes: tuple[str, ...]
+    modes: tuple[Mode, ...]
     types: tuple[InstanceType, ...]
     mode: IntArray
     cluster: IntArray
@@ -213,15 +213,16 @@ class BatchSplits:
                 members += offers(self.types[kind].name, int(count))
                 batch, odd = divmod(int(samples), int(count))
                 batches += [batch + 1] * odd + [batch] * (int(count) - odd)
-        precision, strategy = precision_and_strategy(self.modes[self.mode[at]])
+        mode = self.modes[self.mode[at]]
         return Setup(
             workload=self.workload,
             cluster=Cluster(members=tuple(members)),
             layout=tuple(one.instance_type.devices for one in members),
             batch_per_device=tuple(batches),
             accumulation_steps=int(self.steps[at]),
-            precision=precision,
-            strategy=strategy,
+            precision=mode.precision,
+            strategy=mode.strategy,
+            switches=mode.switches,
         )
 
 
@@ -248,11 +249,11 @@ def splits_of(
         computing = np.array([*(computes(one.device, mode) for one in types), True], dtype=bool)
         able = computing[kind].all(axis=1)
         # what devices share is a half, a quarter ...: of ranks between two powers of two the fewer count
-        powers = 2 ** np.floor(np.log2(np.maximum(ranks, 1))).astype(np.int64) if sharded(mode) else np.ones_like(ranks)
+        powers = 2 ** np.floor(np.log2(np.maximum(ranks, 1))).astype(np.int64) if mode.sharded else np.ones_like(ranks)
         for power in sorted({1, *powers.tolist()}):
             largest = [_largest_batch(name, one, max(totals), model, ranks=power) for one in types]
             limit = np.array([*largest, max(totals)], dtype=np.int64)
-            rows = np.flatnonzero(able & (powers == power) & (ranks > (1 if sharded(mode) else 0)))
+            rows = np.flatnonzero(able & (powers == power) & (ranks > (1 if mode.sharded else 0)))
             divided = _divided(rows, kind, count, totals=totals, lines=lines, devices=devices, limit=limit)
             parts += [(np.full(len(one[0]), number), *one) for one in divided]
     arrays = dict(zip(_ARRAYS, (np.concatenate(one) for one in zip(*parts, strict=True)), strict=True))

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..domain.cluster import Cluster, InstanceType
 from ..domain.numeric import IntArray
-from ..domain.workload import MODES, Goal, Workload, mode_of
+from ..domain.workload import Goal, Mode, Workload
 from ..job.cost import JobCosts
 from .batch_split import StepModel, global_batches
 from .candidates import Supply
@@ -144,8 +144,8 @@ def _cluster(cluster: Cluster) -> str:
 
 def _named(row: Row) -> str:
     named = _with_markets(row["cluster"], (offer["market"] for offer in row["cluster_offers"]))
-    mode = mode_of(row["precision"], row["strategy"])
-    return named if mode == MODES[0] else f"{named} in {mode}"
+    mode = Mode(row["precision"], row["strategy"], row["switches"])
+    return named if mode == Mode() else f"{named} in {mode}"
 
 
 def _with_markets(name: str, markets: Iterable[str]) -> str:

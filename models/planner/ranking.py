@@ -27,7 +27,8 @@ CLUSTERS_COMPARED = 50
 COLUMNS = (
     *("workload", "samples", "global_batch", "goal", "constraint_hours", "constraint_usd", "p_required", "rank"),
     *("status", "cluster", "cluster_offers", "layout", "batch_per_device", "accumulation_steps", "strategy"),
-    *("precision", "region", "step_s", "step_low_s", "step_high_s", "samples_per_s", "hours", "hours_p90", "usd"),
+    *("precision", "switches", "region", "step_s", "step_low_s", "step_high_s", "samples_per_s"),
+    *("hours", "hours_p90", "usd"),
     *("usd_p90", "usd_per_million_samples", "p_meets_constraint", "p_best", "bottleneck", "measured_runs", "reason"),
     *("market", "usd_machines", "usd_storage", "usd_other", "interruption_risk", "expected_interruptions"),
 )
@@ -198,6 +199,7 @@ def summary(setup: Setup, hours: float, usd: float) -> Row:
         "accumulation_steps": setup.accumulation_steps,
         "strategy": setup.strategy,
         "precision": setup.precision,
+        "switches": setup.switches,
         "global_batch": setup.global_batch,
         "hours": hours,
         "usd": _known(usd),

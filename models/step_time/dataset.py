@@ -23,7 +23,7 @@ import pandas as pd
 
 from ..domain.numeric import FloatArray, IntArray
 from ..domain.setup_table import SetupArrays, as_variants, column, in_one_order, read_setups
-from ..domain.workload import MODES, precision_and_strategy, sharded, variant, workload_and_mode
+from ..domain.workload import MODE_COLUMNS, MODES, variant, workload_and_mode
 
 # More setups than this are thinned: the regression's cost and memory grow with them.
 _MOST_SETUPS = 9000
@@ -88,11 +88,7 @@ def by_variant(data: TrainingData, wanted: Iterable[str] = ()) -> TrainingData:
     names = {str(one) for frame in frames.values() if len(frame) for one in frame["workload"].unique()}
     met = {name: workload_and_mode(name) for name in sorted(names | set(wanted))}
     met = {name: (workload, mode) for name, (workload, mode) in met.items() if mode != MODES[0]}
-    alone = {
-        name: variant(workload, precision_and_strategy(mode)[0])
-        for name, (workload, mode) in met.items()
-        if sharded(mode)
-    }
+    alone = {name: variant(workload, mode.alone) for name, (workload, mode) in met.items() if mode.sharded}
     frames["profiles"] = _with_copies(frames["profiles"], alone)
     return replace(
         data, **frames, workloads=_with_copies(data.workloads, {name: one for name, (one, _) in met.items()})
@@ -119,12 +115,12 @@ def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
 
 
 def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs of plain ddp in fp32, or `by_variant`, with a positive finite step time: what can be learned from."""
+    """Runs in the plain mode, or `by_variant`, with a positive finite step time: what can be learned from."""
     if "step_s" not in runs.columns or not len(runs):
         return runs.iloc[:0]
     step = pd.to_numeric(runs["step_s"], errors="coerce").to_numpy(float)
     good = np.isfinite(step) & (step > 0)
-    for name, only in (("strategy", "ddp"), ("precision", "fp32")):
+    for name, (only, *_) in MODE_COLUMNS.items():
         good &= np.array([str(one) in (only, "") for one in column(runs, name, only)], dtype=bool)
     return runs.iloc[np.flatnonzero(good)]
 
@@ -290,7 +286,7 @@ def sent_part(workload: str) -> float:
     That sends each twice: once to be summed, once to be spread. `fsdp` spreads weights for forward and backward and
     sums gradients, three times; `zero2` spreads weights once and sums gradients [D].
     """
-    return 1.5 if precision_and_strategy(workload_and_mode(workload)[1])[1] == "fsdp" else 1.0
+    return 1.5 if workload_and_mode(workload)[1].strategy == "fsdp" else 1.0
 
 
 def flops_per_sample(data: TrainingData) -> dict[str, float]:

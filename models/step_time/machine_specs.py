@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..domain.workload import precision_and_strategy, workload_and_mode
+from ..domain.workload import Mode, workload_and_mode
 
 # Where nobody knows any type's figure. Cores and speeds are only compared with each other, so that any one number
 # does. A link's rate is compared with measured seconds: 10 Gbit/s is usual Ethernet between servers, and lies within
@@ -149,14 +149,14 @@ def data_sheets() -> pd.DataFrame:
     return pd.read_csv(Path(__file__).with_name("gpu_data_sheets.csv")).set_index("device")
 
 
-def computes(device: str, mode: str) -> bool:
-    """Whether a kind of device computes in a mode's precision; one without a data sheet is taken to.
+def computes(device: str, mode: Mode) -> bool:
+    """Whether a kind of device computes in a mode; one without a data sheet is taken to have its precision.
 
-    TF32 and bfloat16 came together, with Ampere; a processor has no TF32.
+    TF32 and bfloat16 came together, with Ampere; a processor has no TF32, and nothing to offload to.
     """
-    precision, _ = precision_and_strategy(mode)
+    precision = mode.precision
     if device == _NO_DEVICE:
-        return precision != "tf32"
+        return precision != "tf32" and not mode.offloaded
     table = data_sheets()
     own = table[(table.index == device.lower()) | table.index.str.fullmatch(re.escape(device.lower()) + " [0-9]+gb")]
     return precision not in ("tf32", "bf16") or not len(own) or bool(own["tf32_tflops"].notna().any())
@@ -184,7 +184,7 @@ def sheets_of(
         elif kind not in found:
             found[kind] = (_USUAL_GBYTES * speed, speed, 0.0 if machine.device_tflops is None else _HALF)
     for workload in workloads:
-        rates = _RATES.get(precision_and_strategy(workload_and_mode(workload)[1])[0])
+        rates = _RATES.get(workload_and_mode(workload)[1].precision)
         told: Mapping[Hashable, Any] = table[rates].dropna().to_dict() if rates in table else {}
         for device, tflops in told.items():
             if str(device) in found and 0 < float(tflops) < np.inf:

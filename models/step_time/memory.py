@@ -22,7 +22,7 @@ import pandas as pd
 
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import SetupArrays
-from ..domain.workload import STRATEGIES, precision_and_strategy, sharded, workload_and_mode
+from ..domain.workload import Mode, workload_and_mode
 from .machine_specs import Machine
 
 Line = tuple[float, float]  # (first, second): bytes = first + second * batch
@@ -109,7 +109,7 @@ def fit_memory(
     ]
     per_operation = max(shown, default=_PER_OPERATION)
     seen = _largest_that_ran(ran, machines)
-    largest = {name: own for name, own in seen.items() if not sharded(workload_and_mode(name)[1])}
+    largest = {name: own for name, own in seen.items() if not workload_and_mode(name)[1].sharded}
     facts: dict[str, Line] = {}
     for workload in sorted({*largest, *gradient_bytes, *flops_per_sample} - {name for name, _ in lines}):
         size = gradient_bytes.get(workload, 0.0)
@@ -120,17 +120,17 @@ def fit_memory(
         if bounds:
             facts[workload] = (_CONTEXT + _COPIES * size, min(bounds))
     shared = {
-        name: _shared(strategy, size, checkpoint_bytes.get(name, 0.0) or _STATE_PER_GRADIENT * size)
+        name: _shared(mode, size, checkpoint_bytes.get(name, 0.0) or _STATE_PER_GRADIENT * size)
         for name, size in gradient_bytes.items()
-        if (strategy := precision_and_strategy(workload_and_mode(name)[1])[1]) != STRATEGIES[0]
+        if (mode := workload_and_mode(name)[1]).sharded
     }
     ran_by = {name: tuple(own) for name, own in largest.items() if own}
     return MemoryModel(lines=lines, facts=facts, ran=ran_by, shared=shared)
 
 
-def _shared(strategy: str, gradient_bytes: float, state_bytes: float) -> Line:
+def _shared(mode: Mode, gradient_bytes: float, state_bytes: float) -> Line:
     """Bytes that ranks share, and those that they do not need beside: DDP's buckets less what is gathered."""
-    gathered = gradient_bytes * (_GATHERED if strategy == "fsdp" else 1.0)
+    gathered = gradient_bytes * (_GATHERED if mode.strategy == "fsdp" else 1.0)
     return state_bytes + gradient_bytes, _EXCHANGED * gradient_bytes * (1 + _HEADROOM) - gathered
 
 

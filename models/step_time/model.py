@@ -19,7 +19,7 @@ import scipy
 from ..domain.cluster import InstanceType, parse_cluster
 from ..domain.numeric import Z_90, FloatArray, IntArray
 from ..domain.setup_table import SetupArrays, column, read_setups, require_known
-from ..domain.workload import MODES, PRECISIONS, STRATEGIES, Workload, variant, workload_and_mode
+from ..domain.workload import MODE_COLUMNS, MODES, Mode, Workload, variant, workload_and_mode
 from .dataset import (
     Exchange,
     TrainingData,
@@ -127,7 +127,7 @@ class StepTimeModel:
         believed = self.facts.alone.sheets.get(device_kind(instance_type, machine), (0.0, 0.0, 0.0))[2]
         return machine.accelerated and believed > 0
 
-    def modes_of(self, workload: str) -> tuple[str, ...]:
+    def modes_of(self, workload: str) -> tuple[Mode, ...]:
         """Those that it can be predicted in."""
         return tuple(one for one in MODES if variant(workload, one) in self.workloads)
 
@@ -156,7 +156,7 @@ class StepTimeModel:
         bottleneck (one of LIMITS), nearest_doublings (distance to the nearest measured setup of the workload, see
         nearest.py; NaN where only its profile is known).
         Raises ValueError on an unknown workload or instance type (naming the nearest known), another provider,
-        a precision and strategy that it was never measured in, and on text that cannot be read.
+        a mode that it was never measured in, and on text that cannot be read.
         """
         return self.predict_arrays(self._read(setups)).set_index(setups.index)
 
@@ -333,7 +333,7 @@ class StepTimeModel:
         other = {str(one) for one in column(setups, "provider", self.provider)} - {self.provider, ""}
         if other:
             raise ValueError(f"provider {sorted(other)[0]!r} is not predicted by this model, only {self.provider!r}")
-        for name, known in (("precision", PRECISIONS), ("strategy", STRATEGIES)):
+        for name, known in MODE_COLUMNS.items():
             strange = {str(one) for one in column(setups, name, known[0])} - {*known, ""}
             if strange:
                 raise ValueError(f"unknown {name} {sorted(strange)[0]!r}; known: {', '.join(known)}")
@@ -341,7 +341,7 @@ class StepTimeModel:
         for name in arrays.workloads.distinct:
             workload, mode = workload_and_mode(name)
             if name not in self.workloads and self.modes_of(workload):
-                met = ", ".join(self.modes_of(workload))
+                met = ", ".join(map(str, self.modes_of(workload)))
                 raise ValueError(f"workload {workload!r} was never measured in {mode}; known in: {met}")
         self._require(arrays.workloads.distinct, arrays.names)
         self._require_rates(arrays)

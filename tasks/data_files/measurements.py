@@ -26,12 +26,15 @@ from models.domain.cluster import parse_cluster, parse_numbers
 from models.domain.suggestions import nearest_names
 from models.domain.workload import PRECISIONS as PREDICTED
 from models.domain.workload import STRATEGIES as PREDICTED_STRATEGIES
+from models.domain.workload import SWITCHES, Mode
 
 from ..workspace.workspace import PROVIDERS
 
 # Those that a row may name: PREDICTED ones alone are learned from, rows of the others are kept.
 PRECISIONS = (*PREDICTED, "fp8")
 STRATEGIES = (*PREDICTED_STRATEGIES, "zero", "tensor-parallel", "pipeline", "adasum", "powersgd")
+# Columns that came after the first imports: where they say what is usual, rows have the digests that they always had.
+_SINCE = ("switches",)
 
 _SAME_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 _INVISIBLE = {"Cc", "Cf", "Zl", "Zp"}  # Unicode's control and format characters, and breaks of lines
@@ -94,6 +97,7 @@ class Measurement(BaseModel):
     accumulation_steps: Whole = 1
     strategy: Text = "ddp"
     precision: Text = "fp32"
+    switches: Text = "none"
     sync_s: float | None = Field(default=None, ge=0)
     provider: Text = "ec2"
     gradient_bytes: Whole | None = None
@@ -132,6 +136,19 @@ class Measurement(BaseModel):
         if name.lower() not in STRATEGIES:
             raise ValueError(f"unknown strategy {name!r}; {nearest_names(name.lower(), STRATEGIES)}")
         return name.lower()
+
+    @field_validator("switches")
+    @classmethod
+    def _switches(cls, joined: str, info: ValidationInfo) -> str:
+        named = set(joined.lower().split("+"))
+        plain = next((one for one in SWITCHES if set(one.split("+")) == named), joined)  # in any order
+        if plain not in SWITCHES:
+            raise ValueError(f"unknown switches {joined!r}; {nearest_names(plain.lower(), SWITCHES)}")
+        if Mode(switches=plain).offloaded and info.data.get("strategy") == STRATEGIES[0]:
+            raise ValueError(
+                f"{plain} with {STRATEGIES[0]}: no states are shared out; offload goes with fsdp and zero2"
+            )
+        return plain
 
     @field_validator("batch_per_device", "layout")
     @classmethod
@@ -321,7 +338,8 @@ def _identified(path: Path, rows: list[tuple[int, Measurement]]) -> tuple[ReadRo
     problems: list[str] = []
     word = row_word(path)
     for place, row in rows:
-        content = json.dumps(row.model_dump(mode="json"), sort_keys=True)
+        usual = {name for name in _SINCE if getattr(row, name) == Measurement.model_fields[name].default}
+        content = json.dumps(row.model_dump(mode="json", exclude=usual), sort_keys=True)
         if row.run_id is None:
             seen[content] += 1
             digest = _digest(f"{content}#{seen[content]}")

@@ -188,13 +188,13 @@ def _emulated(settings: Settings) -> bool:
 
 
 def _item(wanted: Measurement, run_id: str, seed: int) -> Item:
+    workload, mode = wanted.trained
     return Item(
         run_id=run_id,
         kind=wanted.kind,
         nodes=list(wanted.nodes),
-        workload=wanted.trained[0],
-        precision=wanted.trained[1],
-        strategy=wanted.trained[2],
+        workload=workload,
+        **mode._asdict(),
         batches=list(wanted.batches),
         accumulation_steps=wanted.accumulation_steps,
         message_bytes=list(wanted.message_bytes),
@@ -220,10 +220,10 @@ def _file(settings: Settings, name: str) -> tuple[WorkloadFile, Path]:
 def _envelope(wanted: Measurement, members: Sequence[Offer], digests: dict[str, str]) -> dict[str, Any]:
     """What the controller knows of a run's setup, in the columns of the measurement rows."""
     cluster = Cluster(members=tuple(members))
+    workload, mode = wanted.trained
     setup = Setup(
-        workload=wanted.trained[0],
-        precision=wanted.trained[1],
-        strategy=wanted.trained[2],
+        workload=workload,
+        **mode._asdict(),
         cluster=cluster,
         layout=wanted.layout,
         batch_per_device=wanted.batches if wanted.kind == "train" else (1,) * len(members),

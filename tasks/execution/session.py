@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from models.domain.workload import Mode
+
 from ..node.record import Item, Plan, RankLayout, WorkloadFile, write_json
 from ..providers.base import ProviderError, RunningCluster
 from .job import POLL_S, Job, Served, Stopwatch, Watch, with_acquired, write_rows
@@ -17,6 +19,7 @@ from .liveness import MOST_REPLACEMENTS, Decision, MachineLoss, Machines, Remain
 from .mailbox import MachineLog, Mailbox, benchmark_seconds
 from .outcomes import AttemptEnd, all_lost_a_peer, blame, item_row, launch_row, retry_id
 
+COMPILE_S = 600.0  # more for a collective, where ranks that compile wait for each other
 MOST_ATTEMPTS = 3  # that end by a fault of what is measured; losses of machines are counted apart
 ARMED_WITHIN_S = 90.0
 PEERS_REPORT_WITHIN_S = 5.0  # of the first node that failed: the one that was hit is to be heard, not only its peers
@@ -108,6 +111,7 @@ class Session:
             expected=list(self.job.expected),
             workloads=list(workloads),
             items=list(items),
+            timeout_s=Plan.timeout_s + COMPILE_S * any(Mode(switches=item.switches).compiled for item in items),
             **more,
         )
         self.mailbox.put_plan(plan)

@@ -91,6 +91,7 @@ class Item:
     accumulation_steps: int = 1
     strategy: str = "ddp"
     precision: str = "fp32"
+    switches: str = "none"
     message_bytes: list[int] = field(default_factory=list)
     warmup_steps: int = 2
     least_steps: int = 8

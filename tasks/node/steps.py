@@ -97,7 +97,8 @@ def train(
     started = clock_s()
     world = sum(item.used)
     micro_batch = sum(used * batch for used, batch in zip(item.used, item.batches, strict=True))
-    module = built.model if group is None else strategy(item.strategy)(built.model, built.optimizer, group)
+    parallel = strategy(item.strategy, item.switches)
+    module = built.model if group is None else parallel(built.model, built.optimizer, group)
     step = partial(
         one_step,
         built,

@@ -15,23 +15,29 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+from .switches import NONE, OFFLOAD, blocks, on
 
 Strategy = Callable[[nn.Module, torch.optim.Optimizer, dist.ProcessGroup], nn.Module]
 
 DDP = "ddp"
-_GROUP = 8  # weights are gathered in groups of at most a so-manieth of all, where modules are as small
+_STAYS = OffloadPolicy()
 
 
-def strategy(name: str) -> Strategy:
+def strategy(name: str, switches: str = NONE) -> Strategy:
     """The strategy called `name`: what makes the module to call, and has the optimizer train its parameters.
 
-    Every rank of the group must call it. Raises ValueError listing the known ones.
+    Every rank of the group must call it. Raises ValueError listing the known ones, and where it cannot offload.
     """
     if name not in STRATEGIES:
         raise ValueError(f"unknown strategy {name!r}; known: {', '.join(sorted(STRATEGIES))}")
-    return STRATEGIES[name]
+    if OFFLOAD not in on(switches):
+        return STRATEGIES[name]
+    if name == DDP:
+        raise ValueError(f"{OFFLOAD} with {DDP}: no states are shared out; take fsdp or zero2 with it")
+    return partial(STRATEGIES[name], offload_policy=CPUOffloadPolicy())
 
 
 def no_sync(module: nn.Module) -> AbstractContextManager[None]:
@@ -69,48 +75,34 @@ def _replicated(model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.
 
 
 def _sharded(
-    model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, *, reshard_after_forward: bool
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    *,
+    reshard_after_forward: bool,
+    offload_policy: OffloadPolicy = _STAYS,
 ) -> nn.Module:
     """The model itself, its parameters replaced by this rank's part of them, in the optimizer too.
 
-    Ranks begin with the weights of the first. Raises ValueError where there are fewer parameters than could be shared.
+    Ranks begin with the weights of the first. Raises ValueError where there are fewer parameters than could be shared,
+    and where the device to be offloaded from is the host itself.
     """
     names = {id(one): name for name, one in model.named_parameters()}
     for one in [*model.parameters(), *model.buffers()]:
         dist.broadcast(one.data, group=group, group_src=0)
     device = next(model.parameters()).device.type
+    if offload_policy is not _STAYS and device == "cpu":
+        raise ValueError(f"{OFFLOAD}: this device is the host's processor, whose memory holds the states already")
     mesh = DeviceMesh.from_group(group, device)
-    for module in [*_groups(model), model]:
-        fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward)
+    for module in [*blocks(model), model]:
+        fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward, offload_policy=offload_policy)
     parts = dict(model.named_parameters())
     for held in optimizer.param_groups:
         held["params"] = [parts[names[id(one)]] if id(one) in names else one for one in held["params"]]
     return model
 
 
-def _groups(model: nn.Module) -> list[nn.Module]:
-    """Modules whose weights are gathered together: the largest that hold at most an eighth of all, or have no parts.
-
-    Those of torch's own classes are not taken apart: some use the weights of their parts without calling these.
-    """
-    most = _size(model) / _GROUP
-
-    def within(module: nn.Module) -> Iterator[nn.Module]:
-        for part in module.children():
-            whole = type(part).__module__.startswith("torch.") and not isinstance(part, nn.Sequential)
-            if isinstance(part, nn.ModuleList | nn.ModuleDict) or (_size(part) > most and not whole):
-                yield from within(part)
-            elif _size(part) > 0:
-                yield part
-
-    return list(within(model))
-
-
-def _size(module: nn.Module) -> int:
-    return sum(one.numel() for one in module.parameters())
-
-
-STRATEGIES: dict[str, Strategy] = {
+STRATEGIES: dict[str, Callable[..., nn.Module]] = {
     DDP: _replicated,
     "fsdp": partial(_sharded, reshard_after_forward=True),
     "zero2": partial(_sharded, reshard_after_forward=False),

@@ -28,6 +28,7 @@ from .profiler import profile
 from .record import Item, RankLayout, plan_from_json, record_of
 from .steps import train
 from .strategies import DDP, strategy
+from .switches import switch_on
 
 _PEER_LOST = re.compile(r"gloo|nccl|connection|timed? ?out|socket|broken pipe", re.IGNORECASE)
 
@@ -103,7 +104,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
             return None, ""
         if item.kind == "profile" and item.used != [1]:
             raise ValueError("a profile is of one device of one node")
-        strategy(item.strategy)
+        strategy(item.strategy, item.switches)
         if item.strategy != DDP and item.precision == SCALED:
             raise ValueError(
                 f"{item.strategy} in {SCALED}: no rank sees all gradients, so that none can scale them; take bf16"
@@ -115,6 +116,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")
         asked = {"seed": item.seed, "rank": launch.rank}
         built = build(launch.mailbox, workload, **asked, device=launch.device, precision=item.precision)
+        switch_on(built.model, item.switches, whole=item.strategy == DDP)
         try_once(built, item.batches[item.nodes.index(launch.node)] if item.kind == "train" else min(item.batches))
         return built, ""
     except (Exception, SystemExit) as error:

@@ -203,9 +203,8 @@ def _run(costs: Costs, setup: Setup, step_s: float) -> Found:
         "market": setup.cluster.members[0].market,
         "batch_per_device": joined(setup.batch_per_device),
         "accumulation_steps": setup.accumulation_steps,
-        "precision": setup.precision,
-        "strategy": setup.strategy,
-    } | _billed(costs, setup.cluster, costs.run_s(step_s))
+        **setup.mode._asdict(),
+    } | _billed(costs, setup.cluster, costs.run_s(step_s) + costs.compiling_s(setup.mode))
 
 
 def _billed(costs: Costs, cluster: Cluster, run_s: float) -> Found:
@@ -246,8 +245,7 @@ def _profiles(workspace: Workspace, workload: Workload, sold: Sequence[Offer], c
             "market": cluster.members[0].market,
             "batch_per_device": batches,
             "accumulation_steps": item.accumulation_steps,
-            "precision": item.trained[1],
-            "strategy": item.trained[2],
+            **item.trained[1]._asdict(),
         }
         runs.append(run | _billed(costs, cluster, item.est_s) | {"regret_after": None, "assured_after": None})
     return {"settled": False, "regret": None, "runs": runs, "kinds": [], "reason": ""}

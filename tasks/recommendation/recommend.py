@@ -11,7 +11,7 @@ import pandas as pd
 
 from models.campaign.value_of_information import ChoiceSet, choice_set_of
 from models.domain.cluster import Offer
-from models.domain.workload import MODES, Workload
+from models.domain.workload import Mode, Workload
 from models.job.job_conditions import Circumstances
 from models.monitoring.promotion import caution
 from models.planner import planner
@@ -37,7 +37,8 @@ NOT_MET = (
 )
 OTHER_PRECISION = (
     "no step time can be predicted: on {provider} machines this workload was measured in {measured} alone, and it"
-    " tolerates {wanted}; `precisions` and `strategies` under [workloads.{workload}] in srift.toml say which it does,"
+    " tolerates {wanted}; `precisions`, `strategies` and `switches` under [workloads.{workload}] in"
+    " srift.toml say which it does,"
     " and {remedy}"
 )
 NO_TYPE_MET = (
@@ -122,7 +123,7 @@ class Case:
     known: Sequence[Offer]
     by_data_sheet: Sequence[str]
     left_out: Sequence[str]
-    unmeasured: Sequence[str] = ()
+    unmeasured: Sequence[Mode] = ()
 
     @classmethod
     def of(
@@ -136,7 +137,7 @@ class Case:
         """With what the warehouse knows of the workload; `conditions` where somebody has what `circumstances` says."""
         workload = with_known_facts(workspace, workload)
         model, guessed = None if champion is None else champion.model, False
-        unmeasured: tuple[str, ...] = ()
+        unmeasured: tuple[Mode, ...] = ()
         if model is not None and model.met_workload(workload):
             asked, workload = workload.modes, model.as_measured(workload)
             unmeasured = tuple(one for one in asked if one not in workload.modes)
@@ -163,7 +164,7 @@ def _guessing(model: StepTimeModel, workload: Workload) -> StepTimeModel | None:
 
     A guess goes by rates of fp32, and no other mode is taken silently instead of the wanted one.
     """
-    plain = workload.modes == MODES[:1] and not model.modes_of(workload.name)
+    plain = workload.modes == (Mode(),) and not model.modes_of(workload.name)
     return introduced(model, workload) if plain else None
 
 
@@ -284,7 +285,7 @@ def _unmet(case: Case, *, met: bool, offered: bool) -> str:
         remedy = f"measurements made elsewhere tell of it: `srift import FILE`, then `{learn}`"
     others = () if met or case.champion is None else case.champion.model.modes_of(workload.name)
     if others and not set(others) & set(workload.modes):
-        measured, wanted = ", ".join(others), ", ".join(workload.modes)
+        measured, wanted = (", ".join(map(str, modes)) for modes in (others, workload.modes))
         return OTHER_PRECISION.format(
             provider=name, measured=measured, wanted=wanted, workload=workload.name, remedy=remedy
         )
@@ -314,7 +315,7 @@ def _reason(row: Row, case: Case) -> str:
         return reason
     said = [f"{GUESSED}: {reason}" if case.guessed else reason]
     if case.unmeasured:
-        said.append(f"never measured in {', '.join(case.unmeasured)}, and not compared in it")
+        said.append(f"never measured in {', '.join(map(str, case.unmeasured))}, and not compared in it")
     if case.by_data_sheet:
         said.append(f"compared by data sheet alone: {', '.join(case.by_data_sheet)}")
     if case.left_out:

@@ -13,7 +13,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from models.domain.workload import MODES, PRECISIONS, STRATEGIES, mode_of
+from models.domain.workload import PRECISIONS, STRATEGIES, Mode
 
 from .progress import LiveReporter, Reporter
 
@@ -369,7 +369,7 @@ def _cells(row: Row) -> list[str]:
         str(row["cluster"]),
         _market(row),
         _batch(row),
-        _mode(row) or MODES[0],
+        _mode(row) or str(Mode()),
         _seconds(row["step_s"], row["step_low_s"], row["step_high_s"]),
         _number(row["hours"]),
         _number(row["usd"]),
@@ -391,9 +391,9 @@ def _batch(row: Row) -> str:
 
 
 def _mode(row: Row) -> str:
-    """Empty for plain data parallelism in fp32, and for a row of an older version, which knew nothing else."""
-    known = mode_of(str(row.get("precision") or PRECISIONS[0]), str(row.get("strategy") or STRATEGIES[0]))
-    return "" if known == MODES[0] else known
+    """Empty for plain data parallelism in fp32, as is a row of an older version, which knew nothing else."""
+    mode = Mode(*(str(row.get(name) or usual) for name, usual in Mode()._asdict().items()))
+    return "" if mode == Mode() else str(mode)
 
 
 def _print_lines(

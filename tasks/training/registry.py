@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 ALIAS = "champion"
 REQUIREMENTS = ("numpy", "scipy", "pandas")
-_OPTIONAL_TEXT = ("strategy", "precision", "provider")
+_OPTIONAL_TEXT = ("strategy", "precision", "switches", "provider")
 # Of any type, like the batch: a layout is a number or `4+4+2`, and a whole number that is missing somewhere is a float
 # to pandas, and MLflow takes no long for a double.
 _OPTIONAL = (

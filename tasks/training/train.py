@@ -103,6 +103,6 @@ def card(provider: str, challenger: Challenger, provenance: Provenance, now: dat
             challenger.decision.reason,
             f'Use: `mlflow.pyfunc.load_model("models:/{registry.name_of(provider)}@champion").predict(frame)` with '
             "text columns `workload`, `cluster` (`2xa+1xb`), `batch_per_device` (`32+32+12`) and optionally `layout`, "
-            "`accumulation_steps`, `strategy`, `precision`. Intervals are 90 %.",
+            "`accumulation_steps`, `strategy`, `precision`, `switches`. Intervals are 90 %.",
         ]
     )

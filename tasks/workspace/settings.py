@@ -19,7 +19,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from pydantic_settings import SettingsError as MalformedVariable
 
 from models.domain.suggestions import nearest_names, refuse_odd_names
-from models.domain.workload import GOALS, OVERSHOOT_PRICE, PRECISIONS, STRATEGIES, Goal, Workload, mode_of
+from models.domain.workload import GOALS, MODES, OVERSHOOT_PRICE, PRECISIONS, STRATEGIES, SWITCHES, Goal, Mode, Workload
 
 from ..providers.ec2.settings import Ec2
 from ..providers.local.settings import Local
@@ -96,11 +96,19 @@ class GoalSettings(_Section):
         return self
 
 
+# What there is one of in a mode, and those known, by the key that lists those tolerated.
+_MODES = {
+    "precisions": ("precision", PRECISIONS),
+    "strategies": ("strategy", STRATEGIES),
+    "switches": ("switches", SWITCHES),
+}
+
+
 class WorkloadSettings(_Section):
     """A workload: `entrypoint = "path/to/file.py:function"` beside srift.toml, its samples, global batch and goals.
 
-    `precisions` and `strategies` are those that its training tolerates, of which the table chooses. Without an
-    entrypoint it is never run here, and known by imported measurements alone.
+    `precisions`, `strategies` and `switches` are those that its training tolerates, of which the table chooses. Without
+    an entrypoint it is never run here, and known by imported measurements alone.
     """
 
     entrypoint: str | None = None
@@ -108,28 +116,32 @@ class WorkloadSettings(_Section):
     global_batch: int | tuple[int, int]
     precisions: tuple[str, ...] = Field(default=PRECISIONS[:1], min_length=1)
     strategies: tuple[str, ...] = Field(default=STRATEGIES[:1], min_length=1)
+    switches: tuple[str, ...] = Field(default=SWITCHES[:1], min_length=1)
     arguments: dict[str, bool | int | float | str] = {}
     goals: tuple[GoalSettings, ...] = ()
 
-    @field_validator("precisions", "strategies")
+    @field_validator("precisions", "strategies", "switches")
     @classmethod
     def _known(cls, named: tuple[str, ...], field: ValidationInfo) -> tuple[str, ...]:
-        what, known = ("precision", PRECISIONS) if field.field_name == "precisions" else ("strategy", STRATEGIES)
+        what, known = _MODES[field.field_name or ""]
         for one in named:
             if one not in known:
                 raise ValueError(f"unknown {what} {one!r}; {nearest_names(one, known)}")
         return tuple(dict.fromkeys(named))
 
     @property
-    def modes(self) -> tuple[str, ...]:
-        """Each precision with each strategy."""
-        return tuple(mode_of(*pair) for pair in product(self.precisions, self.strategies))
+    def modes(self) -> tuple[Mode, ...]:
+        """Each precision with each strategy and each of the switches, where these go together."""
+        modes = (Mode(*parts) for parts in product(self.precisions, self.strategies, self.switches))
+        return tuple(mode for mode in modes if mode in MODES)
 
     @model_validator(mode="after")
     def _scaled_alone(self) -> WorkloadSettings:
         others = [one for one in self.strategies if one != STRATEGIES[0]]
         if "fp16" in self.precisions and others:
             raise ValueError(f"fp16 with {others[0]}: no device sees all gradients to scale them; take bf16")
+        if not self.modes:
+            raise ValueError("offload without a strategy that shares states out: take fsdp or zero2 with it")
         return self
 
     @field_validator("goals")

@@ -15,7 +15,7 @@ from models.campaign.value_of_information import choice_set_of
 from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster
 from models.domain.numeric import FloatArray
 from models.domain.setup_table import row_key, rows_of
-from models.domain.workload import Goal, Setup, Workload, precision_and_strategy, workload_and_mode
+from models.domain.workload import Goal, Setup, Workload, workload_and_mode
 from models.step_time.model import StepTimeModel
 
 STEPS = 100_000  # of a job, so that start-up hardly counts
@@ -76,7 +76,6 @@ def measured_setups(runs: pd.DataFrame, devices: Mapping[str, int], usd: Mapping
             continue
         named, machines, steps = key
         workload, mode = workload_and_mode(named)
-        precision, strategy = precision_and_strategy(mode)
         members = [offers.setdefault(name, _offer(name, devices, usd[name], provider)) for name, _, _ in machines]
         setup = Setup(
             workload=workload,
@@ -84,8 +83,7 @@ def measured_setups(runs: pd.DataFrame, devices: Mapping[str, int], usd: Mapping
             layout=tuple(used for _, used, _ in machines),
             batch_per_device=tuple(share for _, _, share in machines),
             accumulation_steps=steps,
-            strategy=strategy,
-            precision=precision,
+            **mode._asdict(),
         )
         found[key] = (at, setup)
     return Measured(

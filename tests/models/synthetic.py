@@ -147,6 +147,7 @@ class World:
             "accumulation_steps": accumulation,
             "strategy": "ddp",
             "precision": "fp32",
+            "switches": "none",
             "step_s": self.step(workload, types, batches, accumulation),
             "sync_s": None,
             "step_spread": 0.02,

@@ -15,7 +15,7 @@ from models.campaign.candidates import Costs, training_runs
 from models.campaign.value_of_information import choice_set_of
 from models.domain.cluster import Cluster, Offer
 from models.domain.setup_table import as_variants, row_key, setup_key, variants_of
-from models.domain.workload import Setup, Workload, variant, workload_and_mode
+from models.domain.workload import Mode, Setup, Workload, variant, workload_and_mode
 from models.planner.candidates import Supply
 from models.planner.planner import candidates
 from models.step_time.dataset import TrainingData, by_variant
@@ -52,9 +52,9 @@ def asked(precision: str | None, name: str = "lm") -> pd.DataFrame:
 
 
 def test_a_variant_is_named_and_read_back_and_fp32_is_the_workload_itself() -> None:
-    assert variant("lm", "fp32") == "lm" and workload_and_mode("lm") == ("lm", "fp32")
-    assert workload_and_mode(variant("big in japan", "bf16")) == ("big in japan", "bf16")
-    assert workload_and_mode("big in japan") == ("big in japan", "fp32")
+    assert variant("lm", Mode()) == "lm" and workload_and_mode("lm") == ("lm", Mode())
+    assert workload_and_mode(variant("big in japan", Mode("bf16"))) == ("big in japan", Mode("bf16"))
+    assert workload_and_mode("big in japan") == ("big in japan", Mode())
     rows = pd.DataFrame({"workload": ["lm"] * 5, "precision": ["fp32", "bf16", None, np.nan, "fp8"]})
     assert variants_of(rows) == ["lm", "lm in bf16", "lm", "lm", "lm in fp8"]
     told = as_variants(rows)
@@ -65,14 +65,14 @@ def test_a_variant_is_named_and_read_back_and_fp32_is_the_workload_itself() -> N
 def test_a_row_and_a_setup_in_a_precision_have_the_key_of_its_variant() -> None:
     setup = setups_of()[0]
     other = replace(setup, precision="bf16")
-    renamed = replace(setup, workload=variant("mlp", "bf16"))
+    renamed = replace(setup, workload=variant("mlp", Mode("bf16")))
     assert setup_key(other) == setup_key(renamed) == row_key(other.row(), {}) == row_key(renamed.row(), {})
     assert setup_key(other) != setup_key(setup)
 
 
 def test_what_was_learned_in_bf16_is_predicted_in_bf16_and_fp32_is_left_as_it_was() -> None:
     data, model = learned()
-    assert model.modes_of("lm") == ("fp32", "bf16") and model.modes_of("mlp") == ("fp32",)
+    assert model.modes_of("lm") == (Mode(), Mode("bf16")) and model.modes_of("mlp") == (Mode(),)
     ours = {one: float(model.predict(asked(one))["step_s"].iloc[0]) for one in ("fp32", "bf16")}
     assert ours["bf16"] == pytest.approx(HALF * ours["fp32"], rel=0.15)
     plain = fit(World(1).data(70), seed=0)
@@ -96,10 +96,10 @@ def test_a_precision_that_was_not_measured_is_refused_by_name(setup: pd.DataFram
 def test_a_model_knows_a_workload_in_those_precisions_alone_in_which_it_was_measured() -> None:
     _, model = learned()
     digest = model.workload_digests.get("lm")
-    job = replace(workload("lm"), digest=digest or "", modes=("fp32", "bf16", "fp16"))
+    job = replace(workload("lm"), digest=digest or "", modes=(Mode(), Mode("bf16"), Mode("fp16")))
     model = replace(model, workload_digests={**model.workload_digests, "lm": job.digest})
-    assert model.met_workload(job) and model.as_measured(job).modes == ("fp32", "bf16")
-    assert not model.met_workload(replace(job, modes=("fp16",)))
+    assert model.met_workload(job) and model.as_measured(job).modes == (Mode(), Mode("bf16"))
+    assert not model.met_workload(replace(job, modes=(Mode("fp16"),)))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_model_knows_a_workload_in_those_precisions_alone_in_which_it_was_meas
     ],
 )
 def test_a_device_computes_in_what_its_data_sheet_tells(device: str, able: tuple[str, ...]) -> None:
-    assert tuple(one for one in ("fp32", "tf32", "bf16", "fp16") if computes(device, one)) == able
+    assert tuple(one for one in ("fp32", "tf32", "bf16", "fp16") if computes(device, Mode(one))) == able
 
 
 class HalfInBf16(LineModel):
@@ -135,7 +135,7 @@ class HalfInBf16(LineModel):
 
 
 MODEL = HalfInBf16(own=0.15)
-JOB = replace(workload("mlp", 64), modes=("fp32", "bf16"))
+JOB = replace(workload("mlp", 64), modes=(Mode(), Mode("bf16")))
 
 
 def sold(device: str = "cpu") -> list[Offer]:
@@ -154,9 +154,9 @@ def test_setups_are_split_in_each_precision_that_all_devices_of_the_cluster_comp
     assert found == {(cluster, precision) for cluster in clusters for precision in ("fp32", "bf16")}
     old = {(one.cluster.name, one.precision) for one in setups_of(device="T4")}
     assert old == found - {("1xwhole", "bf16")}
-    assert {one.precision for one in setups_of(replace(JOB, modes=("bf16",)))} == {"bf16"}
+    assert {one.precision for one in setups_of(replace(JOB, modes=(Mode("bf16"),)))} == {"bf16"}
     alone = [one for one in setups_of() if one.precision == "fp32"]
-    assert {setup_key(one) for one in alone} == {setup_key(one) for one in setups_of(replace(JOB, modes=("fp32",)))}
+    assert {setup_key(one) for one in alone} == {setup_key(one) for one in setups_of(replace(JOB, modes=(Mode(),)))}
 
 
 def test_a_batch_that_a_device_holds_in_bf16_alone_needs_no_accumulation_there() -> None:
@@ -174,8 +174,8 @@ def test_a_campaign_buys_each_precision_but_on_devices_that_do_not_compute_in_it
         if item.workload
     ]
     for kind in ("profile", "train"):
-        assert {trained for one, trained, _ in items if one == kind} == {("mlp", "fp32", "ddp"), ("mlp", "bf16", "ddp")}
-        on = {name for one, trained, names in items if one == kind and trained[1] == "bf16" for name in names}
+        assert {trained for one, trained, _ in items if one == kind} == {("mlp", Mode()), ("mlp", Mode("bf16"))}
+        on = {name for one, trained, names in items if one == kind and trained[1] == Mode("bf16") for name in names}
         assert on == {"large"}, "a T4 has no bf16"
 
 
@@ -194,6 +194,6 @@ def test_runs_in_any_precision_are_valued_by_the_one_choice_among_all_of_them() 
     )
     layouts = {"large": 1, "whole": 1}
     fp32_alone = DecisionValue.of(known, wants, layouts=layouts)
-    assert {one.trained[1] for one in wants if fp32_alone.applies_to(one)} == {"fp32"}, "bf16 was never measured"
+    assert {one.trained[1] for one in wants if fp32_alone.applies_to(one)} == {Mode()}, "bf16 was never measured"
     both = DecisionValue.of(replace(known, workloads=frozenset(["mlp", "mlp in bf16"])), wants, layouts=layouts)
-    assert {one.trained[1] for one in wants if both.applies_to(one)} == {"fp32", "bf16"}
+    assert {one.trained[1] for one in wants if both.applies_to(one)} == {Mode(), Mode("bf16")}

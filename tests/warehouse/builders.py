@@ -27,7 +27,7 @@ CONTRACT = words("""
     step_s step_low_s step_high_s samples_per_s hours hours_p90 usd usd_p90 usd_per_million_samples
     p_meets_constraint p_best bottleneck measured_runs reason price_as_of newest_measurement_at model_version
     market usd_machines usd_storage usd_other
-    interruption_risk expected_interruptions interruption_source placement_score
+    interruption_risk expected_interruptions interruption_source placement_score switches
 """)
 
 
@@ -54,7 +54,13 @@ def sql_of(folder: Path, *without: str) -> Path:
 
 def setup(**changes: Any) -> dict[str, Any]:
     row: dict[str, Any] = {"provider": "local", "workload": "tiny", "cluster": "2xsmall", "layout": "1"}
-    row |= {"batch_per_device": "8", "accumulation_steps": 1, "strategy": "ddp", "precision": "fp32"}
+    row |= {
+        "batch_per_device": "8",
+        "accumulation_steps": 1,
+        "strategy": "ddp",
+        "precision": "fp32",
+        "switches": "none",
+    }
     row |= {"market": "spot", "zone": "here", "region": "here", "usd_per_hour": 0.02, "reason_wanted": "a pilot"}
     row |= {"instance_types": ["small", "small"], "instance_digests": ["s1", "s1"]}
     return row | {"workload_digest": "w1", "code_commit": "abc"} | changes
@@ -104,7 +110,14 @@ def recommendation(**changes: Any) -> dict[str, Any]:
     row: dict[str, Any] = {"workload": "tiny", "samples": 1000, "global_batch": 16, "goal": "cheapest", "rank": 1}
     row |= {"status": "feasible", "constraint_hours": None, "constraint_usd": None, "p_required": 0.9}
     row |= {"cluster": "2xsmall", "cluster_offers": [offered("small", 2, 0.01)], "layout": "1", "region": "here"}
-    row |= {"batch_per_device": "8", "accumulation_steps": 1, "strategy": "ddp", "precision": "fp32", "market": "spot"}
+    row |= {
+        "batch_per_device": "8",
+        "accumulation_steps": 1,
+        "strategy": "ddp",
+        "precision": "fp32",
+        "switches": "none",
+        "market": "spot",
+    }
     row |= {"step_s": 0.5, "step_low_s": 0.4, "step_high_s": 0.6, "samples_per_s": 32.0, "bottleneck": "compute"}
     row |= {"hours": 1.0, "hours_p90": 1.2, "usd": 0.02, "usd_p90": 0.03, "usd_per_million_samples": 20.0}
     row |= {"usd_storage": 0.0, "usd_other": 0.0, "p_meets_constraint": None, "p_best": 0.7}

@@ -33,12 +33,12 @@ from warehouse.reads import (
 
 PROBE = {"rows": [{"bytes": 1024, "seconds": 0.01, "spread": 0.0, "repeats": 9}]}
 COLUMNS = {  # of each frame, as the contract has them
-    "runs": "run_id provider workload cluster layout batch_per_device accumulation_steps strategy precision"
+    "runs": "run_id provider workload cluster layout batch_per_device accumulation_steps strategy precision switches"
     " step_s sync_s step_spread parameters gradient_bytes flops_per_sample market zone measured_at source"
     " reference_s usual_reference_s reference_spread reference_blocks",
-    "profiles": "provider workload precision instance_type batch forward_s backward_s optimizer_s input_s peak_bytes"
-    " reference_s usual_reference_s",
-    "buckets": "provider workload precision bucket bytes ready_fraction",
+    "profiles": "provider workload precision switches instance_type batch forward_s backward_s optimizer_s input_s"
+    " peak_bytes reference_s usual_reference_s",
+    "buckets": "provider workload precision switches bucket bytes ready_fraction",
     "probes": "run_id provider cluster bytes seconds",
     "workloads": "provider workload digest parameters gradient_bytes flops_per_sample samples checkpoint_bytes",
     "instance_types": "provider name devices device cores memory_gib device_memory_gib bandwidth_gbps"

@@ -3,7 +3,7 @@
 create or replace view failed_runs as
 select
     run_id, provider, lease_id, refresh_id, kind, status, workload, workload_digest, cluster, layout, batch_per_device,
-    accumulation_steps, strategy, precision, market, zone, reason, cause, told_by, measured_at as ended_at, image_id
+    accumulation_steps, strategy, precision, switches, market, zone, reason, cause, told_by, measured_at as ended_at, image_id
 from stg_records
 where status <> 'measured'
 order by provider, ended_at, run_id;

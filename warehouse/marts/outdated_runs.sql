@@ -2,7 +2,7 @@
 -- bought for: history, never pooled with the new.
 create or replace view outdated_runs as
 select
-    run_id, provider, kind, workload, cluster, layout, batch_per_device, accumulation_steps, strategy, precision,
+    run_id, provider, kind, workload, cluster, layout, batch_per_device, accumulation_steps, strategy, precision, switches,
     workload_digest, instance_types, instance_digests, measured_at, torch_version, image_id, device_names,
     concat_ws(
         ' and ',

@@ -3,10 +3,11 @@
 create or replace view pareto as
 with setups as (
     select distinct on (
-        provider, workload, cluster, cluster_offers, layout, batch_per_device, accumulation_steps, strategy, precision
+        provider, workload, cluster, cluster_offers, layout, batch_per_device, accumulation_steps, strategy, precision,
+        switches
     )
         provider, workload, cluster, cluster_offers, layout, batch_per_device, accumulation_steps, strategy,
-        precision, global_batch, region, step_s, samples_per_s, hours, hours_p90, usd, usd_p90, price_as_of,
+        precision, switches, global_batch, region, step_s, samples_per_s, hours, hours_p90, usd, usd_p90, price_as_of,
         publication_id, published_at, market, usd_machines, usd_storage, usd_other, interruption_risk,
         expected_interruptions
     from recommendations
@@ -34,6 +35,7 @@ comment on column pareto.batch_per_device is 'Samples a device sees in one micro
 comment on column pareto.accumulation_steps is 'Micro-steps of one optimizer step. Unit: micro-steps.';
 comment on column pareto.strategy is 'How the step is parallelised and communicated: ddp, fsdp or zero2. No unit.';
 comment on column pareto.precision is 'Number format of the training: fp32, tf32, bf16 or fp16. No unit.';
+comment on column pareto.switches is 'What is on, joined by +: checkpointing (of activations), compile (torch.compile), offload (states to the host); none. No unit.';
 comment on column pareto.global_batch is 'Samples of one optimizer step over the whole cluster. Unit: samples.';
 comment on column pareto.region is 'Region of the machines. No unit.';
 comment on column pareto.step_s is 'Predicted time of one optimizer step at steady state. Unit: seconds.';

@@ -1,4 +1,4 @@
--- Grain: one row a provider, workload, precision, instance type and batch: median seconds on one device over the current profiles;
+-- Grain: one row a provider, workload, mode, instance type and batch: median seconds on one device over the current profiles;
 -- reference_s and usual_reference_s as of the mart `runs`, the first a median over the profiles too.
 create or replace view profiles as
 with lines as (
@@ -6,6 +6,7 @@ with lines as (
         stg_current.provider,
         stg_current.workload,
         coalesce(stg_current.precision, 'fp32') as precision,
+        coalesce(stg_current.switches, 'none') as switches,
         stg_current.instance_types[1] as instance_type,
         unnest(json_extract(stg_current.measured, '$.rows[*]')) as line,
         machine_speeds.reference_s,
@@ -18,6 +19,7 @@ select
     provider,
     workload,
     precision,
+    switches,
     instance_type,
     json_extract_string(line, '$.batch')::integer as batch,
     median(json_extract_string(line, '$.forward_s')::double) as forward_s,

@@ -59,7 +59,7 @@ ranked as (
             partition by
                 named.provider, named.workload, named.goal, named.constraint_hours, named.constraint_usd, named.rank,
                 priced.places, named.layout, named.batch_per_device, named.accumulation_steps, named.strategy,
-                named.precision
+                named.precision, named.switches
             order by named.published_at, named.publication_id
         ) as promised_again_at
     from named
@@ -101,6 +101,7 @@ select
     ranked.accumulation_steps,
     ranked.strategy,
     ranked.precision,
+    ranked.switches,
     ranked.step_s,
     ranked.step_low_s,
     ranked.step_high_s,

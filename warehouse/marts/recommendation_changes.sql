@@ -55,10 +55,13 @@ compared as (
         now_first.market as market,
         then_first.market as previous_market,
         now_first.region is distinct from then_first.region as region_changed,
-        (now_first.layout, now_first.batch_per_device, now_first.accumulation_steps, now_first.strategy, now_first.precision)
+        (
+            now_first.layout, now_first.batch_per_device, now_first.accumulation_steps, now_first.strategy,
+            now_first.precision, now_first.switches
+        )
             is distinct from (
                 then_first.layout, then_first.batch_per_device, then_first.accumulation_steps, then_first.strategy,
-                then_first.precision
+                then_first.precision, then_first.switches
             ) as split_changed,
         now_first.cluster_offers as offers,
         then_first.cluster_offers as previous_offers,

@@ -14,7 +14,7 @@ select
         else cluster_offers[1].market
     end as market,
     usd_machines, usd_storage, usd_other, interruption_risk, expected_interruptions, interruption_source,
-    placement_score
+    placement_score, switches
 from raw_recommendations
 order by published_at, publication_id, provider, workload, goal, constraint_hours, constraint_usd, rank;
 
@@ -38,6 +38,7 @@ comment on column recommendation_history.batch_per_device is 'Samples a device s
 comment on column recommendation_history.accumulation_steps is 'Micro-steps of one optimizer step. Unit: micro-steps.';
 comment on column recommendation_history.strategy is 'How the step is parallelised and communicated: ddp, fsdp or zero2. No unit.';
 comment on column recommendation_history.precision is 'Number format of the training: fp32, tf32, bf16 or fp16. No unit.';
+comment on column recommendation_history.switches is 'What is on, joined by +: checkpointing (of activations), compile (torch.compile), offload (states to the host); none. No unit.';
 comment on column recommendation_history.region is 'Region of the machines. No unit.';
 comment on column recommendation_history.step_s is 'Predicted time of one optimizer step at steady state. Unit: seconds.';
 comment on column recommendation_history.step_low_s is 'Lower end of the 90 % interval of step_s. Unit: seconds.';

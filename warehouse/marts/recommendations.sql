@@ -32,6 +32,7 @@ comment on column recommendations.batch_per_device is 'Samples a device sees in 
 comment on column recommendations.accumulation_steps is 'Micro-steps of one optimizer step. Unit: micro-steps.';
 comment on column recommendations.strategy is 'How the step is parallelised and communicated: ddp, fsdp or zero2. No unit.';
 comment on column recommendations.precision is 'Number format of the training: fp32, tf32, bf16 or fp16. No unit.';
+comment on column recommendations.switches is 'What is on, joined by +: checkpointing (of activations), compile (torch.compile), offload (states to the host); none. No unit.';
 comment on column recommendations.region is 'Region of the machines. No unit.';
 comment on column recommendations.step_s is 'Predicted time of one optimizer step at steady state. Unit: seconds.';
 comment on column recommendations.step_low_s is 'Lower end of the 90 % interval of step_s. Unit: seconds.';

@@ -4,7 +4,7 @@
 create or replace view regret_ledger as
 select
     publication_id, published_at, provider, model_version, workload, goal, constraint_hours, constraint_usd, p_required,
-    cluster, market, layout, batch_per_device, accumulation_steps, strategy, precision,
+    cluster, market, layout, batch_per_device, accumulation_steps, strategy, precision, switches,
     promised_step_s, promised_step_low_s, promised_step_high_s, promised_hours, promised_usd, promised_p_meets,
     runs, measured_step_s, measured_hours, measured_usd, measured_p_meets, within_interval, met_constraint,
     rivals_named, rivals_measured, best_rival_rank, best_rival_cluster, best_rival_market, best_rival_batch_per_device,
@@ -31,6 +31,7 @@ comment on column regret_ledger.batch_per_device is 'Samples a device sees in on
 comment on column regret_ledger.accumulation_steps is 'Micro-steps of one optimizer step. Unit: micro-steps.';
 comment on column regret_ledger.strategy is 'How the step is parallelised and communicated: ddp, fsdp or zero2. No unit.';
 comment on column regret_ledger.precision is 'Number format of the training: fp32, tf32, bf16 or fp16. No unit.';
+comment on column regret_ledger.switches is 'What is on, joined by +: checkpointing (of activations), compile (torch.compile), offload (states to the host); none. No unit.';
 comment on column regret_ledger.promised_step_s is 'Step time as it was published. Unit: seconds.';
 comment on column regret_ledger.promised_step_low_s is 'Lower end of the 90 % interval of promised_step_s. Unit: seconds.';
 comment on column regret_ledger.promised_step_high_s is 'Upper end of the 90 % interval of promised_step_s. Unit: seconds.';

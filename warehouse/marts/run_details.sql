@@ -20,6 +20,7 @@ select
     coalesce(accumulation_steps, 1) as accumulation_steps,
     coalesce(strategy, 'ddp') as strategy,
     coalesce(precision, 'fp32') as precision,
+    coalesce(switches, 'none') as switches,
     coalesce(zone, '') as zone,
     json_extract_string(measured, '$.step_s')::double as step_s,
     try_cast(json_extract_string(measured, '$.sync_s') as double) as sync_s,

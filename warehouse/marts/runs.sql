@@ -18,6 +18,7 @@ here as (
         coalesce(accumulation_steps, 1) as accumulation_steps,
         coalesce(strategy, 'ddp') as strategy,
         coalesce(precision, 'fp32') as precision,
+        coalesce(switches, 'none') as switches,
         json_extract_string(measured, '$.step_s')::double as step_s,
         try_cast(json_extract_string(measured, '$.sync_s') as double) as sync_s,
         try_cast(json_extract_string(measured, '$.step_spread') as double) as step_spread,
@@ -30,7 +31,7 @@ here as (
 ),
 elsewhere as (
     select
-        run_id, provider, workload, cluster, layout, batch_per_device, accumulation_steps, strategy, precision,
+        run_id, provider, workload, cluster, layout, batch_per_device, accumulation_steps, strategy, precision, switches,
         step_s, sync_s, null::double as step_spread, parameters, gradient_bytes, flops_per_sample,
         market, zone, measured_at, source
     from stg_imports

@@ -21,6 +21,7 @@ select
     json_extract_string(body, '$.accumulation_steps')::integer as accumulation_steps,
     json_extract_string(body, '$.strategy') as strategy,
     json_extract_string(body, '$.precision') as precision,
+    coalesce(json_extract_string(body, '$.switches'), 'none') as switches,
     json_extract_string(body, '$.step_s')::double as step_s,
     json_extract_string(body, '$.sync_s')::double as sync_s,
     json_extract_string(body, '$.parameters')::bigint as parameters,

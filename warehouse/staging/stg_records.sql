@@ -20,6 +20,7 @@ select
     try_cast(json_extract_string(body, '$.setup.accumulation_steps') as integer) as accumulation_steps,
     json_extract_string(body, '$.setup.strategy') as strategy,
     json_extract_string(body, '$.setup.precision') as precision,
+    json_extract_string(body, '$.setup.switches') as switches,
     json_extract_string(body, '$.setup.market') as market,
     json_extract_string(body, '$.setup.zone') as zone,
     json_extract_string(body, '$.setup.region') as region,

@@ -84,6 +84,7 @@ def train_row(item: Measurement, members: tuple[str, ...]) -> dict[str, Any]:
         "accumulation_steps": item.accumulation_steps,
         "strategy": "ddp",
         "precision": "fp32",
+        "switches": "none",
     }
 
 

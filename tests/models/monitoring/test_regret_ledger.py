@@ -43,6 +43,7 @@ def promise(rank: int, step_s: float = 0.1, night: int = 0, **changes: Any) -> d
         "accumulation_steps": 1,
         "strategy": "ddp",
         "precision": "fp32",
+        "switches": "none",
         "step_s": step_s,
         "step_low_s": 0.9 * step_s,
         "step_high_s": 1.1 * step_s,
@@ -64,7 +65,16 @@ def hours(step_s: float) -> float:
 
 def run(run_id: str, rank: int, step_s: float, night: float = 0.5, **changes: Any) -> dict[str, Any]:
     like = promise(rank, **changes)
-    names = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps", "strategy", "precision")
+    names = (
+        "workload",
+        "cluster",
+        "layout",
+        "batch_per_device",
+        "accumulation_steps",
+        "strategy",
+        "precision",
+        "switches",
+    )
     own = {"run_id": run_id, "step_s": step_s, "measured_at": NIGHT + night * DAY}
     return {name: like[name] for name in names} | own
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pandas as pd
@@ -25,9 +26,9 @@ tiny,2xg9.small,8,0.5
 tiny,2xg9.small,8,0.5
 tiny,1xg9.big+2xg9.small,32+8+8,0.25
 """
-FULL = """workload,cluster,layout,batch_per_device,accumulation_steps,strategy,precision,step_s,sync_s,provider,\
-gradient_bytes,parameters,flops_per_sample,market,zone,run_id,source,measured_at
-tiny,2xg9.small,4+2,8+4,2,ddp,bf16,0.5,0.1,local,4.4e7,11000000,1e9,spot,a,run-1,mine,2026-01-02T03:00:00+02:00
+FULL = """workload,cluster,layout,batch_per_device,accumulation_steps,strategy,precision,switches,step_s,sync_s,\
+provider,gradient_bytes,parameters,flops_per_sample,market,zone,run_id,source,measured_at
+tiny,2xg9.small,4+2,8+4,2,ddp,bf16,compile,0.5,0.1,local,4.4e7,11000000,1e9,spot,a,run-1,mine,2026-01-02T03:00:00+02:00
 """
 
 
@@ -42,8 +43,8 @@ def written(folder: Path, text: str, name: str = "rows.csv") -> Path:
     return path
 
 
-def load(warehouse: Warehouse, path: Path, workloads: Path | None = None, **how: bool) -> Imported:
-    return import_measurements(warehouse, ImportFiles(measurements=path, workloads=workloads), NOON, **how)
+def load(warehouse: Warehouse, path: Path, workloads: Path | None = None, at: datetime = NOON, **how: bool) -> Imported:
+    return import_measurements(warehouse, ImportFiles(measurements=path, workloads=workloads), at, **how)
 
 
 def load_facts(warehouse: Warehouse, path: Path, provider: str | None = None) -> Imported:
@@ -66,8 +67,8 @@ def test_absent_columns_take_their_defaults_and_unknown_ones_are_ignored_aloud(
     ignored, unknown = loaded.sentences
     assert "low_s" in ignored and unknown.startswith("nobody knows g9.big, g9.small")
     frame = runs(warehouse).sort_values("step_s")
-    stated = frame[["accumulation_steps", "strategy", "precision", "source"]]
-    assert stated.values.tolist() == [[1, "ddp", "fp32", "import"]] * 3
+    stated = frame[["accumulation_steps", "strategy", "precision", "switches", "source"]]
+    assert stated.values.tolist() == [[1, "ddp", "fp32", "none", "import"]] * 3
     assert frame[["layout", "sync_s", "market", "parameters", "measured_at"]].isna().all(axis=None)
     assert frame.batch_per_device.tolist() == ["32+8+8", "8", "8"]
 
@@ -84,7 +85,7 @@ def test_every_column_arrives(warehouse: Warehouse, tmp_path: Path) -> None:
     assert row.pop("measured_at") == pd.Timestamp("2026-01-02 01:00")  # kept in UTC
     assert pd.isna(row.pop("step_spread"))
     setup: dict[str, object] = {"workload": "tiny", "cluster": "2xg9.small", "layout": "4+2", "batch_per_device": "8+4"}
-    setup |= {"accumulation_steps": 2, "strategy": "ddp", "precision": "bf16"}
+    setup |= {"accumulation_steps": 2, "strategy": "ddp", "precision": "bf16", "switches": "compile"}
     facts = {"parameters": 11_000_000, "gradient_bytes": 44_000_000, "flops_per_sample": 1e9}
     origin = {"run_id": "run-1", "provider": "local", "market": "spot", "zone": "a", "source": "mine"}
     assert row == {**setup, **facts, **origin, "step_s": 0.5, "sync_s": 0.1}
@@ -391,7 +392,8 @@ def test_facts_that_two_imports_hold_count_until_both_are_forgotten(warehouse: W
 
 def test_corrected_values_of_a_run_count_once_the_first_are_forgotten(warehouse: Warehouse, tmp_path: Path) -> None:
     wrong = load(warehouse, written(tmp_path, FULL))
-    right = load(warehouse, written(tmp_path, FULL.replace(",0.5,", ",0.6,"), "right.csv"))
+    corrected = written(tmp_path, FULL.replace(",0.5,", ",0.6,"), "right.csv")
+    right = load(warehouse, corrected, at=NOON + timedelta(hours=1))
     assert right.new == 0 and any("known with another step_s" in one for one in right.sentences)
     assert runs(warehouse, "local").step_s.tolist() == [0.5]
     forget(warehouse, wrong.import_id)

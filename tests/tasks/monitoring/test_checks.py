@@ -223,7 +223,16 @@ def measure(here: Workspace, ranks: tuple[int, ...], times: float) -> dict[str, 
     """What the ranks of every goal of conv took the next day: so many times what was promised."""
     table = mart(here.warehouse, "recommendations", workload="conv").query("rank in @ranks and cluster.notna()")
     named = table.drop_duplicates(["cluster", "batch_per_device", "accumulation_steps"])
-    columns = ["workload", "cluster", "layout", "batch_per_device", "accumulation_steps", "strategy", "precision"]
+    columns = [
+        "workload",
+        "cluster",
+        "layout",
+        "batch_per_device",
+        "accumulation_steps",
+        "strategy",
+        "precision",
+        "switches",
+    ]
     rows = []
     for number, row in enumerate(named.to_dict("records")):
         told = {name: row[name] for name in columns} | {"step_s": times * row["step_s"]}

@@ -14,7 +14,7 @@ import pytest
 
 from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, InstanceType, Offer
-from models.domain.workload import Goal, Workload
+from models.domain.workload import Goal, Mode, Workload
 from models.step_time.dataset import TrainingData
 from models.step_time.model import StepTimeModel, fit
 from tasks.recommendation import pilots as module
@@ -53,7 +53,7 @@ def test_a_newcomer_is_profiled_first_at_a_price_and_nothing_is_promised(tmp_pat
 def test_a_newcomer_is_profiled_in_each_precision_that_it_tolerates(tmp_path: Path) -> None:
     here = install(tmp_path, "conv", "newcomer")
     (_, newcomer) = here.workloads
-    found = pilots_of(here, champion(), replace(newcomer, goals=DEADLINE, modes=("fp32", "bf16")), count=20)
+    found = pilots_of(here, champion(), replace(newcomer, goals=DEADLINE, modes=(Mode(), Mode("bf16"))), count=20)
     assert {one["precision"] for one in found["runs"] if one["kind"] == "profile"} == {"fp32", "bf16"}
 
 

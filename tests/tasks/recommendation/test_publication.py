@@ -14,7 +14,16 @@ from warehouse.publication import publish
 
 BLANK = dict.fromkeys(
     (
-        *("cluster", "cluster_offers", "layout", "batch_per_device", "accumulation_steps", "strategy", "precision"),
+        *(
+            "cluster",
+            "cluster_offers",
+            "layout",
+            "batch_per_device",
+            "accumulation_steps",
+            "strategy",
+            "precision",
+            "switches",
+        ),
         *("region", "step_s", "step_low_s", "step_high_s", "samples_per_s", "hours", "hours_p90", "usd", "usd_p90"),
         *("usd_per_million_samples", "p_best", "bottleneck", "measured_runs", "global_batch", "market", "usd_machines"),
         *("usd_storage", "usd_other", "interruption_risk", "expected_interruptions", "interruption_source"),

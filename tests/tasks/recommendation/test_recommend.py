@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from models.domain.cluster import Offer
+from models.domain.workload import Mode
 from models.job.cost import job_costs
 from models.planner import planner, ranking, search
 from models.planner.candidates import Supply
@@ -107,7 +108,7 @@ def knows_bf16() -> Champion:
 
 def in_precisions(here: Workspace, *precisions: str, **changes: Any) -> list[Any]:
     (conv, _) = here.workloads
-    asked = replace(conv, modes=precisions, **changes)
+    asked = replace(conv, modes=tuple(map(Mode, precisions)), **changes)
     return recommend_one(here, knows_bf16(), asked, here.provider.offers(NOON), measured().runs)
 
 
@@ -124,7 +125,7 @@ def test_no_other_precision_is_taken_instead_of_one_that_was_not_measured(here: 
     for facts in ({}, {"flops_per_sample": 1e9}):  # not even where a first guess could be made
         rows = in_precisions(here, "fp16", **facts)
         assert {row["status"] for row in rows} == {"infeasible"} and not any(row["cluster"] for row in rows)
-        said = "measured in fp32, bf16 alone, and it tolerates fp16; `precisions` and `strategies`"
+        said = "measured in fp32, bf16 alone, and it tolerates fp16; `precisions`, `strategies` and `switches`"
         assert all(said in row["reason"] for row in rows)
 
 
@@ -166,7 +167,13 @@ def test_an_unknown_price_stays_unknown(tmp_path: Path) -> None:
 def test_measured_runs_count_the_runs_of_that_very_setup(here: Workspace) -> None:
     before = firsts(rows_of(here, asked=champion()), "conv")["cheapest"]
     run = {name: before[name] for name in ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps")}
-    run |= {"strategy": "ddp", "precision": "fp32", "provider": "local", "measured_at": pd.Timestamp("2026-11-20")}
+    run |= {
+        "strategy": "ddp",
+        "precision": "fp32",
+        "switches": "none",
+        "provider": "local",
+        "measured_at": pd.Timestamp("2026-11-20"),
+    }
     runs = pd.DataFrame([run, run, run | {"accumulation_steps": 64}, run | {"workload": "lm"}])
     found = conv_rows(here, runs=runs)
     assert firsts(found, "conv")["cheapest"]["measured_runs"] == 2

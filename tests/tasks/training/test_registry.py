@@ -141,7 +141,9 @@ def pulled(home: Path, folder: Path, *asked: Mapping[str, list[Any]]) -> list[An
 
 
 def test_the_champion_answers_in_a_program_without_this_project_and_without_torch(home: Path, tmp_path: Path) -> None:
-    whole = SETUPS.assign(layout="1", accumulation_steps=[1, 2, 1], strategy="ddp", precision="fp32", provider="local")
+    whole = SETUPS.assign(
+        layout="1", accumulation_steps=[1, 2, 1], strategy="ddp", precision="fp32", switches="none", provider="local"
+    )
     unknown = SETUPS.assign(workload="convv")
     stranger = SETUPS.head(1).assign(cluster="2xs.smal")
     contract = whole.assign(accumulation_steps=[1, None, 2], parameters=[7, None, 7], flops_per_sample=1e6, market=None)

@@ -72,6 +72,8 @@ WRONG_FILES = [
         'precisions = ["fp16"]\nstrategies = ["fsdp"]\nsamples',
         "fp16 with fsdp: no device sees all gradients",
     ),
+    ("samples", 'switches = ["recompile"]\nsamples', "unknown switches 'recompile'; did you mean"),
+    ("samples", 'switches = ["offload"]\nsamples', "take fsdp or zero2 with it"),
     ("[campaign]", "[campaign", "not valid TOML"),
 ]
 WRONG_SECTIONS = [  # in place of [ec2]
