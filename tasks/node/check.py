@@ -61,6 +61,8 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
     except (Exception, SystemExit) as error:
         where = "" if own_line(error, workload) or model is None else _part(error, model)
         answer["problem"] = explain(error, workload) + where
+        if isinstance(error, ModuleNotFoundError):
+            answer["notes"] = ["what is imported beside torch and Python's own is to be named in `requirements`"]
     return answer
 
 
