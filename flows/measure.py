@@ -9,7 +9,7 @@ from typing import Any
 from prefect import flow
 
 from tasks.campaign.budget import Tally
-from tasks.campaign.campaign import serve_launch, within
+from tasks.campaign.campaign import serve_launch, with_requirements_installed, within
 from tasks.execution.collect import collect_launch, refuse_unless_swept
 from tasks.reporting.progress import reporter
 from tasks.training.registry import load_champion
@@ -22,6 +22,7 @@ def measure(refresh_id: str, provider: str = "local", max_usd: float | None = No
     workspace = open_workspace(provider)
     if max_usd != 0:
         refuse_unless_swept(workspace, datetime.now(UTC))
+        workspace = with_requirements_installed(workspace)  # before the campaign's minutes begin
     champion = load_champion(workspace.home, provider)
     tally = Tally(
         cap_usd=workspace.settings.campaign.max_usd if max_usd is None else max_usd,

@@ -25,7 +25,8 @@ from tasks.recommendation import publication as publish
 from tasks.recommendation import recommend
 from tasks.training import registry
 from tasks.training.registry import Champion, Provenance
-from tasks.workspace.settings import digest_of, load_settings
+from tasks.workspace.settings import load_settings
+from tasks.workspace.sources import digest_of
 from tasks.workspace.workspace import Workspace
 from tests.leftovers import RUN
 from tests.models.synthetic import TYPES, World

@@ -25,6 +25,7 @@ from warehouse.database import WarehouseMissing
 from ..execution.job import START_UP_S, Served
 from ..execution.record_loader import Collected
 from ..market.offers import current_offers
+from ..node.requirements import INSTALL_S
 from ..providers.base import EndedLease, Lease, LeaseUnreadable
 from ..providers.ec2.capacity_ladder import SPOT_MARGIN
 from ..providers.ec2.prices import most_usd_per_hour_beside
@@ -64,11 +65,18 @@ def allowance(
     price = pure.dearest_usd_per_hour(launch.cluster, known, _spot_margin(workspace))
     return pure.allow(
         None if price is None else price + len(launch.cluster.members) * _beside(workspace),
-        wished_s=2 * launch.est_s + EC2_START_UP_S,
+        wished_s=2 * launch.est_s + EC2_START_UP_S + _installing_s(workspace, launch),
         least_s=launch.est_s + EC2_LEAST_START_UP_S,
         caps=caps,
         late=LATE_S,
     )
+
+
+def _installing_s(workspace: Workspace, launch: Launch) -> float:
+    """What machines may take to install the requirements of the workloads of `launch`, one after the other."""
+    named = {wanted.trained[0] for wanted in launch.items if wanted.workload}
+    workloads = workspace.settings.workloads
+    return INSTALL_S * sum(name in workloads and workloads[name].requirements is not None for name in named)
 
 
 def patience_s(workspace: Workspace, launch: Launch, tally: Tally, deadline_s: float) -> float:

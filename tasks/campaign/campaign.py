@@ -38,6 +38,7 @@ from ..providers.base import NoCapacity, Provider, ProviderError
 from ..recommendation.recommend import comparable, contending, planned
 from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
+from ..workspace.environments import not_installable
 from ..workspace.prefect_runtime import Step
 from ..workspace.workspace import Workspace, open_workspace
 from .budget import Tally, allowance, patience_s
@@ -130,6 +131,18 @@ def within(workspace: Workspace, champion: Champion | None, tally: Tally) -> Ite
             break
         lists += champion is None or tally.runs == before  # a champion's lists end by themselves
     reporter().stop()
+
+
+def with_requirements_installed(workspace: Workspace) -> Workspace:
+    """Without the workloads whose requirements cannot be installed, each said with the reason.
+
+    Only where machines are parts of this one, whose Python is theirs too: others install on their own, once a launch.
+    """
+    refused = not_installable(workspace.settings) if workspace.simulated else {}
+    for name, reason in refused.items():
+        reporter().say(f"workload {name} is not measured: {reason}")
+    able = {name: one for name, one in workspace.settings.workloads.items() if name not in refused}
+    return replace(workspace, settings=workspace.settings.model_copy(update={"workloads": able}))
 
 
 def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:

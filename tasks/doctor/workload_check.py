@@ -1,27 +1,34 @@
-"""`srift check`: two steps of a workload on this machine, in each precision that it tolerates. Buys nothing."""
+"""`srift check`: two steps of a workload on this machine, in each precision that it tolerates. Buys nothing.
+
+It runs as on a host: the same code from an archive, the same installed requirements, without this shell's environment
+and, where namespaces can be had, without a network and without sight of other processes.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from models.domain.suggestions import nearest_names
 
+from ..node import agent
 from ..node.record import WorkloadFile
+from ..node.requirements import NotInstalled, unpack
+from ..providers.local.network import detect, without_network
+from ..workspace.environments import install_at
 from ..workspace.settings import Settings, SettingsError
+from ..workspace.sources import Source
 
 # Of the batch that is tried, as a part of the least global batch: what one device of several gets.
 _SHARE = 4
-# Nothing of these is for the code of a workload; no host has them.
-_OURS = ("AWS_", "SRIFT_", "PREFECT_", "MLFLOW_")
 
 
 class CheckFailed(Exception):
@@ -29,45 +36,63 @@ class CheckFailed(Exception):
 
 
 def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[str, Any]:
-    """workload, entrypoint, batch (samples of one device), and `precisions`: what `tasks.node.check` says of each.
+    """workload, entrypoint, batch (samples of one device), `notes`, and `precisions`: what `node.check` says of each.
 
-    It runs as on a host: from an empty folder that holds the workload's file alone, without this shell's credentials.
-    Raises SettingsError where the workload is unknown or has no entrypoint, CheckFailed where it takes too long or ends
-    the process that runs it.
+    Its requirements are installed first, for which `timeout_s` does not count.
+    Raises SettingsError where the workload is unknown or has no entrypoint, CheckFailed where its requirements cannot
+    be installed, it takes too long or ends the process that runs it.
     """
     if name not in settings.workloads:
         raise SettingsError(f"unknown workload {name!r}; {nearest_names(name, settings.workloads)}")
-    path, function = settings.entrypoint(name)
-    workload = settings.workload(name)
-    file = WorkloadFile(
-        name=name,
-        digest=workload.digest,
-        file=f"{workload.digest}.py",
-        function=function,
-        arguments=dict(settings.workloads[name].arguments),
-        source=path.name,
-    )
-    batch = max(1, workload.global_batch_least // _SHARE)
-    precisions = list(settings.workloads[name].precisions)
-    question = {"workload": asdict(file), "precisions": precisions, "batch": batch}
-    with tempfile.TemporaryDirectory(prefix="srift-check-") as folder:
-        shutil.copyfile(path, Path(folder) / file.file)
-        answers = _asked(Path(folder), question, timeout_s=timeout_s)
-    entrypoint = str(settings.workloads[name].entrypoint)
-    return {"workload": name, "entrypoint": entrypoint, "batch": batch, "precisions": answers}
+    file, source = settings.travelling(name)
+    stated = settings.workloads[name]
+    batch = max(1, settings.workload(name).global_batch_least // _SHARE)
+    try:
+        python = install_at(settings.home, file, source) if file.requirements else sys.executable
+    except NotInstalled as error:
+        raise CheckFailed(str(error)) from None
+    isolation = detect()
+    notes = list(source.left_out)
+    if not isolation.namespaces:
+        notes.append(f"this machine's network was in reach, as it is on no local host: {isolation.why_not}")
+    with tempfile.TemporaryDirectory(prefix="srift-check-") as place:
+        folder, package = Path(place) / "home", Path(place) / "code" / "node"
+        _lay_out(folder, package, file, source)
+        question = {
+            "workload": asdict(file),
+            "folder": str(folder),
+            "precisions": list(stated.precisions),
+            "batch": batch,
+        }
+        command = without_network(isolation, [python, "-m", "node.check", str(Path(place) / "answer.json")])
+        answers = _asked(command, question, Path(place), timeout_s=timeout_s)
+    found = {"workload": name, "entrypoint": str(stated.entrypoint), "batch": batch}
+    return found | {"notes": notes, "precisions": answers}
 
 
-def _asked(folder: Path, question: Mapping[str, Any], *, timeout_s: float) -> list[dict[str, Any]]:
-    answer = folder / "answer.json"
-    command = [sys.executable, "-m", "tasks.node.check", str(answer)]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(_OURS)}
+def _lay_out(folder: Path, package: Path, file: WorkloadFile, source: Source) -> None:
+    """As on a machine: the workload's code below `folder`, and the node package alone on Python's path."""
+    content, target = source.travels_as(source.read()), folder / file.file
+    target.parent.mkdir(parents=True)
+    if file.folder:
+        unpack(content, folder / file.folder)
+    else:
+        target.write_bytes(content)
+    shutil.copytree(Path(agent.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def _asked(
+    command: Sequence[str], question: Mapping[str, Any], place: Path, *, timeout_s: float
+) -> list[dict[str, Any]]:
+    answer, folder, workload = place / "answer.json", place / "home", question["workload"]
+    own = {"PYTHONPATH": str(place / "code"), "TMPDIR": str(place), "CUDA_VISIBLE_DEVICES": ""}
     try:
         ended = subprocess.run(
             command,
             input=json.dumps(question).encode(),
             stdout=sys.stderr.fileno(),  # what the workload prints is no part of the answer
-            cwd=folder,
-            env=environment | {"HOME": str(folder), "CUDA_VISIBLE_DEVICES": ""},
+            cwd=folder / WorkloadFile(**workload).folder,
+            env=agent.clean_environment(folder) | own | workload["env"],
             timeout=timeout_s,
             check=False,
         )
@@ -77,9 +102,16 @@ def _asked(folder: Path, question: Mapping[str, Any], *, timeout_s: float) -> li
             " downloaded or waited for? --timeout allows more"
         ) from None
     if not answer.exists():
-        raise CheckFailed(f"what ran it ended with exit code {ended.returncode} before it had made two steps")
+        raise CheckFailed(f"what ran it {_ended(ended.returncode)} before it had made two steps")
     answers: list[dict[str, Any]] = json.loads(answer.read_text())
     return answers
+
+
+def _ended(code: int) -> str:
+    killed = code - 128 if code > 128 else -code  # a shell's way of telling of a signal, or Python's
+    if killed in signal.valid_signals():
+        return f"was killed ({signal.Signals(killed).name})" + (" - out of memory?" if killed == signal.SIGKILL else "")
+    return f"ended with exit code {code}"
 
 
 def problems(found: Mapping[str, Any]) -> CheckFailed | None:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,12 +17,14 @@ from models.domain.cluster import Cluster, Offer
 from models.domain.workload import Setup
 
 from ..node.record import ANY, CPU, Devices, Item, WorkloadFile, write_json
+from ..workspace.environments import environment_at
 from ..workspace.settings import Settings, SettingsError
+from ..workspace.sources import Source
 from ..workspace.workspace import capabilities, code_commit
 
 POLL_S = 0.1
 
-Files = Sequence[tuple[WorkloadFile, Path]]
+Files = Sequence[tuple[WorkloadFile, Source]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +140,8 @@ def job_of(launch: Launch, settings: Settings, *, lease_id: str, seed: int, dead
     expected = expected_devices(launch.cluster, emulated=_emulated(settings))
     items = [_item(wanted, f"{lease_id}-{n:03d}", seed) for n, wanted in enumerate(launch.items)]
     names = sorted({wanted.trained[0] for wanted in launch.items if wanted.workload})
-    files = [_file(settings, name) for name in names]
+    simulated = capabilities(launch.cluster.members[0].instance_type.provider).simulated
+    files = [_file(settings, name, simulated=simulated) for name in names]
     digests = {spec.name: spec.digest for spec, _ in files}
     envelopes = {
         item.run_id: _envelope(wanted, [launch.cluster.members[n] for n in wanted.nodes], digests)
@@ -203,18 +206,12 @@ def _item(wanted: Measurement, run_id: str, seed: int) -> Item:
     )
 
 
-def _file(settings: Settings, name: str) -> tuple[WorkloadFile, Path]:
-    path, function = settings.entrypoint(name)
-    digest = settings.workload_digest(name)
-    spec = WorkloadFile(
-        name=name,
-        digest=digest,
-        file=f"workloads/{digest}.py",
-        function=function,
-        arguments=dict(settings.workloads[name].arguments),
-        source=path.name,
-    )
-    return spec, path
+def _file(settings: Settings, name: str, *, simulated: bool) -> tuple[WorkloadFile, Source]:
+    """With the folder of its installed requirements where machines share this disk."""
+    spec, source = settings.travelling(name)
+    if simulated and spec.requirements:
+        spec = replace(spec, environment=str(environment_at(settings.home, spec)))
+    return spec, source
 
 
 def _envelope(wanted: Measurement, members: Sequence[Offer], digests: dict[str, str]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,15 +13,15 @@ from typing import Any
 
 from models.domain.cluster import Cluster, Offer
 
-from ..node.record import Plan, WorkloadFile, write_json
+from ..node.record import Plan, WorkloadFile, write_file, write_json
 from ..providers.base import EndedLease, json_of_node
-from ..workspace.settings import digest_of
+from ..workspace.sources import Source
 
 SILENT_AFTER_S = 30.0  # a node at a fifth of a core can be late by seconds, never by this much
 
 
 class WorkloadChanged(Exception):
-    """A workload's file is no longer the one that the launch was made for; the message says what to do."""
+    """A workload's code is no longer the one that the launch was made for; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +31,20 @@ class Mailbox:
     path: Path
     nodes: int
 
-    def put_workloads(self, files: Iterable[tuple[WorkloadFile, Path]]) -> None:
-        """Copy each workload's file to where its `WorkloadFile` says. Raises WorkloadChanged."""
+    def put_workloads(self, files: Iterable[tuple[WorkloadFile, Source]]) -> None:
+        """Put each workload's code where its `WorkloadFile` says. Raises WorkloadChanged."""
         for spec, source in files:
-            target = self.path / spec.file
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
-            if digest_of(target.read_bytes(), spec.function, spec.arguments) != spec.digest:
-                raise WorkloadChanged(f"{source} of workload {spec.name} was just changed: refresh again to measure it")
+            try:
+                contents = source.read()
+            except FileNotFoundError:
+                contents = {}
+            if not contents or source.digest(contents, spec.function, spec.arguments, spec.env) != spec.digest:
+                raise WorkloadChanged(
+                    f"{source.files[source.entry]} of workload {spec.name}, or what it needs, was just changed: refresh"
+                    " again to measure it"
+                )
+            if not (self.path / spec.file).exists():
+                write_file(self.path / spec.file, source.travels_as(contents))
 
     def put_plan(self, plan: Plan) -> None:
         """Ask the nodes for another attempt."""

@@ -5,6 +5,7 @@ What comes back lies in the mailbox; `collect` loads it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 from models.domain.workload import Mode
 
 from ..node.record import Item, Plan, RankLayout, WorkloadFile, write_json
+from ..node.requirements import INSTALL_S
 from ..providers.base import ProviderError, RunningCluster
 from .job import POLL_S, Job, Served, Stopwatch, Watch, with_acquired, write_rows
 from .liveness import MOST_REPLACEMENTS, Decision, MachineLoss, Machines, RemainingWork, decide, expected_s
@@ -43,7 +45,8 @@ class Session:
         self.envelopes = with_acquired(job.envelopes, job.items, running.cluster, image_id=running.image_id)
         self.remaining = list(job.items)
         self.attempt: _Attempt | None = None
-        self.attempts = self.faults = self.replaced = 0
+        self.attempts = self.replaced = 0
+        self.faults: Counter[Any] = Counter()  # by what shares a process
         self.no_replacement = ""
         self.start_up_s = running.ready_within_s / 2  # until this launch's own is known
 
@@ -69,17 +72,18 @@ class Session:
                     return self.lose(replace(ended, reason=f"{ended.reason}; {decision.reason}"))
                 losses.append(f"{ended.reason}: {decision.reason}")
             elif ended.how == "failed":
-                self.faults += 1
-                out_of_tries = self.faults == MOST_ATTEMPTS
-                if out_of_tries and not ended.culprit:
-                    return self.lose(ended)
+                shared = self._process_key(self.attempt.items[0]) if self.attempt is not None else ()
+                self.faults[shared] += 1
+                out_of_tries = self.faults[shared] == MOST_ATTEMPTS
                 if ended.culprit and ended.culprit not in self.mailbox.recorded():
                     self._add_run_row(ended.culprit, ended)
                 self.machines.gone |= set(ended.nodes)  # without the devices that they were bought for
                 self.served.lacked_devices |= bool(ended.nodes)
                 self.remaining = self._possible(self._without({ended.culprit}))
                 if out_of_tries:
-                    return None
+                    if not ended.culprit:
+                        self._add_end_row(ended)
+                    self.remaining = [item for item in self.remaining if self._process_key(item) != shared]
             if not self.remaining:
                 self.served.outcome = "; ".join([str(ended) if ended.how != "lost" else "finished", *losses])
                 return None
@@ -182,8 +186,17 @@ class Session:
             # it may have waited for the attempt before this one to end
             waited_s = max(0.0, self.running.now_unix() - self.mailbox.ready_of(node))
             self.log.replaced(node, self._since_began_s() - self.asked_s.pop(node) - waited_s)
-        self.attempt = _Attempt(self, self._runnable())
+        self.attempt = _Attempt(self, self._together(self._runnable()))
         return self.attempt.run()
+
+    def _together(self, items: Sequence[Item]) -> list[Item]:
+        """Those of `items` that one torchrun can serve: plain workloads first, then what needs a process of its own."""
+        keys = dict.fromkeys(self._process_key(item) for item in items)
+        chosen = next((key for key in keys if not key), next(iter(keys), ()))
+        return [item for item in items if self._process_key(item) == chosen]
+
+    def _process_key(self, item: Item) -> tuple[Any, ...]:
+        return next((spec.process_key for spec, _ in self.job.files if spec.name == item.workload), ())
 
     def _runnable(self) -> list[Item]:
         """What the machines that are here can do."""
@@ -271,9 +284,12 @@ class _Attempt:
     def run(self) -> AttemptEnd:
         """How it ended."""
         session = self.session
+        named = {item.workload for item in self.items}
+        workloads = [spec for spec, _ in session.job.files if spec.name in named]
         plan = session.plan(
             self.items,
-            [spec for spec, _ in session.job.files],
+            workloads,
+            prepare_s=INSTALL_S * any(one.requirements and not one.environment for one in workloads),
             join_s=max(60.0, self.running.ready_within_s / 2),
             patience_s=session.job.patience_s if self.number == 1 else 0.0,  # it may be spent
             ranks=self.nodes if len(self.nodes) < self.mailbox.nodes else [],

@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .machine import cores, cpu, fingerprint, gpus, interface_of, torch_version
-from .processes import EXIT_NO_DEVICE, adopt_orphans, die_with_parent, end_descendants, exit_reason, worker_exit_code
+from .processes import (
+    EXIT_ITEM_FAILED,
+    EXIT_NO_DEVICE,
+    adopt_orphans,
+    die_with_parent,
+    end_descendants,
+    exit_reason,
+    worker_exit_code,
+)
 from .record import Plan, RankLayout, plan_from_json, write_json
 
 EXIT_DEADLINE = 3
@@ -121,7 +129,10 @@ class Agent:
             )
 
     def command(self, plan: Plan) -> list[str]:
-        """The torchrun command of this node; it waits for the machine's devices first, where they may come late."""
+        """The torchrun command of this node.
+
+        It waits for the machine's devices first, where they may come late, then prepares workloads that need it.
+        """
         layout = RankLayout.of(plan)
         served = ("--mailbox", str(self.mailbox), "--plan", str(self.scratch / f"plan-{plan.attempt}.json"))
         torchrun = [
@@ -132,6 +143,8 @@ class Agent:
             *("--max-restarts", "0", "--monitor-interval", "0.3", "--rdzv-conf", f"timeout={plan.meet_s:.0f}"),
             *("-m", "node.worker", *served),
         ]
+        if any(one.process_key for one in plan.workloads):
+            torchrun = [sys.executable, "-m", "node.prepare", *served, "--node", str(self.node), "--", *torchrun]
         if not plan.expected[self.node].checked:
             return torchrun
         check = (sys.executable, "-m", "node.device_check", *served, "--node", str(self.node))
@@ -157,7 +170,7 @@ class Agent:
         self.launch = None
         log = self.log_path.read_text(errors="replace")[-_READ:]
         worker_code = worker_exit_code(log) if code else 0
-        if worker_code is None and code == EXIT_NO_DEVICE:  # before there was a torchrun
+        if worker_code is None and code in (EXIT_NO_DEVICE, EXIT_ITEM_FAILED):  # before there was a torchrun
             worker_code = code
         body = {
             "attempt": self.attempt,
@@ -228,16 +241,22 @@ def environment(address: str, scratch: Path, *, threads: int) -> dict[str, str]:
     `threads` is how many each rank computes with.
     """
     interface = interface_of(address)
+    return clean_environment(scratch) | {
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+    }
+
+
+def clean_environment(scratch: Path) -> dict[str, str]:
+    """What a workload sees of the environment: programs and this package; `scratch` is its home."""
     return {name: os.environ[name] for name in _KEPT if name in os.environ} | {
         "HOME": str(scratch),
         "TMPDIR": str(scratch),
         "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
-        "GLOO_SOCKET_IFNAME": interface,
-        "NCCL_SOCKET_IFNAME": interface,
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
     }
 
 

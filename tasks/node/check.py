@@ -1,7 +1,8 @@
 """Two steps of a workload on this machine's processor, before any machine is bought: what is wrong, and what it takes.
 
-`python -m tasks.node.check ANSWER` reads a question from standard input and writes the answer to the file ANSWER, both
-JSON: the workload as a plan has it, `precisions` and the `batch` of one device; for each precision what `checked` says.
+`python -m node.check ANSWER` reads a question from standard input and writes the answer to the file ANSWER, both JSON:
+the workload as a plan has it, the `folder` that its code lies in, `precisions` and the `batch` of one device; for each
+precision what `checked` says.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def main() -> None:
     die_with_parent()
     question = json.load(sys.stdin)
     workload = WorkloadFile(**question["workload"])
-    answers = [checked(Path.cwd(), workload, one, batch=question["batch"]) for one in question["precisions"]]
+    folder, batch = Path(question["folder"]), question["batch"]
+    answers = [checked(folder, workload, one, batch=batch) for one in question["precisions"]]
     Path(sys.argv[1]).write_text(json.dumps(answers))
 
 
@@ -59,6 +61,8 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
     except (Exception, SystemExit) as error:
         where = "" if own_line(error, workload) or model is None else _part(error, model)
         answer["problem"] = explain(error, workload) + where
+        if isinstance(error, ModuleNotFoundError):
+            answer["notes"] = ["what is imported beside torch and Python's own is to be named in `requirements`"]
     return answer
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import importlib.util
+import sys
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -56,9 +60,11 @@ class LoadedWorkload:
 
 
 def build(
-    mailbox: Path, workload: WorkloadFile, *, seed: int, rank: int, device: torch.device, precision: str = "fp32"
+    folder: Path, workload: WorkloadFile, *, seed: int, rank: int, device: torch.device, precision: str = "fp32"
 ) -> LoadedWorkload:
     """Load and call the entrypoint: equal weights on every rank, other data on each.
+
+    Its file lies in `folder` as `workload` says, or, of an archive, what it was unpacked to.
 
     On a GPU, that GPU is torch's default device while the entrypoint and its batch maker run, so that plain torch makes
     everything there; what they make elsewhere is moved.
@@ -68,14 +74,14 @@ def build(
     """
     computing = arithmetic(precision, device)
     torch.manual_seed(seed)
-    spec = importlib.util.spec_from_file_location(f"srift_workload_{workload.digest}", mailbox / workload.file)
-    if spec is None or spec.loader is None:
-        raise WorkloadError(f"{workload.file} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = _module(folder, workload)
+    if workload.module:  # which only the first item of a process imports: all start from the same numbers
+        torch.manual_seed(seed)
     function = getattr(module, workload.function, None)
     if not callable(function):
-        raise WorkloadError(f"no function {workload.function!r} in the file of workload {workload.name!r}")
+        near = difflib.get_close_matches(workload.function, dir(module), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise WorkloadError(f"no function {workload.function!r} in the file of workload {workload.name!r}{hint}")
     with _default(device):
         parts = function(**workload.arguments)
     if not isinstance(parts, tuple) or len(parts) != 4:
@@ -99,13 +105,37 @@ def build(
     )
 
 
+def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
+    """The workload's module, imported: of a folder by its name, and once, as all that it imports of the folder."""
+    if workload.module:
+        root = str(folder / workload.folder)
+        if sys.path[0] != root:
+            sys.path.insert(0, root)  # as where a script is run; processes that load data see it too
+        return importlib.import_module(workload.module)
+    file = folder / workload.folder / workload.source if workload.folder else folder / workload.file
+    spec = importlib.util.spec_from_file_location(f"srift_workload_{workload.digest}", file)
+    if spec is None or spec.loader is None:
+        raise WorkloadError(f"{workload.file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def own_line(error: BaseException, workload: WorkloadFile) -> str:
-    """Where in the workload's own file an error arose, `mine.py, line 14, in make_batch`; empty where elsewhere."""
-    named, own = workload.source or workload.name, Path(workload.file).name
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if Path(one.filename).name == own]
-    if isinstance(error, SyntaxError) and Path(error.filename or "").name == own:
+    """Where in the workload's own code an error arose, `mine.py, line 14, in make_batch`; empty where elsewhere."""
+    if isinstance(error, SyntaxError) and (named := own_name(error.filename or "", workload)):
         return f"{named}, line {error.lineno}"
-    return f"{named}, line {frames[-1].lineno}, in {frames[-1].name}" if frames else ""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if named := own_name(frame.filename, workload):
+            return f"{named}, line {frame.lineno}, in {frame.name}"
+    return ""
+
+
+def own_name(file: str, workload: WorkloadFile) -> str:
+    """What a user calls `file`, if it is of the workload's code: in a folder, its place there; else empty."""
+    if workload.folder:
+        return file.partition(f"/{workload.folder}/")[2]
+    return (workload.source or workload.name) if Path(file).name == Path(workload.file).name else ""
 
 
 def _default(device: torch.device) -> AbstractContextManager[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from dataclasses import dataclass, field
@@ -64,6 +65,10 @@ class Launch:
     def own(self) -> Path:
         """This node's folder in the mailbox."""
         return self.mailbox / f"node-{self.node}"
+
+    def code_of(self, workload: WorkloadFile) -> Path:
+        """Where its code lies under the names that `workload` gives: archives are unpacked on each node."""
+        return self.own / "scratch" if workload.folder else self.mailbox
 
     def serves(self, item: Item) -> bool:
         """Whether this rank takes part in `item`."""
@@ -178,6 +183,8 @@ def report(launch: Launch, name: str, body: Any) -> None:
 def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
     """One line: the kind of error, the first line of its message, and where in the file of `workload` it arose."""
     text = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
+    if text and workload is not None and workload.folder:  # a file of the folder by the name that its user knows
+        text[0] = re.sub(rf"(?<![\w/])/\S*/{re.escape(workload.folder)}/", "", text[0])
     said = f"{type(error).__name__}: {text[0]}"[:500] if text else type(error).__name__
     where = "" if workload is None else own_line(error, workload)
     return f"{said} ({where})" if where else said

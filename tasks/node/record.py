@@ -6,7 +6,8 @@ Mailbox (a directory; an S3 prefix later), `a` the attempt, counted from 1:
     plan.json                    controller: the Plan; rewritten with a higher attempt to try again
     go-<a>.json                  controller: every node is armed and its CPU share is in force; start measuring
     done.json                    controller: leave
-    workloads/<digest>.py        controller: the file of each workload
+    workloads/<digest>.py        controller: the file of each workload, or
+    workloads/<digest>.tar.gz    controller: its folder, or the file with what its requirements name
     node-<i>/ready.json          agent: address, versions, fingerprint, pid
     node-<i>/heartbeat.json      agent: phase, attempt, and the run_id under way; rewritten every second
     node-<i>/armed-<a>.json      worker: torch imported, process group joined, waiting for go
@@ -35,6 +36,7 @@ from .machine import fingerprint, torch_version
 SCHEMA = 1
 CPU = "cpu"  # a machine's processor, as torch names that kind of device
 MACHINE = "machine"  # of a failure's cause
+_PACKED = ".tar.gz"
 ANY = "any"  # whatever there is: of machines that only stand in for others, as in an emulation
 
 
@@ -42,7 +44,11 @@ ANY = "any"  # whatever there is: of machines that only stand in for others, as 
 class WorkloadFile:
     """Where a node finds a workload: a file in the mailbox, the function in it, and the function's arguments.
 
-    `source` is what its user calls the file, for messages.
+    `source` is what its user calls the file, for messages. `file` may be an archive: then `source` is the name of the
+    file in it, which is imported as `module` with the unpacked folder on Python's path, or stands alone where `module`
+    is empty. `requirements` names the requirements file in the archive, and `requirements_digest` is that of all that
+    installing reads; `environment` is the folder where they are installed already, on whatever disk the node has, empty
+    where the node is to install them. `env` are variables that the code sees.
     """
 
     name: str
@@ -51,6 +57,22 @@ class WorkloadFile:
     function: str
     arguments: dict[str, Any] = field(default_factory=dict)
     source: str = ""
+    module: str = ""
+    requirements: str = ""
+    requirements_digest: str = ""
+    environment: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> str:
+        """What `file` is called unpacked; empty where it is no archive."""
+        return self.file.removesuffix(_PACKED) if self.file.endswith(_PACKED) else ""
+
+    @property
+    def process_key(self) -> tuple[Any, ...]:
+        """Workloads of the same one can share a process; empty where any plain one may share it too."""
+        needs = (self.folder, self.requirements_digest, tuple(sorted(self.env.items())))
+        return needs if any(needs) else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +135,8 @@ class Plan:
     `expected` are the devices that each node was bought for, as `addresses` one a node: it measures on those or fails.
     `ranks` are the nodes that take part in this attempt, in ascending order; empty: all. `join_s` is how long they wait
     for each other at the start: a new machine reads torch from a slow disk. One that looks for its devices before may
-    take as long for that. `patience_s` may go into measuring again what was disturbed (measuring.py).
+    take as long for that, and `prepare_s` goes to those that install requirements. `patience_s` may go into measuring
+    again what was disturbed (measuring.py).
     """
 
     lease_id: str
@@ -125,14 +148,15 @@ class Plan:
     port: int = 29500
     timeout_s: float = 60.0  # of one collective: a lost link must not hang for half an hour
     join_s: float = 60.0
+    prepare_s: float = 0.0
     patience_s: float = 0.0
     ranks: list[int] = field(default_factory=list)
     schema: int = SCHEMA
 
     @property
     def meet_s(self) -> float:
-        """How long a node waits for the others' torchrun: they may look for their devices, and then read torch."""
-        return self.join_s * (2 if any(one.checked for one in self.expected) else 1)
+        """How long a node waits for the others' torchrun: they may look for their devices, install, and read torch."""
+        return self.join_s * (2 if any(one.checked for one in self.expected) else 1) + self.prepare_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,7 +115,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         if workload is None:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")
         asked = {"seed": item.seed, "rank": launch.rank}
-        built = build(launch.mailbox, workload, **asked, device=launch.device, precision=item.precision)
+        built = build(launch.code_of(workload), workload, **asked, device=launch.device, precision=item.precision)
         switch_on(built.model, item.switches, whole=item.strategy == DDP)
         try_once(built, item.batches[item.nodes.index(launch.node)] if item.kind == "train" else min(item.batches))
         return built, ""

@@ -334,7 +334,7 @@ def print_check(found: Row) -> None:
         ]
         names = ("precision", "batch", "step s", "input s", "losses", "peak MB")
         _print_lines(console, names, lines, right=names[1:])
-    for note in dict.fromkeys(note for one in found["precisions"] for note in one["notes"]):
+    for note in dict.fromkeys([*found["notes"], *(note for one in found["precisions"] for note in one["notes"])]):
         console.print(f"note: {note}")
 
 

@@ -5,9 +5,9 @@ An error is in words of `srift.toml` and SRIFT_* variables: pydantic speaks of P
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -21,8 +21,10 @@ from pydantic_settings import SettingsError as MalformedVariable
 from models.domain.suggestions import nearest_names, refuse_odd_names
 from models.domain.workload import GOALS, MODES, OVERSHOOT_PRICE, PRECISIONS, STRATEGIES, SWITCHES, Goal, Mode, Workload
 
+from ..node.record import WorkloadFile
 from ..providers.ec2.settings import Ec2
 from ..providers.local.settings import Local
+from .sources import Source, SourceRefused, file_source, folder_source, hashed
 
 PREFIX = "SRIFT_"
 _UNKNOWN = "extra_forbidden"
@@ -38,6 +40,7 @@ _PLAINLY = {
     "too_short": "at least one that is known is wanted",
     "dict_type": "a section of keys is wanted",
     "model_type": "a section of keys is wanted",
+    "string_type": "text in quotes is wanted",
 }
 FILE = "srift.toml"
 IMPORTED = "imported"  # digest of a workload that no file defines; the mart `workloads` calls it the same
@@ -104,8 +107,28 @@ _MODES = {
 }
 
 
+# Variables that are not a workload's to set, and whose they are; a star stands for any ending.
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NOT_ITS_OWN = {
+    "AWS_*": "no credentials and no settings of AWS reach a machine's workloads",
+    "SRIFT_* PREFECT_* MLFLOW_*": "it is of Srift itself, which runs elsewhere",
+    "PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONUSERBASE PYTHONSAFEPATH PYTHONPLATLIBDIR PYTHONEXECUTABLE VIRTUAL_ENV": (
+        "the machine decides what Python imports; name a folder as `path`, and packages in `requirements`"
+    ),
+    "LD_* PATH HOME TMPDIR": "the machine decides which programs and libraries run, and where they write",
+    "MASTER_ADDR MASTER_PORT RANK LOCAL_RANK GROUP_RANK ROLE_* WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE"
+    " TORCHELASTIC_* TORCH_ELASTIC_*": "torchrun sets it for each rank",
+    "GLOO_* NCCL_* TORCH_NCCL_* TORCH_GLOO_* TP_SOCKET_*": "by it machines find each other on the measured links",
+    "OMP_* MKL_* CUDA_VISIBLE_DEVICES": "it says with how much of a machine is measured",
+}
+
+
 class WorkloadSettings(_Section):
     """A workload: `entrypoint = "path/to/file.py:function"` beside srift.toml, its samples, global batch and goals.
+
+    With `path`, a folder beside srift.toml, the entrypoint is `module:function` or `package.module:function` in it.
+    `requirements` is a requirements file in that folder, or beside srift.toml where there is none; `env` are variables
+    that its code sees.
 
     `precisions`, `strategies` and `switches` are those that its training tolerates, of which the table chooses. Without
     an entrypoint it is never run here, and known by imported measurements alone.
@@ -118,7 +141,28 @@ class WorkloadSettings(_Section):
     strategies: tuple[str, ...] = Field(default=STRATEGIES[:1], min_length=1)
     switches: tuple[str, ...] = Field(default=SWITCHES[:1], min_length=1)
     arguments: dict[str, bool | int | float | str] = {}
+    path: str | None = None
+    requirements: str | None = None
+    env: dict[str, str] = {}
     goals: tuple[GoalSettings, ...] = ()
+
+    @field_validator("env")
+    @classmethod
+    def _its_own(cls, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            if not _VARIABLE.fullmatch(name) or "\0" in value:
+                raise ValueError(f"{name!r} is no variable: letters, digits and '_', no digit first")
+            for names, why in _NOT_ITS_OWN.items():
+                if any(name.startswith(one[:-1]) if one.endswith("*") else name == one for one in names.split()):
+                    raise ValueError(f"{name} cannot be set: {why}")
+        return env
+
+    @model_validator(mode="after")
+    def _of_an_entrypoint(self) -> WorkloadSettings:
+        stated = [key for key in ("path", "requirements", "env") if getattr(self, key)]
+        if self.entrypoint is None and stated:
+            raise ValueError(f"{stated[0]} is for the code of an entrypoint, and none is stated")
+        return self
 
     @field_validator("precisions", "strategies", "switches")
     @classmethod
@@ -217,31 +261,81 @@ class Settings(BaseSettings):
         )
 
     def entrypoint(self, name: str) -> tuple[Path, str]:
-        """File and function of a workload. Raises SettingsError on a missing file, malformed text, or none at all."""
-        text = self.workloads[name].entrypoint
-        if text is None:
+        """The file that holds a workload's function, and the function's name. Raises SettingsError, as `source`."""
+        source, function = self.source(name)
+        return source.files[source.entry], function
+
+    def source(self, name: str) -> tuple[Source, str]:
+        """A workload's code, and the name of its function.
+
+        Raises SettingsError on malformed text, where something that is named is missing, where it is too much to be
+        sent to machines, or where there is no entrypoint at all.
+        """
+        spec = self.workloads[name]
+        if spec.entrypoint is None:
             raise SettingsError(f"workloads.{name} has no entrypoint: only imported measurements tell of it")
-        file, colon, function = text.rpartition(":")
+        where, colon, function = spec.entrypoint.rpartition(":")
+        form = "path/to/file.py:function" if spec.path is None else "module:function or package.module:function"
         if not colon or not function.isidentifier():
-            raise SettingsError(f"workloads.{name}.entrypoint {text!r} is not of the form path/to/file.py:function")
-        path = self.root / file
+            raise SettingsError(f"workloads.{name}.entrypoint {spec.entrypoint!r} is not of the form {form}")
+        try:
+            if spec.path is None:
+                file = self._file(name, where)
+                return file_source(file, self.root, spec.requirements or ""), function
+            folder = self._folder(name, spec.path)
+            own = (self.home, self.root / FILE)  # Srift's: editing a goal must not make another workload
+            return folder_source(folder, where, spec.requirements or "", own), function
+        except SourceRefused as error:
+            raise SettingsError(f"workloads.{name}.{error.key}: {error}") from None
+
+    def _file(self, name: str, where: str) -> Path:
+        path = self.root / where
         if not path.is_file():
             siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
             raise SettingsError(f"workloads.{name}.entrypoint: no file {path}; {nearest_names(path.name, siblings)}")
-        return path, function
+        return path
+
+    def _folder(self, name: str, stated: str) -> Path:
+        folder = self.root / stated
+        if folder.is_file():
+            raise SettingsError(f"workloads.{name}.path: {folder} is a file; name its folder, or leave path out")
+        if not folder.is_dir():
+            above = folder.parent
+            siblings = [p.name for p in above.iterdir() if p.is_dir() and p.name[0] != "."] if above.is_dir() else []
+            raise SettingsError(f"workloads.{name}.path: no folder {folder}; {nearest_names(folder.name, siblings)}")
+        return folder
+
+    def travelling(self, name: str) -> tuple[WorkloadFile, Source]:
+        """What a machine is told of a workload, and the code that goes there. Raises SettingsError, as `source`."""
+        source, function = self.source(name)
+        spec = self.workloads[name]
+        contents = self._read(name, source)
+        digest = source.digest(contents, function, spec.arguments, spec.env)
+        packed = f"workloads/{hashed(contents).hexdigest()[:12]}.tar.gz"  # workloads of one repository share it
+        return WorkloadFile(
+            name=name,
+            digest=digest,
+            file=packed if source.packed else f"workloads/{digest}.py",
+            function=function,
+            arguments=dict(spec.arguments),
+            source=source.entry,
+            module=source.module,
+            requirements=source.requirements,
+            requirements_digest=source.needed_digest(contents),
+            env=dict(spec.env),
+        ), source
 
     def workload_digest(self, name: str) -> str:
-        """Twelve hex digits of the workload's file, function and arguments: another digest is another workload."""
+        """Twelve hex digits of the workload's code, function, arguments, requirements and variables."""
         if self.workloads[name].entrypoint is None:
             return IMPORTED
-        path, function = self.entrypoint(name)
-        return digest_of(path.read_bytes(), function, self.workloads[name].arguments)
+        return self.travelling(name)[0].digest
 
-
-def digest_of(content: bytes, function: str, arguments: Mapping[str, Any]) -> str:
-    """Digest of a workload whose file holds `content`."""
-    rest = json.dumps([function, dict(arguments)], sort_keys=True).encode()
-    return hashlib.sha256(content + b"\0" + rest).hexdigest()[:12]
+    def _read(self, name: str, source: Source) -> dict[str, bytes]:
+        try:
+            return source.read()
+        except OSError as error:
+            raise SettingsError(f"workloads.{name}: {error.filename} cannot be read: {error.strerror}") from None
 
 
 def find_file(start: Path | None = None) -> Path:

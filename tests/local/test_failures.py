@@ -29,7 +29,8 @@ from tasks.providers.local.cluster import LocalCluster
 from tasks.providers.local.network import detect
 from tasks.providers.local.processes import of_environment
 from tasks.providers.local.provider import LocalProvider
-from tasks.workspace.settings import Settings, digest_of, load_settings
+from tasks.workspace.settings import Settings, load_settings
+from tasks.workspace.sources import Source, digest_of
 from tasks.workspace.workspace import Workspace
 from tests.local.command import known
 from tests.local.hosts import left_over
@@ -106,7 +107,7 @@ def job(installation: Workspace, count: int, runs: dict[str, dict[str, Any]]) ->
         expected=(Devices(name=CPU, count=1),) * count,
         items=tuple(replace(item, run_id=run_id, **changes) for run_id, changes in runs.items()),
         envelopes={run_id: setup() for run_id in runs},
-        files=((spec, installation.settings.root / "tiny.py"),),
+        files=((spec, Source.of_file(installation.settings.root / "tiny.py")),),
         seed=1,
         deadline_s=120.0,
     )

@@ -56,6 +56,7 @@ class Mirror:
         self._places = dict(places)
         self._have: dict[str, str] = {}
         self._sent: dict[str, dict[str, str]] = {}
+        self._digests: dict[str, tuple[tuple[int, int, int] | None, str]] = {}  # of what the controller wrote
         self._lock, self._over = threading.RLock(), threading.Event()
         self._thread: threading.Thread | None = None
         self._own_unix = now_unix  # for a store that does not tell the time, and between listings
@@ -185,23 +186,30 @@ class Mirror:
         self._have[one.key] = one.version
         return True
 
-    def _written(self) -> dict[str, bytes]:
-        """The controller's files for the nodes, by name."""
-        files = [*self._mailbox.glob("*.json"), *self._mailbox.glob("workloads/*")]
-        names = {file.relative_to(self._mailbox).as_posix(): file for file in files}
-        return {name: names[name].read_bytes() for name in sorted(names) if _OF_CONTROLLER.fullmatch(name)}
+    def _written(self) -> dict[str, str]:
+        """Digests of the controller's files for the nodes by name; a file is read when it was written anew."""
+        digests = {}
+        for file in sorted([*self._mailbox.glob("*.json"), *self._mailbox.glob("workloads/*")]):
+            name = file.relative_to(self._mailbox).as_posix()
+            if _OF_CONTROLLER.fullmatch(name):
+                status = file.stat()
+                mark = (status.st_ino, status.st_mtime_ns, status.st_size)
+                if self._digests.get(name, (None, ""))[0] != mark:
+                    self._digests[name] = (mark, hashlib.sha256(file.read_bytes()).hexdigest())
+                digests[name] = self._digests[name][1]
+        return digests
 
-    def _bring(self, userid: str, place: Place, files: Mapping[str, bytes]) -> None:
+    def _bring(self, userid: str, place: Place, files: Mapping[str, str]) -> None:
         sent = self._sent.setdefault(userid, {})
-        whole = dict(files) | {"node.json": json.dumps({"node": place.rank, "nodes": place.nodes}).encode()}
-        digests = {name: hashlib.sha256(content).hexdigest() for name, content in whole.items()}
+        own = json.dumps({"node": place.rank, "nodes": place.nodes}).encode()
+        digests = dict(files) | {"node.json": hashlib.sha256(own).hexdigest()}
         fresh = [name for name, digest in digests.items() if sent.get(name) != digest]
         if not fresh:
             return
         self._changed_at = self._own_unix()  # an answer may be near
         into = f"{self._under}{userid}/in/"
-        for name in fresh:
-            self._store.put(into + name, whole[name])
+        for name in fresh:  # of one written since, the node waits for the manifest that has it
+            self._store.put(into + name, own if name == "node.json" else (self._mailbox / name).read_bytes())
         self._store.put(into + "manifest.json", json.dumps({"files": digests}).encode())
         sent.update({name: digests[name] for name in fresh})
 

@@ -21,6 +21,7 @@ from tasks.providers.local.processes import children
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # an ordinary user's PATH on Debian lacks ip and tc
 _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 _HOST = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
+_LOOPBACK = 'PATH="$PATH:/usr/sbin:/sbin" ip link set lo up; "$@"; exit $?'  # the shell stays, and collects orphans
 _SWITCH = ("unshare", "--net")
 _USER = ("unshare", "-Urnm")
 _INSIDE_USER = ("nsenter", "-U", "--preserve-credentials", "-t")
@@ -104,6 +105,16 @@ def detect() -> Isolation:
             return Isolation(kind=kind)
         reasons.append((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
     return Isolation(kind="none", why_not="; ".join(dict.fromkeys(reasons)))
+
+
+def without_network(isolation: Isolation, command: Sequence[str]) -> list[str]:
+    """`command` where it reaches neither a network nor another process, as on a host without neighbours.
+
+    As it is where `isolation` has no namespaces.
+    """
+    if not isolation.namespaces:
+        return list(command)
+    return [*(_USER if isolation.kind == "user" else ()), *_HOST, _LOOPBACK, "srift-check", *command]
 
 
 def start_switch(isolation: Isolation, environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:

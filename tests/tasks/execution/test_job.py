@@ -56,7 +56,7 @@ def test_items_are_numbered_within_the_lease_and_carry_what_nodes_need(job: Job)
 
 
 def test_each_workload_travels_once_as_it_is_now(here: Workspace, job: Job) -> None:
-    assert {spec.name: path.name for spec, path in job.files} == {"conv": "work.py", "lm": "work.py"}
+    assert {spec.name: source.entry for spec, source in job.files} == {"conv": "work.py", "lm": "work.py"}
     assert {spec.function for spec, _ in job.files} == {"build"}
     (here.settings.root / "work.py").write_text("def build(): ...\n")
     after = job_of(launch(here), here.settings, lease_id="L", seed=5, deadline_s=60.0)

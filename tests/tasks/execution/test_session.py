@@ -21,7 +21,7 @@ from tasks.execution.job import Job, Served
 from tasks.node.processes import EXIT_NO_DEVICE
 from tasks.node.record import Devices, Item, WorkloadFile, write_json
 from tasks.providers.base import NodeState
-from tasks.workspace.settings import digest_of
+from tasks.workspace.sources import Source, digest_of
 from tests.fakes import FakeCluster, FakeProvider, Step, armed, fails, fast, finished, job_of, offer, ready, reported
 
 KILLED = {"exit_code": 1, "worker_exit_code": -9, "reason": "the worker ended with exit code -9"}
@@ -275,7 +275,7 @@ def test_a_workload_whose_file_changes_before_it_travels_is_not_measured_under_i
     file.write_text("def build(): ... # another\n")
     digest = digest_of(b"def build(): ...\n", "build", {})
     spec = WorkloadFile(name="tiny", digest=digest, file="workloads/tiny.py", function="build")
-    seen, _ = served(tmp_path, job(files=((spec, file),)), *GOES)
+    seen, _ = served(tmp_path, job(files=((spec, Source.of_file(file)),)), *GOES)
     [(run_id, status, reason)] = rows(seen)
     assert (run_id, status) == ("r-00-launch", "failed") and "was just changed: refresh again" in reason
 
