@@ -93,6 +93,19 @@ def test_a_launch_lasts_as_long_as_it_wishes_where_money_is_plenty(here: Workspa
     assert allowed.worst_usd == pytest.approx(at_worst(PRICE, allowed.deadline_s, machines=2))
 
 
+def test_machines_that_install_requirements_are_paid_for_as_long_as_that_may_take(here: Workspace) -> None:
+    plain = caps.allowance(here, launch(here), tally(1000.0), NOON)
+    named = {wanted.trained[0] for wanted in launch(here).items if wanted.workload}
+    able = {
+        name: one.model_copy(update={"requirements": "requirements.txt"} if name in named else {})
+        for name, one in here.settings.workloads.items()
+    }
+    needing = replace(here, settings=here.settings.model_copy(update={"workloads": able}))
+    allowed = caps.allowance(needing, launch(here), tally(1000.0), NOON)
+    assert named and allowed.deadline_s == plain.deadline_s + 300.0 * len(named)
+    assert allowed.worst_usd > plain.worst_usd
+
+
 def test_patience_is_part_of_what_a_launch_takes_and_ends_in_time(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,6 +150,19 @@ def test_a_dry_run_says_why_it_can_buy_nothing(
     assert "no instance type has a price on the spot market" in capsys.readouterr().err
 
 
+def test_a_workload_whose_requirements_cannot_be_installed_is_said_and_not_bought_and_the_others_are(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shopping, "not_installable", lambda settings: {"lm": "requirements of workload lm clash"})
+    able = shopping.with_requirements_installed(here)
+    assert "workload lm is not measured: requirements of workload lm clash" in capsys.readouterr().err
+    assert {item.workload for launch in shop(able, None, past=False) for item in launch.items if item.workload} == {
+        "conv"
+    }
+    ec2 = replace(here, provider=DescribedMachines(name="ec2"))
+    assert shopping.with_requirements_installed(ec2).settings == ec2.settings, "its machines install on their own"
+
+
 def test_a_champion_that_has_not_met_a_workload_a_type_or_its_new_definition_does_not_stop_its_being_bought(
     here: Workspace, tmp_path: Path
 ) -> None:

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from tasks.doctor import workload_check
 from tasks.doctor.workload_check import CheckFailed, check_workload, problems
+from tasks.providers.local.network import Isolation, detect
 from tasks.workspace.settings import Settings, SettingsError, load_settings
+from tests.wheels import wheel
 
 TOML = """
 [workloads.net]
@@ -53,11 +56,64 @@ def test_it_runs_in_an_empty_folder_without_credentials_and_prints_nothing_of_it
     assert out == "" and "a word of the workload's own" in err
 
 
+FOLDER = """
+[workloads.net]
+path = "repo"
+entrypoint = "tasks:build"
+requirements = "requirements.txt"
+env = {WIDTH = "3"}
+samples = 1000
+global_batch = 64
+"""
+# In a module with the name of one of our packages, which machines do not have.
+SEES = """
+import glob, os, socket
+import greeting
+
+assert greeting.WORD == "hello" and os.environ["WIDTH"] == "3" and os.path.exists("data.txt")
+assert not [name for name in os.environ if name.startswith(("AWS", "PIP", "SRIFT"))]
+assert not os.path.exists(os.path.expanduser("~/.aws"))
+assert len(glob.glob("/proc/[0-9]*")) < 9, "other processes, with their environments, are in sight"
+assert [name for _, name in socket.if_nameindex()] == ["lo"]
+"""
+
+
+@pytest.mark.skipif(not detect().namespaces, reason="no namespaces")
+def test_a_folder_runs_with_its_requirements_and_variables_without_a_network_or_sight_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / "srift.toml").write_text(FOLDER)
+    repo = tmp_path / "repo"
+    wheel(repo / "wheels", "greeting", "1.0", "WORD = 'hello'\n")
+    (repo / "tasks.py").write_text(SEES + BUILD.format(first="pass"))
+    (repo / "data.txt").write_text("")
+    (repo / "requirements.txt").write_text("--no-index\n--find-links wheels\ngreeting\n")
+    settings = load_settings(tmp_path / "srift.toml").model_copy(update={"home": tmp_path / "state"})
+    found = check_workload(settings, "net", timeout_s=120)
+    assert [one["problem"] for one in found["precisions"]] == [""] and found["notes"] == []
+    assert "installing the requirements of workload net" in capfd.readouterr().err
+    (repo / "requirements.txt").write_text("--no-index\ntorch<2\n")
+    with pytest.raises(CheckFailed, match="requirements of workload net clash with torch"):
+        check_workload(settings, "net", timeout_s=120)
+
+
+def test_where_no_network_can_be_taken_away_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workload_check, "detect", lambda: Isolation(kind="none", why_not="unshare is missing"))
+    monkeypatch.setattr(workload_check, "_asked", lambda *_, **__: [])
+    found = check_workload(project(tmp_path), "net", timeout_s=120)
+    assert found["notes"] == ["this machine's network was in reach, as it is on no local host: unshare is missing"]
+
+
 def test_one_that_waits_or_ends_the_process_is_said(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match="did not make two steps of 16 samples in 3 s"):
         check_workload(project(tmp_path, "import time; time.sleep(60)"), "net", timeout_s=3)
     with pytest.raises(CheckFailed, match="ended with exit code 7"):
         check_workload(project(tmp_path, "os._exit(7)"), "net", timeout_s=60)
+    with pytest.raises(CheckFailed, match=r"was killed \(SIGKILL\)"):
+        check_workload(project(tmp_path, "os.kill(os.getpid(), 9)"), "net", timeout_s=60)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Machines that are taken away cost the run under way; the rest goes on with fewer
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -278,6 +279,85 @@ def test_a_workload_whose_file_changes_before_it_travels_is_not_measured_under_i
     seen, _ = served(tmp_path, job(files=((spec, Source.of_file(file)),)), *GOES)
     [(run_id, status, reason)] = rows(seen)
     assert (run_id, status) == ("r-00-launch", "failed") and "was just changed: refresh again" in reason
+
+
+def in_processes(home: Path, runs: str, **changes: Any) -> Job:
+    """As `job`, with x and y of a folder's workload, and z of one with a variable; the rest is of a plain one."""
+    (home / "m.py").write_text("def build(): ...\n")
+    plain = Source.of_file(home / "m.py")
+    sources = {"tiny": plain, "repo": Source(files=plain.files, entry="m.py", module="m"), "set": plain}
+    stated: dict[str, dict[str, Any]] = {"repo": {"module": "m"} | changes, "set": {"env": {"A": "1"}}}
+    files = []
+    for name, source in sources.items():
+        digest = source.digest(source.read(), "build", {}, stated.get(name, {}).get("env", {}))
+        file = f"workloads/{digest}" + (".tar.gz" if source.packed else ".py")
+        more = stated.get(name, {})
+        files.append((WorkloadFile(name=name, digest=digest, file=file, function="build", **more), source))
+    whole, of = job(runs), {"x": "repo", "y": "repo", "z": "set"}
+    items = [replace(item, workload=of.get(item.run_id, "tiny")) for item in whole.items]
+    return replace(whole, items=tuple(items), files=files)
+
+
+def planned_now(seen: list[tuple[str, list[str]]]) -> Step:
+    """Note the runs and workloads of the plan as it is."""
+
+    def step(cluster: FakeCluster) -> None:
+        body = json.loads((cluster.mailbox / "plan.json").read_text())
+        runs = "".join(item["run_id"] for item in body["items"])
+        seen.append((runs, [one["name"] for one in body["workloads"]]))
+
+    return step
+
+
+def test_each_process_that_workloads_need_is_an_attempt_plain_ones_first(tmp_path: Path) -> None:
+    seen: list[tuple[str, list[str]]] = []
+    note = planned_now(seen)
+    script = (
+        *(ready, armed(1), note, reported(*"ab"), finished(1), armed(2), note, reported(*"xy"), finished(2)),
+        *(armed(3), note, reported("z"), finished(3)),
+    )
+    told, _ = served(tmp_path, in_processes(tmp_path, "xazyb"), *script)
+    assert seen == [("ab", ["tiny"]), ("xy", ["repo"]), ("z", ["set"])]
+    assert (told.recorded, rows(told), told.outcome) == (set("abxyz"), [], "finished")
+
+
+def test_one_that_fails_again_and_again_costs_none_of_the_others(tmp_path: Path) -> None:
+    unprepared = {"exit_code": 3, "worker_exit_code": 3, "reason": "requirements of workload repo clash"}
+    broken = [finished(attempt, **NO_MODULE) for attempt in (2, 3, 4)]
+    script = (ready, armed(1), reported("a"), finished(1), *broken, armed(5), reported("z"), finished(5))
+    told, _ = served(tmp_path, in_processes(tmp_path, "axyz"), *script)
+    assert told.recorded == {"a", "z"} and [row[1:] for row in rows(told)] == [
+        ("failed", "node 0: no module named torch")
+    ]
+    failed = (reported("x", "y"), finished(2, **unprepared))  # with a record of each, nothing is tried again
+    (tmp_path / "other").mkdir()
+    script = (ready, armed(1), reported("a"), finished(1), *failed, armed(3), reported("z"), finished(3))
+    told, _ = served(tmp_path / "other", in_processes(tmp_path, "axyz"), *script)
+    assert (told.recorded, rows(told), told.outcome) == (set("axyz"), [], "finished")
+
+
+@pytest.mark.parametrize(("environment", "after_s"), [("", 390), ("/made", 90)])
+def test_machines_that_install_requirements_may_take_longer_to_start(
+    tmp_path: Path, environment: str, after_s: int
+) -> None:
+    needs = {"requirements": "requirements.txt", "requirements_digest": "r", "environment": environment}
+    seen, _ = served(tmp_path, in_processes(tmp_path, "x", **needs), ready)
+    assert f"did not start torchrun within {after_s} s" in seen.rows[0]["reason"]
+
+
+def test_a_folder_travels_as_one_archive_and_not_under_its_old_name_when_a_file_of_it_changed(tmp_path: Path) -> None:
+    asked = in_processes(tmp_path, "xy")
+    script = (ready, armed(1), reported(*"xy"), finished(1))
+    seen, _ = served(tmp_path, asked, *script)
+    assert seen.mailbox is not None
+    [packed] = (seen.mailbox / "workloads").glob("*.tar.gz")
+    with tarfile.open(packed) as tar:
+        assert tar.getnames() == ["m.py"]
+    for change in (lambda: (tmp_path / "m.py").write_text("another"), (tmp_path / "m.py").unlink):
+        change()
+        (tmp_path / "later").mkdir(exist_ok=True)
+        seen, _ = served(tmp_path / "later", replace(asked, lease_id=f"r-{change}"), *script)
+        assert "was just changed: refresh again" in seen.rows[0]["reason"]
 
 
 def test_a_refusal_is_one_row_and_no_failure(tmp_path: Path) -> None:

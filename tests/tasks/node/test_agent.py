@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tasks.node.agent import DEVICES_WITHIN_S, Agent, environment
-from tasks.node.processes import EXIT_NO_DEVICE
-from tasks.node.record import ANY, CPU, Devices, Item, Plan, write_json
+from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_NO_DEVICE
+from tasks.node.record import ANY, CPU, Devices, Item, Plan, WorkloadFile, write_json
 
 
 def plan(attempt: int, *items: Item, ranks: tuple[int, ...] = ()) -> Plan:
@@ -138,6 +138,34 @@ def test_torchrun_starts_behind_a_check_where_a_gpu_was_bought_and_a_machine_wai
         waits.append(float(told["--wait-s"]))
         agent.waits_until = time.monotonic() - 1.0
     assert waits == [pytest.approx(DEVICES_WITHIN_S, abs=1.0), 0.0]
+
+
+@pytest.mark.parametrize(
+    ("workload", "needs"),
+    [
+        (WorkloadFile(name="w", digest="d", file="workloads/d.py", function="build"), False),
+        (WorkloadFile(name="w", digest="d", file="workloads/d.py", function="build", env={"A": "1"}), True),
+        (WorkloadFile(name="w", digest="d", file="workloads/c.tar.gz", function="build", module="m"), True),
+    ],
+)
+def test_what_needs_more_than_a_plain_file_is_prepared_before_torchrun_and_after_the_devices(
+    workload: WorkloadFile, needs: bool
+) -> None:
+    whole = replace(plan(1, ITEM), workloads=[workload], expected=WAITED_FOR)
+    words = Agent(mailbox=Path("m"), node=1, address="", deadline_unix=0.0).command(whole)
+    modules = [after for word, after in pairwise(words) if word == "-m"]
+    prepared = ["node.prepare"] * needs
+    assert modules == ["node.device_check", *prepared, "torch.distributed.run", "node.worker"]
+
+
+def test_a_launch_that_could_not_be_prepared_ends_by_fault_of_its_runs(agent: Agent) -> None:
+    agent.attempt = 1
+    agent.log_path.write_text(f"srift[{EXIT_ITEM_FAILED}]: requirements of workload w clash\n")
+    agent.launch = subprocess.Popen(["sh", "-c", f"exit {EXIT_ITEM_FAILED}"])
+    agent.launch.wait()
+    agent.end_launch()
+    told = json.loads((agent.own / "finished-1.json").read_text())
+    assert (told["worker_exit_code"], told["reason"]) == (EXIT_ITEM_FAILED, "requirements of workload w clash")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,50 @@ def test_a_workload_that_trains_has_figures_and_no_problem(tmp_path: Path) -> No
 def test_what_keeps_it_from_training_is_said_with_the_users_line(tmp_path: Path, old: str, new: str, said: str) -> None:
     told = answer(tmp_path, (old, new))
     assert said in told["problem"] and told["figures"] is None
+
+
+def of_folder(folder: Path, **files: str) -> dict[str, Any]:
+    """The answer for a folder whose `train` takes Net from `net`, with `files` written over."""
+    class_, build = GOOD.split("def build", 1)
+    code = {"train": f"from pkg.net import Net, torch, nn\n\ndef build{build}", "net": class_, "__init__": ""} | files
+    own = folder / "workloads" / "c1" / "pkg"
+    own.mkdir(parents=True)
+    for name, text in code.items():
+        (own / f"{name}.py").write_text(text)
+    file = WorkloadFile(
+        name="net", digest="d1", file="workloads/c1.tar.gz", function="build", module="pkg.train", source="pkg/train.py"
+    )
+    return checked(folder, file, "fp32", batch=16)
+
+
+@pytest.fixture
+def nothing_imported() -> Iterator[None]:
+    """A process serves one folder; this one serves one after the other."""
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pkg"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, ""),
+        ({"net": "import torch\nfrom torch import nn\nNet = nosuch\n"}, "(pkg/net.py, line 3, in <module>)"),
+        ({"net": "def broken(:\n"}, "SyntaxError: invalid syntax (pkg/net.py, line 1)"),
+        ({"net": "from pkg.train import build\n"}, "circular import) (pkg/train.py) (pkg/net.py, line 1, in <module>)"),
+        ({"train": "from pkg.nett import Net\n"}, "No module named 'pkg.nett' (pkg/train.py, line 1, in <module>)"),
+        ({"train": "import sys\nsys.exit(2)\n"}, "SystemExit: 2 (pkg/train.py, line 2, in <module>)"),
+        ({"train": "def buidl(): ...\n"}, "no function 'build' in the file of workload 'net'; did you mean 'buidl'?"),
+    ],
+)
+def test_a_folders_own_file_is_named_by_its_place_there(
+    tmp_path: Path, nothing_imported: None, files: dict[str, str], said: str
+) -> None:
+    told = of_folder(tmp_path, **files)
+    assert (said in told["problem"] and str(tmp_path) not in told["problem"]) if said else told["problem"] == ""
+    assert ("requirements" in "".join(told["notes"])) is ("No module" in said)
 
 
 def test_an_error_in_torchs_code_names_the_part_of_the_model(tmp_path: Path) -> None:

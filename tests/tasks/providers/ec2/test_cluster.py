@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from tasks.execution.mailbox import Mailbox, silent_nodes
-from tasks.node.record import write_json
+from tasks.node.record import write_file, write_json
 from tasks.providers.ec2 import mailbox_s3 as ec2_mirror
 from tasks.providers.ec2.cluster import Ec2Cluster
 from tests.ec2_home import Home
@@ -54,6 +55,22 @@ def test_what_nodes_upload_is_in_the_mailbox_and_what_is_written_there_reaches_e
         assert set(manifest) == {"plan.json", "workloads/abc.py", "node.json"}, "the controller's own stays here"
     puts = home.world.count("s3:PutObject")
     assert running.mirror.sync() and home.world.count("s3:PutObject") == puts, "nothing new, nothing sent"
+
+
+def test_an_archive_is_read_and_sent_again_only_when_it_was_written_anew(
+    home: Home, running: Ec2Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = running.mailbox / "workloads" / "abc.tar.gz"
+    write_file(file, b"code")
+    assert running.mirror.sync()
+    read, whole = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path.name), whole(path))[1])
+    assert running.mirror.sync() and read == []
+    write_file(file, b"more")
+    assert running.mirror.sync() and set(read) == {"abc.tar.gz"}
+    for name in names(home):
+        manifest = home.world.s3.read("r-1", name, "manifest.json")["files"]
+        assert manifest["workloads/abc.tar.gz"] == hashlib.sha256(b"more").hexdigest()
 
 
 def test_the_manifest_comes_after_what_it_names(home: Home, running: Ec2Cluster) -> None:
