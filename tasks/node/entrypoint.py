@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from .device import to_device
 from .precision import Arithmetic, arithmetic
 from .record import WorkloadFile
+from .torchvision_operators import declare_what_did_not_load
 
 _CPU = torch.device("cpu")
 
@@ -72,6 +73,7 @@ def build(
     if spec is None or spec.loader is None:
         raise WorkloadError(f"{workload.file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    declare_what_did_not_load()
     spec.loader.exec_module(module)
     function = getattr(module, workload.function, None)
     if not callable(function):
