@@ -11,7 +11,7 @@ import json
 import math
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -124,7 +124,7 @@ def _tensors(part: Any) -> Iterator[Tensor]:
     """The tensors in a batch, which may be nested."""
     if isinstance(part, Tensor):
         yield part
-    elif isinstance(part, dict):
+    elif isinstance(part, Mapping):
         for one in part.values():
             yield from _tensors(one)
     elif isinstance(part, list | tuple):

@@ -63,6 +63,8 @@ def to_device(value: Any, device: torch.device) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
+    if callable(getattr(value, "to", None)):  # moves itself, as what transformers' tokenizers make of texts
+        return value.to(device)
     if isinstance(value, dict):
         return {name: to_device(one, device) for name, one in value.items()}
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):

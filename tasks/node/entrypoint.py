@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from .device import to_device
 from .precision import Arithmetic, arithmetic
 from .record import WorkloadFile
+from .torchvision_operators import declare_what_did_not_load
 
 _CPU = torch.device("cpu")
 
@@ -74,6 +75,7 @@ def build(
     """
     computing = arithmetic(precision, device)
     torch.manual_seed(seed)
+    declare_what_did_not_load()
     module = _module(folder, workload)
     if workload.module:  # which only the first item of a process imports: all start from the same numbers
         torch.manual_seed(seed)

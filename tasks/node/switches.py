@@ -7,6 +7,7 @@ offload         weights, gradients and optimizer states that are shared out lie 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
@@ -52,15 +53,17 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     """Modules whose weights are gathered together: the largest that hold at most an eighth of all, or have no parts.
 
     Those of torch's own classes are not taken apart, but for those known to call their parts: others use the weights of
-    their parts without calling these.
+    their parts without calling these. Left out is what has a weight in common with a module outside of it, as a
+    language model's head has with its embedding: such weights are gathered with the whole model's.
     """
     most = _size(model) / _BLOCKS
+    uses = _uses(model)
 
     def within(module: nn.Module) -> Iterator[nn.Module]:
         for part in module.children():
             if isinstance(part, _LISTS) or (_size(part) > most and not _whole(part)):
                 yield from within(part)
-            elif _size(part) > 0:
+            elif _size(part) > 0 and all(times == uses[one] for one, times in _uses(part).items()):
                 yield part
 
     return list(within(model))
@@ -89,6 +92,11 @@ def _deep(module: nn.Module) -> bool:
 
 def _whole(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.") and not isinstance(module, _CALL_THEIR_PARTS)
+
+
+def _uses(module: nn.Module) -> Counter[int]:
+    """How often each parameter, by its id, stands in a module."""
+    return Counter(id(one) for _, one in module.named_parameters(remove_duplicate=False))
 
 
 def _size(module: nn.Module) -> int:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tasks import node
+from tasks.node.check import _tensors
+from tasks.node.device import to_device
 from tasks.node.entrypoint import LoadedWorkload, WorkloadError, build, try_once
 from tasks.node.record import WorkloadFile
 from tasks.node.steps import one_step
@@ -71,6 +75,19 @@ def test_what_a_batch_maker_makes_elsewhere_is_moved(tmp_path: Path) -> None:
     inputs, target = built.make_batch(3)
     assert inputs["x"][0].device.type == "meta" and target.device.type == "meta" and inputs["name"] == "kept"
     assert next(built.model.parameters()).device.type == "meta"
+
+
+class Encoding(UserDict[str, Any]):
+    """A batch that is no dict and moves itself, as transformers' BatchEncoding."""
+
+    def to(self, device: torch.device) -> Encoding:
+        return Encoding({name: one.to(device) for name, one in self.items()})
+
+
+def test_a_batch_that_can_move_itself_is_moved_and_stays_what_it_is() -> None:
+    moved = to_device((Encoding(tokens=torch.ones(3)), None), torch.device("meta"))
+    assert isinstance(moved[0], Encoding) and moved[0]["tokens"].device.type == "meta" and moved[1] is None
+    assert [len(one) for one in _tensors(moved)] == [3]
 
 
 def test_accumulated_micro_steps_equal_one_large_batch() -> None:

@@ -1,0 +1,80 @@
+"""Train a small convolutional network to tell squares from discs: a plain loop in torch."""
+
+import argparse
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+
+class Shapes(Dataset):
+    """Noisy pictures of a square or a disc, drawn when they are asked for."""
+
+    def __init__(self, count: int, pixels: int) -> None:
+        self.count, self.pixels = count, pixels
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        label = index % 2
+        random = torch.Generator().manual_seed(index)
+        across, down = torch.meshgrid(*[torch.linspace(-1, 1, self.pixels)] * 2, indexing="xy")
+        distance = across.hypot(down) if label else torch.maximum(across.abs(), down.abs())
+        size = 0.3 + 0.5 * torch.rand(1, generator=random)
+        return (distance < size).float() + 0.3 * torch.randn(1, self.pixels, self.pixels, generator=random), label
+
+
+class Network(nn.Module):
+    """Three convolutions and a linear layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            *(nn.Conv2d(1, width, 3, stride=2, padding=1), nn.ReLU()),
+            *(nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.ReLU()),
+            *(nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1), nn.ReLU()),
+        )
+        self.head = nn.Linear(4 * width, 2)
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(pictures).mean(dim=(2, 3)))
+
+
+def build(samples: int = 4096, width: int = 64, lr: float = 0.05):
+    model = Network(width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    data = Shapes(samples, pixels=32)
+
+    def make_batch(batch: int):
+        return next(iter(DataLoader(data, batch_size=batch, shuffle=True)))
+
+    return model, nn.CrossEntropyLoss(), make_batch, optimizer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--samples", type=int, default=4096)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=0.05)
+    args = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    model = Network(args.width).to(device)
+    criterion = nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    loader = DataLoader(Shapes(args.samples, pixels=32), batch_size=args.batch_size, shuffle=True)
+
+    for epoch in range(args.epochs):
+        for pictures, labels in loader:
+            optimizer.zero_grad()
+            loss = criterion(model(pictures.to(device)), labels.to(device))
+            loss.backward()
+            optimizer.step()
+        print(f"epoch {epoch + 1}: loss {loss.item():.3f}")
+
+
+if __name__ == "__main__":
+    main()

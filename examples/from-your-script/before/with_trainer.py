@@ -1,0 +1,63 @@
+"""Train a small BERT to tell which of two words comes more often in a text: Hugging Face's Trainer."""
+
+import argparse
+
+import torch
+from torch.utils.data import Dataset
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+WORDS = 1000
+
+
+class Texts(Dataset):
+    """Texts of made-up words, and whether the first word of the vocabulary is in there more often than the second."""
+
+    def __init__(self, count: int, length: int) -> None:
+        self.count, self.length = count, length
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        random = torch.Generator().manual_seed(index)
+        tokens = torch.randint(WORDS, (self.length,), generator=random)
+        counted = torch.rand(self.length, generator=random) < 0.3
+        tokens[counted] = torch.randint(2, (int(counted.sum()),), generator=random)
+        return {"input_ids": tokens, "labels": ((tokens == 0).sum() > (tokens == 1).sum()).long()}
+
+
+def make_trainer(width: int, layers: int, arguments: TrainingArguments) -> Trainer:
+    config = BertConfig(
+        vocab_size=WORDS,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 32,
+        num_labels=2,
+    )
+    model = BertForSequenceClassification(config)
+    return Trainer(model=model, args=arguments, train_dataset=Texts(4096, length=64))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--output", default="output")
+    args = parser.parse_args()
+    arguments = TrainingArguments(
+        output_dir=args.output,
+        max_steps=args.steps,
+        per_device_train_batch_size=32,
+        learning_rate=3e-4,
+        weight_decay=0.01,
+        logging_steps=20,
+        save_strategy="no",
+        report_to="none",
+    )
+    make_trainer(args.width, args.layers, arguments).train()
+
+
+if __name__ == "__main__":
+    main()

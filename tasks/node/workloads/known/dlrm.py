@@ -1,0 +1,65 @@
+"""DLRM, Facebook's deep learning recommendation model (arXiv:1906.00091), in plain torch on synthetic clicks.
+
+Without arguments it is its authors' model of Criteo's Kaggle data: 540 million parameters, nearly all in its tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+Inputs = tuple[Tensor, Tensor]
+Parts = tuple[nn.Module, nn.Module, Callable[[int], tuple[Inputs, Tensor]], torch.optim.Optimizer]
+
+_NUMBERS = 13  # features that are numbers
+# Values that each of the other features takes in the data.
+_VALUES = (1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10,
+           5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572)  # fmt: skip
+_SAMPLES = 4096  # made once and drawn from
+_SKEW = 4  # some values come far more often than others
+
+
+class DLRM(nn.Module):
+    """A vector for each feature and one for all numbers; their dot products in pairs, and a network on top of these."""
+
+    def __init__(self, rows: Sequence[int], width: int) -> None:
+        super().__init__()
+        self.bottom = _layers(_NUMBERS, 512, 256, 64, width)
+        self.tables = nn.ModuleList(nn.Embedding(one, width) for one in rows)
+        for one, weights in zip(rows, self.tables.parameters(), strict=True):
+            nn.init.uniform_(weights, -(one**-0.5), one**-0.5)
+        vectors = len(rows) + 1
+        self.top = nn.Sequential(_layers(width + vectors * (vectors - 1) // 2, 512, 256), nn.Linear(256, 1))
+        self.pairs: Tensor
+        self.register_buffer("pairs", torch.tril_indices(vectors, vectors, offset=-1), persistent=False)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Numbers (batch, 13) and values (batch, features) to a logit a sample."""
+        numbers, values = inputs
+        dense = self.bottom(numbers)
+        vectors = torch.stack([dense, *(table(values[:, i]) for i, table in enumerate(self.tables))], dim=1)
+        products = vectors @ vectors.transpose(1, 2)
+        logits: Tensor = self.top(torch.cat([dense, products[:, self.pairs[0], self.pairs[1]]], dim=1))
+        return logits.squeeze(1)
+
+
+def build(width: int = 16, most_rows: int = max(_VALUES)) -> Parts:
+    """Model, loss, batch maker and optimizer; a feature that takes more values than `most_rows` has so many rows."""
+    rows = [min(most_rows, values) for values in _VALUES]
+    model = DLRM(rows, width)
+    numbers, clicked = torch.rand(_SAMPLES, _NUMBERS), torch.rand(_SAMPLES).round()
+    values = (torch.rand(_SAMPLES, len(rows)) ** _SKEW * torch.tensor(rows)).long()
+
+    def make_batch(batch: int) -> tuple[Inputs, Tensor]:
+        picked = torch.randint(_SAMPLES, (batch,))
+        return (numbers[picked], values[picked]), clicked[picked]
+
+    return model, nn.BCEWithLogitsLoss(), make_batch, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def _layers(*widths: int) -> nn.Sequential:
+    """Linear layers, each with a ReLU behind it."""
+    return nn.Sequential(*(part for ins, outs in pairwise(widths) for part in (nn.Linear(ins, outs), nn.ReLU())))

@@ -1,0 +1,53 @@
+"""torchvision's image classifiers, without weights, on synthetic images.
+
+Without arguments they are ResNet-50 and ViT-B/16 on 224 x 224 pixels and 1,000 classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torchvision.models import VisionTransformer
+from torchvision.models.resnet import Bottleneck, ResNet
+
+Parts = tuple[nn.Module, nn.Module, Callable[[int], tuple[Tensor, Tensor]], torch.optim.Optimizer]
+
+_BLOCKS = (3, 4, 6, 3)  # of the four stages of a ResNet-50
+_IMAGES = 64  # made once and drawn from: to make others for each batch would take longer than the step
+
+
+def resnet50(
+    pixels: int = 224, classes: int = 1000, width_per_group: int = 64, most_blocks: int = max(_BLOCKS)
+) -> Parts:
+    """Model, loss, batch maker and optimizer; no stage has more than `most_blocks` blocks."""
+    blocks = [min(most_blocks, blocks) for blocks in _BLOCKS]
+    model = ResNet(Bottleneck, blocks, num_classes=classes, width_per_group=width_per_group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
+    return model, nn.CrossEntropyLoss(), _batch_maker(pixels, classes), optimizer
+
+
+def vit_b_16(pixels: int = 224, classes: int = 1000, width: int = 768, layers: int = 12, heads: int = 12) -> Parts:
+    """Model, loss, batch maker and optimizer; `pixels` is a multiple of 16, the side of a patch."""
+    model = VisionTransformer(
+        image_size=pixels,
+        patch_size=16,
+        num_layers=layers,
+        num_heads=heads,
+        hidden_dim=width,
+        mlp_dim=4 * width,
+        num_classes=classes,
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.3)
+    return model, nn.CrossEntropyLoss(label_smoothing=0.11), _batch_maker(pixels, classes), optimizer
+
+
+def _batch_maker(pixels: int, classes: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+    images, labels = torch.randn(_IMAGES, 3, pixels, pixels), torch.randint(classes, (_IMAGES,))
+
+    def make_batch(batch: int) -> tuple[Tensor, Tensor]:
+        picked = torch.randint(_IMAGES, (batch,))
+        return images[picked], labels[picked]
+
+    return make_batch

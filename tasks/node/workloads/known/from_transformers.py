@@ -1,0 +1,81 @@
+"""BERT and GPT-2 from the config classes of Hugging Face's transformers, without weights, on synthetic text.
+
+Without arguments they are BERT-base and the smallest GPT-2, on texts as long as they can read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+
+Parts = tuple[
+    nn.Module, Callable[[Tensor, Tensor], Tensor], Callable[[int], tuple[Tensor, Tensor]], torch.optim.Optimizer
+]
+
+_TEXTS = 256  # made once and drawn from
+_MASK, _MASKED = 103, 0.15  # BERT's token [MASK], and the share of tokens that it stands for
+_NO_TARGET = -100  # what cross entropy leaves out
+
+
+class Logits(nn.Module):
+    """A language model that takes tokens alone, and answers with logits alone."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens (batch, length) to logits (batch, length, vocabulary)."""
+        logits: Tensor = self.network(input_ids=tokens).logits
+        return logits
+
+
+def bert(vocabulary: int = 30522, length: int = 512, width: int = 768, layers: int = 12, heads: int = 12) -> Parts:
+    """Model, loss, batch maker and optimizer of masked language modelling: 15 % of the tokens are to be guessed."""
+    config = BertConfig(
+        vocab_size=vocabulary,
+        max_position_embeddings=length,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+    )
+    model = Logits(BertForMaskedLM(config))  # has no pooler, which this loss would leave without a gradient
+    texts = torch.randint(vocabulary, (_TEXTS, length))
+
+    def make_batch(batch: int) -> tuple[Tensor, Tensor]:
+        tokens = texts[torch.randint(_TEXTS, (batch,))]
+        masked = torch.rand(batch, length) < _MASKED
+        return tokens.masked_fill(masked, _MASK), tokens.masked_fill(~masked, _NO_TARGET)
+
+    return model, _cross_entropy, make_batch, torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
+
+
+def gpt2(vocabulary: int = 50257, length: int = 1024, width: int = 768, layers: int = 12, heads: int = 12) -> Parts:
+    """Model, loss, batch maker and optimizer of predicting the next token."""
+    config = GPT2Config(
+        vocab_size=vocabulary,
+        n_positions=length,
+        n_embd=width,
+        n_layer=layers,
+        n_head=heads,
+        bos_token_id=vocabulary - 1,
+        eos_token_id=vocabulary - 1,
+        use_cache=False,  # of keys and values, for generating text
+    )
+    model = Logits(GPT2LMHeadModel(config))
+    texts = torch.randint(vocabulary, (_TEXTS, length + 1))
+
+    def make_batch(batch: int) -> tuple[Tensor, Tensor]:
+        tokens = texts[torch.randint(_TEXTS, (batch,))]
+        return tokens[:, :-1], tokens[:, 1:]
+
+    return model, _cross_entropy, make_batch, torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean over all tokens that have a target."""
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=_NO_TARGET)
