@@ -58,7 +58,8 @@ def alarms(runs: pd.DataFrame, predicted: pd.DataFrame, input_share: Mapping[tup
     list, or None), taken_share (or None), measured_at, and where known `slowness` (of its fixed work, 1 is usual) and
     `usual_spread` (standard deviation of its log for the type). `predicted`, aligned by position: step_s, step_high_s,
     exposed_communication_s.
-    `input_share` is the part of a step that making batches took in profiles, by workload and instance type.
+    `input_share` is the part of a step that making batches took in profiles, by workload and instance type. Of a run
+    with `loader_workers` its own `input_s` counts instead: what workers load beside the steps keeps none waiting.
     """
     found = []
     for run, expected_row in zip(rows_of(runs), rows_of(predicted), strict=True):
@@ -115,6 +116,11 @@ def _cause(
         expected = float(expected_row["exposed_communication_s"])
         return "link", "", f"a slow link: {sync:.3g} s wait for gradients, {expected:.3g} s expected"
     types = parse_cluster(str(run["cluster"]))
+    if pd.notna(run.get("loader_workers")):
+        share = float(run["input_s"] or 0.0) / float(run["step_s"])
+        if share >= _INPUT:
+            return "input", "", f"input: waiting for its loader took {share:.0%} of the step"
+        input_share = {}
     shares = {name: input_share.get((str(run["workload"]), name), 0.0) for name in types}
     most = max(shares, key=lambda name: shares[name])
     if shares[most] >= _INPUT:

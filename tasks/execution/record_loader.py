@@ -29,6 +29,7 @@ _MOST_SAID = 500  # characters of a node's sentence
 
 Unix = Annotated[float, Field(gt=0, lt=4e9)]  # seconds that a timestamp can hold
 Whole = Annotated[int, Field(gt=0, lt=2**63)]  # what a bigint can hold
+Workers = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class _Wire(BaseModel):
@@ -79,6 +80,8 @@ class _Train(_Values):
     step_s: float = Field(gt=0)
     step_spread: float | None = Field(default=None, ge=0)
     sync_s: float | None = Field(default=None, ge=0)
+    input_s: float | None = Field(default=None, ge=0)
+    loader_workers: Workers | None = None
     parameters: Whole | None = None
     gradient_bytes: Whole | None = None
     checkpoint_s: float | None = Field(default=None, gt=0)
@@ -104,6 +107,10 @@ class _Profile(_Values):
     gradient_bytes: Whole
     rows: list[_ProfileLine] = Field(min_length=1)
     buckets: list[_Bucket]
+    loader_workers: Workers | None = None
+    load_s: float | None = Field(default=None, ge=0)
+    load_wait_s: float | None = Field(default=None, ge=0)
+    sample_bytes: float | None = Field(default=None, ge=0)
 
 
 class _ProbeLine(_Wire):

@@ -77,7 +77,7 @@ def _on_offer(workspace: Workspace, otherwise: Collection[str]) -> Collection[st
 
 MOST_SAID = 5
 # Of the mart `run_details`: what only a measurement tells.
-_OUTCOMES = ["step_s", "sync_s", "step_spread", "rank_compute_s", "taken_share"]
+_OUTCOMES = ["step_s", "sync_s", "step_spread", "input_s", "rank_compute_s", "taken_share"]
 _OUTCOMES += ["reference_s", "usual_reference_s", "usual_spread"]
 
 Row = dict[str, Any]

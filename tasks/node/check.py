@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -25,9 +25,9 @@ from .launch import explain
 from .precision import NoSuchPrecision
 from .processes import die_with_parent
 from .record import WorkloadFile
-from .steps import one_step
+from .steps import Timed, one_step
 
-_STEPS, _BATCHES = 2, 3
+_STEPS = 2
 _NAMED = 3  # parameters in a message
 _SLOW_INPUT = 0.1  # of a step
 _CPU = torch.device("cpu")
@@ -46,10 +46,11 @@ def main() -> None:
 def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int) -> dict[str, Any]:
     """`precision`; the `problem`, empty where it trains or nobody can tell here; `notes`; `figures`, None without any:
 
-    step_s, input_s (of making a batch), losses, peak_bytes, parameters, gradient_bytes.
+    step_s, input_s (of making a batch, or of a step's wait for its loader), losses, peak_bytes, parameters,
+    gradient_bytes.
     """
     answer: dict[str, Any] = {"precision": precision, "problem": "", "notes": [], "figures": None}
-    model = None
+    built = model = None
     try:
         reset_peak(_CPU)
         built = build(folder, workload, seed=0, rank=0, device=_CPU, precision=precision)
@@ -63,6 +64,9 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
         answer["problem"] = explain(error, workload) + where
         if isinstance(error, ModuleNotFoundError):
             answer["notes"] = ["what is imported beside torch and Python's own is to be named in `requirements`"]
+    finally:
+        if built is not None:
+            built.close()
     return answer
 
 
@@ -77,11 +81,13 @@ def _part(error: BaseException, model: nn.Module) -> str:
 def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     """Figures of a few steps. Raises WorkloadError where no machine could train it with others."""
     try_once(built, batch)
-    losses, seconds = [], []
-    for _ in range(_STEPS):
-        started = now(_CPU)
+    losses, seconds, waits = [], [], []
+    workers = 0 if built.loader is None else built.loader.workers  # each begins with a batch that nobody waited for
+    for _ in range(max(_STEPS, workers) + workers):
+        started, waited = now(_CPU), built.waits.seconds
         losses.append(one_step(built, built.model, batch=batch, accumulation_steps=1, scale=1.0, sync=True))
         seconds.append(now(_CPU) - started)
+        waits.append(built.waits.seconds - waited)
     if not all(math.isfinite(one) for one in losses):
         raise WorkloadError(f"the loss is {losses[0]}, then {losses[-1]}: not a number to train with")
     trained = [(name, one) for name, one in built.model.named_parameters() if one.requires_grad]
@@ -93,27 +99,30 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
             f"{_listed(idle)} had no part in the loss: machines would wait for gradients that never come; use"
             " them, or set their requires_grad to False"
         )
-    inputs = []
-    for _ in range(_BATCHES):
-        started = now(_CPU)
-        built.make_batch(batch)
-        inputs.append(now(_CPU) - started)
+    timed = Timed(0.0, seconds[workers:], waits[workers:])
+    input_s = fmean(timed.input_s)
     sizes = {"parameters": built.parameters, "gradient_bytes": built.gradient_bytes, "peak_bytes": peak_bytes(_CPU)}
-    return {"step_s": median(seconds), "input_s": median(inputs), "losses": losses} | sizes
+    return {"step_s": median(timed.own_s) + input_s, "input_s": input_s, "losses": losses[:_STEPS]} | sizes
 
 
 def _notes(built: LoadedWorkload, batch: int, figures: dict[str, Any], workload: WorkloadFile) -> Iterator[str]:
     """What may be meant, and often is not."""
     sizes = {size for part in built.make_batch(batch) for one in _tensors(part) for size in one.shape}
-    if batch not in sizes:
+    if batch not in sizes and built.loader is None:  # of a loader it is no note: no batch is taken that has others
         yield f"make_batch({batch}) returned no tensor with {batch} in its shape: a batch must have as many samples"
     held = {id(one) for group in built.optimizer.param_groups for one in group["params"]}
     left = [name for name, one in built.model.named_parameters() if one.requires_grad and id(one) not in held]
     if left:
         yield f"the optimizer does not have {_listed(left)}, whose gradients are exchanged for nothing"
     share = figures["input_s"] / figures["step_s"]
-    if share >= _SLOW_INPUT:
+    if share >= _SLOW_INPUT and built.loader is None:
         yield f"making a batch takes {share:.0%} of a step on this processor: input may be what limits training"
+    elif share >= _SLOW_INPUT and built.loader is not None:
+        by = f"its {built.loader.workers} workers" if built.loader.workers else "num_workers = 0"
+        yield (
+            f"a step waits {figures['input_s']:.3g} s of {figures['step_s']:.3g} s for its loader ({by}) on this"
+            " processor: input may be what limits training"
+        )
     try:
         try_once(built, 1)
     except Exception as error:

@@ -5,24 +5,36 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import re
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from .device import to_device
+from .loader import Loader
 from .precision import Arithmetic, arithmetic
 from .record import WorkloadFile
 from .torchvision_operators import declare_what_did_not_load
 
 _CPU = torch.device("cpu")
+_FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')  # of a traceback that came as text from another process
+
+
+@dataclass(slots=True)
+class Waits:
+    """Seconds that a rank has spent so far on waiting for its batches, or on making them."""
+
+    seconds: float = 0.0
 
 
 class WorkloadError(Exception):
@@ -33,7 +45,7 @@ class WorkloadError(Exception):
 class LoadedWorkload:
     """What an entrypoint returned. `loss(model(inputs), target)` is a mean over the batch of `make_batch(batch)`.
 
-    All of it lies on `device`, batches too.
+    All of it lies on `device`, batches too. `loader` is where they come from, if the entrypoint returned one.
     """
 
     model: nn.Module
@@ -42,12 +54,21 @@ class LoadedWorkload:
     optimizer: torch.optim.Optimizer
     device: torch.device = _CPU
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
+    loader: Loader | None = None
+    waits: Waits = field(default_factory=Waits)
 
     def loss_of(self, module: nn.Module, batch: int) -> Tensor:
-        """The loss of a new batch, by the model or what it is wrapped in."""
+        """The loss of a new batch, by the model or what it is wrapped in; `waits` counts what the batch took."""
+        started = time.perf_counter()
         inputs, target = self.make_batch(batch)
+        self.waits.seconds += time.perf_counter() - started
         with self.arithmetic.forward():
             return self.loss(module(inputs), target)
+
+    def close(self) -> None:
+        """End what the loader has running."""
+        if self.loader is not None:
+            self.loader.close()
 
     @property
     def parameters(self) -> int:
@@ -68,10 +89,11 @@ def build(
     Its file lies in `folder` as `workload` says, or, of an archive, what it was unpacked to.
 
     On a GPU, that GPU is torch's default device while the entrypoint and its batch maker run, so that plain torch makes
-    everything there; what they make elsewhere is moved.
+    everything there; what they make elsewhere is moved. In place of a batch maker there may be a DataLoader
+    (loader.py), whose processes `close` of what is returned ends.
 
-    Raises WorkloadError where it does not fit the contract, NoSuchPrecision where the device does not compute so, and
-    whatever the user's own code raises.
+    Raises WorkloadError where it does not fit the contract, LoaderError where its loader does not, NoSuchPrecision
+    where the device does not compute so, and whatever the user's own code raises.
     """
     computing = arithmetic(precision, device)
     torch.manual_seed(seed)
@@ -87,23 +109,29 @@ def build(
     with _default(device):
         parts = function(**workload.arguments)
     if not isinstance(parts, tuple) or len(parts) != 4:
-        raise WorkloadError(f"{workload.function} must return (model, loss, make_batch, optimizer)")
-    model, loss, make_batch, optimizer = parts
-    if not isinstance(model, nn.Module) or not callable(loss) or not callable(make_batch):
-        raise WorkloadError(f"{workload.function} must return a torch module, a loss, a batch maker and an optimizer")
+        raise WorkloadError(f"{workload.function} must return (model, loss, make_batch or a DataLoader, optimizer)")
+    model, loss, batches, optimizer = parts
+    loaded = isinstance(batches, DataLoader)
+    if not isinstance(model, nn.Module) or not callable(loss) or not (loaded or callable(batches)):
+        raise WorkloadError(
+            f"{workload.function} must return a torch module, a loss, a batch maker or a DataLoader, and an optimizer"
+        )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise WorkloadError(f"the fourth part that {workload.function} returns is no torch optimizer")
     for part in (model, loss):
         if isinstance(part, nn.Module):
             part.to(device)
-    torch.manual_seed(seed + 1000 * (rank + 1))
+    own_seed = seed + 1000 * (rank + 1)
+    torch.manual_seed(own_seed)
+    loader = Loader(batches, seed=own_seed, made_in=getattr(function, "__code__", None)) if loaded else None
     return LoadedWorkload(
         model=model,
         loss=loss,
-        make_batch=_on_device(make_batch, device),
+        make_batch=_on_device(batches if loader is None else loader, device, made_there=loader is None),
         optimizer=optimizer,
         device=device,
         arithmetic=computing,
+        loader=loader,
     )
 
 
@@ -124,12 +152,20 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
 
 
 def own_line(error: BaseException, workload: WorkloadFile) -> str:
-    """Where in the workload's own code an error arose, `mine.py, line 14, in make_batch`; empty where elsewhere."""
+    """Where in the workload's own code an error arose, `mine.py, line 14, in make_batch`; empty where elsewhere.
+
+    In another process, by what that told; of an error that no line raised, where the function that it blames begins.
+    """
     if isinstance(error, SyntaxError) and (named := own_name(error.filename or "", workload)):
         return f"{named}, line {error.lineno}"
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if named := own_name(frame.filename, workload):
-            return f"{named}, line {frame.lineno}, in {frame.name}"
+    frames = [(one.filename, one.lineno, one.name) for one in traceback.extract_tb(error.__traceback__)]
+    codes: tuple[CodeType, ...] = getattr(error, "codes", ())
+    reported = [(file, int(line), name) for file, line, name in _FRAME.findall(str(error))]
+    blamed = [(one.co_filename, one.co_firstlineno, one.co_name) for one in reversed(codes)]
+    for places in (frames, reported, blamed):
+        for file, line, function in reversed(places):
+            if named := own_name(file, workload):
+                return f"{named}, line {line}, in {function}"
     return ""
 
 
@@ -144,13 +180,15 @@ def _default(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if device.type == "cpu" else device
 
 
-def _on_device(make_batch: Callable[[int], tuple[Any, Any]], device: torch.device) -> Callable[[int], tuple[Any, Any]]:
-    """`make_batch` as it is on the CPU; else with its batches on `device`."""
+def _on_device(
+    make_batch: Callable[[int], tuple[Any, Any]], device: torch.device, *, made_there: bool
+) -> Callable[[int], tuple[Any, Any]]:
+    """`make_batch` as it is on the CPU; else with its batches on `device`, which is torch's default if `made_there`."""
     if device.type == "cpu":
         return make_batch
 
     def made(batch: int) -> tuple[Any, Any]:
-        with device:
+        with _default(device if made_there else _CPU):
             inputs, target = make_batch(batch)
         return to_device(inputs, device), to_device(target, device)
 

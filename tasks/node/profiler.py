@@ -3,8 +3,9 @@
 # No `from __future__ import annotations` here: DDP checks the annotations of a communication hook as objects.
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from . import measuring
 from .device import now, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload
+from .loader import Cost, Loader
 from .measuring import Patience
 from .record import Item
 
@@ -25,8 +27,13 @@ _BURN_IN, _REBUILD, _REPEATS_LEAST, _REPEATS_MOST = 1, 2, 3, 25
 def profile(
     item: Item, built: LoadedWorkload, group: dist.ProcessGroup, patience: Patience
 ) -> tuple[dict[str, Any], str]:
-    """Values of a profile record. `group` holds this rank alone: bucket readiness needs DDP, not a network."""
+    """Values of a profile record. `group` holds this rank alone: bucket readiness needs DDP, not a network.
+
+    A loader's batches are made in this process, so that their making can be told from what the device does.
+    """
     rows: list[dict[str, Any]] = []
+    if built.loader is not None:
+        built.loader.in_process = True
     for batch in sorted(item.batches):
         try:
             rows.append(patience.undisturbed(partial(_parts, built, batch), None))
@@ -36,6 +43,12 @@ def profile(
             break
     fitted = [int(row["batch"]) for row in rows]
     typical = fitted[len(fitted) // 2]
+    loading: dict[str, Any] = {}
+    if built.loader is not None:
+        loading = _loading(rows, built.loader)
+        kept = built.make_batch(typical)  # what is still to be told has nothing to do with making others
+        smallest = built.make_batch(min(item.batches))
+        built = replace(built, make_batch={typical: kept, min(item.batches): smallest}.__getitem__)
     values = {
         "parameters": built.parameters,
         "gradient_bytes": built.gradient_bytes,
@@ -43,22 +56,38 @@ def profile(
         "rows": rows,
         "buckets": _buckets(built, typical, group),
     }
-    return values, ""
+    return values | loading, ""
+
+
+def _loading(rows: list[dict[str, Any]], loader: Loader) -> dict[str, Any]:
+    """`load_s`, `load_wait_s` and `sample_bytes` of one sample, medians over the batches of `rows`, which lose them."""
+    costs = [row.pop("costs") for row in rows]
+    samples = [(row["batch"], one) for row, own in zip(rows, costs, strict=True) for one in own]
+    return {
+        "loader_workers": loader.workers,
+        "load_s": median(one.processor_s / batch for batch, one in samples),
+        "load_wait_s": median(one.waited_s / batch for batch, one in samples),
+        "sample_bytes": median(one.read_bytes / batch for batch, one in samples),
+    }
 
 
 def _parts(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     """Forward, backward and optimizer seconds and peak memory of one batch; `input_s` of the forward made the batch.
 
     The parts are means over the repeats whose sum lies in the middle half, so that they add up to a typical step.
-    Making the batch and clearing the gradients count as forward: a measured step (`steps`) pays for them too.
+    Making the batch and clearing the gradients count as forward: a measured step (`steps`) pays for them too. With a
+    loader there is `costs` too, of making each batch.
     """
     clock_s = partial(now, built.device)
     reset_peak(built.device)
     seconds: list[tuple[float, float, float, float]] = []
+    costs: list[Cost] = []
     for _ in _repeats(clock_s, _BURN_IN, _BATCH_S):
         at = [clock_s()]
         built.optimizer.zero_grad(set_to_none=True)
+        before = Cost.now()
         inputs, target = built.make_batch(batch)
+        costs.append(Cost.now().since(before))
         input_s = clock_s() - at[0]
         with built.arithmetic.forward():
             loss = built.loss(built.model(inputs), target)
@@ -71,7 +100,8 @@ def _parts(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     steady = seconds[_BURN_IN:]
     middle = [steady[i] for i in measuring.central([sum(one[:3]) for one in steady])]
     forward, backward, optimizer, made = zip(*middle, strict=True)
-    return {
+    told = {} if built.loader is None else {"costs": costs[_BURN_IN:]}
+    return told | {
         "batch": batch,
         "forward_s": fmean(forward),
         "backward_s": fmean(backward),

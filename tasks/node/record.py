@@ -216,13 +216,19 @@ class Record:
     while it was measured), reference_s (seconds of the fixed work of reference.py beside it, one a node of the item:
     the median over blocks at its slowest device), reference_blocks (how many) and reference_spread (their standard
     deviation / median):
-      train    step_s, step_spread (interquartile range / median), steps, rank_step_s, rank_compute_s (the same without
-               communication; both one a rank: node by node, in each device by device), sync_s, build_s, warmup_s,
+      train    step_s, step_spread (interquartile range / median), steps, input_s (part of step_s: waiting for the
+               next batch, or making it, at the slowest rank; a median, but of a loader a mean, to which step_s then
+               adds the median of the rest), loader_workers (of a loader alone), rank_step_s, rank_compute_s (the same
+               without communication, and without the wait for a loader; both one a rank: node by node, in each
+               device by device), sync_s (of a loader without waits for input), build_s, warmup_s,
                steps_s, peak_bytes, parameters, gradient_bytes, bucket_bytes, first_loss, last_loss; once a launch and
                workload checkpoint_s and checkpoint_bytes, of the state that the first rank wrote to its disk
       profile  parameters, gradient_bytes, flops_per_sample,
-               rows: [{batch, forward_s, backward_s, optimizer_s, input_s (part of forward_s), peak_bytes, repeats}],
-               buckets: [{bytes, ready_fraction}] in the order in which they become ready
+               rows: [{batch, forward_s, backward_s, optimizer_s, input_s (part of forward_s: making the batch, of a
+               loader too in this process itself), peak_bytes, repeats}],
+               buckets: [{bytes, ready_fraction}] in the order in which they become ready; and of a loader
+               loader_workers, load_s (seconds of a processor that one sample takes), load_wait_s (seconds beside, in
+               which it neither ran nor wanted to: storage, the network) and sample_bytes (of files)
       probe    rows: [{bytes, seconds, spread, repeats}]
     """
 

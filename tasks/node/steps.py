@@ -3,6 +3,10 @@
 Each rank's mean loss is scaled by W b_i / B, since data-parallel training divides the sum by the world size W, so that
 unequal batches b_i train as one batch B would; both W and B are over all devices. Ranks agree on when to stop between
 blocks, outside every measured step.
+
+Workers of a loader finish batches together, a burst of waits and then none: their steps are the median without the wait
+and the mean of the wait, over whole turns of the workers. They begin with nothing in stock at the warm-up, and stand
+still between blocks, so that what is measured is what they can do for as long as a training lasts.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -21,7 +25,8 @@ from torch import nn
 
 from . import measuring
 from .device import now, peak_bytes
-from .entrypoint import LoadedWorkload
+from .entrypoint import LoadedWorkload, Waits
+from .loader import Loader, running
 from .measuring import Patience, gather, meet
 from .record import Item
 from .strategies import bucket_bytes, communicates_always, no_sync, strategy
@@ -45,6 +50,20 @@ def one_step(
     return float(loss.detach())
 
 
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Seconds at one rank: of all steps with what lies between them, of each, and of each the wait for its batches."""
+
+    elapsed_s: float
+    step_s: list[float]
+    input_s: list[float]
+
+    @property
+    def own_s(self) -> list[float]:
+        """Of each step without its wait."""
+        return [max(0.0, step - wait) for step, wait in zip(self.step_s, self.input_s, strict=True)]
+
+
 @dataclass(slots=True, kw_only=True)
 class TimedSteps:
     """Steps in blocks that all of `group` begin together; a block that was disturbed trains, and is not measured."""
@@ -54,39 +73,52 @@ class TimedSteps:
     clock_s: Callable[[], float]
     patience: Patience
     losses: list[float] = field(default_factory=list)  # of every step that communicated
+    waits: Waits = field(default_factory=Waits)
+    loader: Loader | None = None
 
-    def block(self, count: int, *, sync: bool = True) -> list[list[float]]:
-        """Seconds of every rank: of all `count` steps with what lies between them, then of each."""
+    @property
+    def turn(self) -> int:
+        """Steps in which each worker of the loader gives a batch at least; 1 without any."""
+        return 1 if self.loader is None else max(1, self.loader.workers)
+
+    def block(self, count: int, *, sync: bool = True) -> list[Timed]:
+        """Every rank's seconds of `count` steps."""
 
         def measure() -> list[list[float]]:
-            seconds = []
+            seconds, waits = [], []
             started = self.clock_s()
             meet(self.group)
-            for _ in range(count):
-                before = self.clock_s()
-                loss = self.step(sync=sync)
-                seconds.append(self.clock_s() - before)
-                if sync:
-                    self.losses.append(loss)
-            return gather([self.clock_s() - started, *seconds], self.group)
+            with running(self.loader):
+                for _ in range(count):
+                    before, waited = self.clock_s(), self.waits.seconds
+                    loss = self.step(sync=sync)
+                    seconds.append(self.clock_s() - before)
+                    waits.append(self.waits.seconds - waited)
+                    if sync:
+                        self.losses.append(loss)
+            return gather([self.clock_s() - started, *seconds, *waits], self.group)
 
-        return self.patience.undisturbed(measure, self.group)
+        told = self.patience.undisturbed(measure, self.group)
+        return [Timed(one[0], one[1 : count + 1], one[count + 1 :]) for one in told]
 
-    def until_steady(self, item: Item) -> tuple[list[list[float]], float]:
-        """Seconds of each step at every rank, as many as the ranks agree are enough; and of all with what lies between.
+    def until_steady(self, item: Item) -> list[Timed]:
+        """Every rank's seconds of as many steps as the ranks agree are enough.
 
         What the ranks tell each other is outside of them.
         """
-        by_rank: list[list[float]] = [[] for _ in range(sum(item.used))]
+        by_rank = [Timed(0.0, [], [])] * sum(item.used)
         seconds: list[float] = []
-        elapsed_s = 0.0
-        limits = {"least": item.least_steps, "most": item.most_steps}
+        turn, elapsed_s = self.turn, 0.0
+        limits = {"least": -(-item.least_steps // turn) * turn, "most": -(-item.most_steps // turn) * turn}
         while not measuring.enough(seconds, **limits, elapsed_s=elapsed_s, most_s=item.most_s):
-            told = self.block(measuring.next_block(seconds, **limits))
-            elapsed_s += max(one[0] for one in told)
-            by_rank = [before + one[1:] for before, one in zip(by_rank, told, strict=True)]
-            seconds = measuring.slowest(by_rank)
-        return by_rank, elapsed_s
+            told = self.block(-(-measuring.next_block(seconds, **limits) // turn) * turn)
+            elapsed_s += max(one.elapsed_s for one in told)
+            by_rank = [
+                Timed(elapsed_s, before.step_s + one.step_s, before.input_s + one.input_s)
+                for before, one in zip(by_rank, told, strict=True)
+            ]
+            seconds = measuring.slowest([one.step_s for one in by_rank])
+        return by_rank
 
 
 def train(
@@ -110,31 +142,52 @@ def train(
     weight = item.batches[place] / micro_batch
     build_s = clock_s() - started
 
+    built.close()
     meet(group)
     started = clock_s()
-    losses = [step(sync=True) for _ in range(item.warmup_steps)]
-    scaled, before = built.arithmetic, math.inf
-    while scaled.scaled and scaled.scale < before:  # until updates are made, as in a long training
-        if scaled.scale < _LEAST_SCALE:
-            return (
-                {},
-                f"gradients in fp16 overflow at every scale to {scaled.scale:g}: train in bf16 or fp32",
-            )
-        before = scaled.scale
-        losses.append(step(sync=True))
+    with running(built.loader):
+        losses = [step(sync=True) for _ in range(item.warmup_steps)]
+        scaled, before = built.arithmetic, math.inf
+        while scaled.scaled and scaled.scale < before:  # until updates are made, as in a long training
+            if scaled.scale < _LEAST_SCALE:
+                return (
+                    {},
+                    f"gradients in fp16 overflow at every scale to {scaled.scale:g}: train in bf16 or fp32",
+                )
+            before = scaled.scale
+            losses.append(step(sync=True))
+        for _ in range(0 if built.loader is None else built.loader.workers):  # what they made before the first step
+            if max(gather([clock_s() - started], group))[0] > item.most_s:
+                break
+            losses.append(step(sync=True))
     warmup_s = clock_s() - started
 
     warmed = len(losses)
-    timed = TimedSteps(step=step, group=group, clock_s=clock_s, patience=patience, losses=losses)
-    by_rank, elapsed_s = timed.until_steady(item)
-    seconds = measuring.slowest(by_rank)
-    step_s = median(seconds)
+    timed = TimedSteps(
+        step=step,
+        group=group,
+        clock_s=clock_s,
+        patience=patience,
+        losses=losses,
+        waits=built.waits,
+        loader=built.loader,
+    )
+    by_rank = timed.until_steady(item)
+    seconds = measuring.slowest([one.step_s for one in by_rank])
+    waits = measuring.slowest([one.input_s for one in by_rank])
+    step_s, input_s = median(seconds), median(waits)
+    if built.loader is not None:
+        input_s = fmean(waits)
+        step_s = median(Timed(0.0, seconds, waits).own_s) + input_s
     peak = peak_bytes(built.device)
     alone_s: list[float] = []  # seconds of the same step without communication at each rank, all at work as before
+    waited_s = 0.0  # of `step_s`, for a loader
     if group is not None and not communicates_always(module):
         repeats = max(1, min(_COMPUTE_REPEATS, int(_COMPUTE_SHARE * item.most_s / step_s)))
-        alone_s = [median(one[1:]) for one in timed.block(repeats, sync=False)]
-    losses = losses[: warmed + item.most_steps]  # however long hosts disturbed it
+        alone = timed.block(repeats, sync=False)
+        alone_s = [median(one.step_s if built.loader is None else one.own_s) for one in alone]
+        waited_s = 0.0 if built.loader is None else input_s
+    losses = losses[: warmed + max(item.most_steps, len(seconds))]  # however long hosts disturbed it
     told = gather([losses[0] * weight, losses[-1] * weight, peak, build_s, warmup_s], group)
     first_losses, last_losses, peaks, builds_s, warmups_s = zip(*told, strict=True)
     first_loss, last_loss = sum(first_losses), sum(last_losses)
@@ -144,12 +197,13 @@ def train(
         "step_s": step_s,
         "step_spread": measuring.spread(seconds),
         "steps": len(seconds),
-        "rank_step_s": [median(one) for one in by_rank],
+        "input_s": input_s,
+        "rank_step_s": [median(one.step_s) for one in by_rank],
         "rank_compute_s": alone_s,
-        "sync_s": None if communicates_always(module) else max(0.0, step_s - max(alone_s, default=step_s)),
+        "sync_s": None if communicates_always(module) else max(0.0, step_s - waited_s - max(alone_s, default=step_s)),
         "build_s": max(builds_s),
         "warmup_s": max(warmups_s),
-        "steps_s": elapsed_s,
+        "steps_s": by_rank[0].elapsed_s,
         "peak_bytes": int(max(peaks)),
         "parameters": built.parameters,
         "gradient_bytes": built.gradient_bytes,
@@ -157,4 +211,6 @@ def train(
         "first_loss": first_loss,
         "last_loss": last_loss,
     }
+    if built.loader is not None:
+        values["loader_workers"] = built.loader.workers
     return values, ""

@@ -88,6 +88,8 @@ def serve(launch: Launch, index: int, item: Item) -> None:
             if launch.group(item) is not None:
                 abort(launch, index, item, error, started_unix)
             problem = explain(error, launch.workload(item))
+    if built is not None:
+        built.close()
     if launch.leads(item):
         write_record(launch, item, started_unix, problem, values)
         launch.store.set(f"item-{index}-done", "done")
@@ -116,8 +118,12 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")
         asked = {"seed": item.seed, "rank": launch.rank}
         built = build(launch.code_of(workload), workload, **asked, device=launch.device, precision=item.precision)
-        switch_on(built.model, item.switches, whole=item.strategy == DDP)
-        try_once(built, item.batches[item.nodes.index(launch.node)] if item.kind == "train" else min(item.batches))
+        try:
+            switch_on(built.model, item.switches, whole=item.strategy == DDP)
+            try_once(built, item.batches[item.nodes.index(launch.node)] if item.kind == "train" else min(item.batches))
+        except BaseException:
+            built.close()
+            raise
         return built, ""
     except (Exception, SystemExit) as error:
         traceback.print_exc()

@@ -34,10 +34,11 @@ from warehouse.reads import (
 PROBE = {"rows": [{"bytes": 1024, "seconds": 0.01, "spread": 0.0, "repeats": 9}]}
 COLUMNS = {  # of each frame, as the contract has them
     "runs": "run_id provider workload cluster layout batch_per_device accumulation_steps strategy precision switches"
-    " step_s sync_s step_spread parameters gradient_bytes flops_per_sample market zone measured_at source"
+    " step_s sync_s step_spread parameters gradient_bytes flops_per_sample input_s loader_workers market zone"
+    " measured_at source"
     " reference_s usual_reference_s reference_spread reference_blocks",
     "profiles": "provider workload precision switches instance_type batch forward_s backward_s optimizer_s input_s"
-    " peak_bytes reference_s usual_reference_s",
+    " peak_bytes reference_s usual_reference_s loader_workers load_s load_wait_s sample_bytes",
     "buckets": "provider workload precision switches bucket bytes ready_fraction",
     "probes": "run_id provider cluster bytes seconds",
     "workloads": "provider workload digest parameters gradient_bytes flops_per_sample samples checkpoint_bytes",
@@ -115,6 +116,22 @@ def test_fixed_work_beside_a_run_is_told_by_machine_beside_what_is_usual_of_its_
     assert speeds.usual_spread.tolist() == pytest.approx([quartiles] * 4, rel=0.15)
     details = mart(warehouse, "run_details").set_index("run_id")
     assert list(details.usual_reference_s["b"]) == [0.025] and not isinstance(details.reference_s["old"], list)
+
+
+def test_what_a_loader_costs_and_how_long_runs_wait_for_it_is_told_and_nothing_where_there_is_none(
+    warehouse: Warehouse,
+) -> None:
+    define(warehouse)
+    one = setup(cluster="1xsmall", instance_types=["small"], instance_digests=["s1"])
+    loading = {"loader_workers": 2, "load_s": 0.004, "load_wait_s": 0.0, "sample_bytes": 5e4}
+    load(warehouse, body("p", of=one, kind="profile", values=PROFILE | loading))
+    load(warehouse, body("a", of=one, values={"step_s": 0.5, "input_s": 0.2, "loader_workers": 0}), body("old", of=one))
+    frames = training_frames(warehouse, "local")
+    assert frames["profiles"][list(loading)].iloc[0].to_dict() == loading
+    for name in ("runs", "run_details"):
+        runs = mart(warehouse, name).set_index("run_id")
+        assert runs.loc["a", ["input_s", "loader_workers"]].tolist() == [0.2, 0]
+        assert runs.loc["old", ["input_s", "loader_workers"]].isna().all()
 
 
 def test_a_checkpoint_is_told_of_its_writer_and_its_bytes_of_its_workload(

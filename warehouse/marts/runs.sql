@@ -25,6 +25,8 @@ here as (
         try_cast(json_extract_string(measured, '$.parameters') as bigint) as parameters,
         try_cast(json_extract_string(measured, '$.gradient_bytes') as bigint) as gradient_bytes,
         try_cast(json_extract_string(measured, '$.flops_per_sample') as double) as flops_per_sample,
+        try_cast(json_extract_string(measured, '$.input_s') as double) as input_s,
+        try_cast(json_extract_string(measured, '$.loader_workers') as integer) as loader_workers,
         market, zone, measured_at, 'srift' as source
     from stg_current
     where kind = 'train' and workload_same and instances_same and machine_same
@@ -33,6 +35,7 @@ elsewhere as (
     select
         run_id, provider, workload, cluster, layout, batch_per_device, accumulation_steps, strategy, precision, switches,
         step_s, sync_s, null::double as step_spread, parameters, gradient_bytes, flops_per_sample,
+        null::double as input_s, null::integer as loader_workers,
         market, zone, measured_at, source
     from stg_imports
 ),
@@ -55,3 +58,6 @@ from pooled
 left join speeds on speeds.run_id = pooled.run_id and pooled.source = 'srift'
 left join workloads on workloads.provider = pooled.provider and workloads.workload = pooled.workload
 order by pooled.provider, pooled.workload, pooled.cluster, pooled.run_id;
+
+comment on column runs.input_s is 'Seconds of the step spent waiting for the next batch, or making it, at the slowest rank; part of step_s. Null before that was recorded, and of imported rows.';
+comment on column runs.loader_workers is 'Processes that load for each device, 0 for the rank itself; null where batches come from no loader.';

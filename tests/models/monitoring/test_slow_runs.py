@@ -97,6 +97,12 @@ def test_waiting_longer_for_gradients_is_a_slow_link_and_making_batches_for_long
     assert judged(share=0.1)[0].cause == "compute"
 
 
+def test_a_run_with_a_loader_waits_for_its_input_by_what_it_measured_and_not_by_what_a_profile_loaded() -> None:
+    (one,) = judged(input_s=0.75, loader_workers=2)
+    assert (one.cause, one.detail) == ("input", "input: waiting for its loader took 50% of the step")
+    assert judged(share=0.5, input_s=0.1, loader_workers=2)[0].cause == "compute"
+
+
 @pytest.mark.parametrize("missing", [{"rank_compute_s": None}, {"sync_s": None}, {"rank_compute_s": [1.0]}])
 def test_what_older_records_do_not_tell_is_not_guessed(missing: dict[str, Any]) -> None:
     assert judged(**missing)[0].cause == "compute"

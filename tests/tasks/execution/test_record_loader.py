@@ -10,7 +10,7 @@ import pytest
 
 from tasks.execution.record_loader import Collected, EndedLaunch, load_mailbox
 from tasks.node.record import write_json
-from tests.warehouse.builders import DEFINED, NOON, TYPES, fresh, record, setup
+from tests.warehouse.builders import DEFINED, NOON, PROFILE, TYPES, fresh, record, setup
 from warehouse.append import note_instance_types, note_workloads
 from warehouse.database import Warehouse, WarehouseBusy
 from warehouse.reads import mart, training_frames
@@ -106,6 +106,9 @@ def unsound(**changes: Any) -> str:
         (unsound(values={"step_s": 1.0, "reference_s": [0.0]}), "reference_s.0: Input should be greater than 0"),
         (unsound(values={"step_s": 1.0, "reference_s": 0.1}), "reference_s: Input should be a valid list"),
         (unsound(values={"step_s": 1.0, "reference_spread": -0.1}), "reference_spread: Input should be greater than"),
+        (unsound(values={"step_s": 1.0, "input_s": -0.1}), "input_s: Input should be greater than or equal"),
+        (unsound(values={"step_s": 1.0, "loader_workers": 1.5}), "loader_workers: Input should be a valid integer"),
+        (unsound(kind="profile", values=PROFILE | {"load_s": -1.0}), "load_s: Input should be greater than or equal"),
         (unsound(values={"step_s": 1.0, "note": "\ud800"}), "it cannot be stored"),
         (unsound(values={"step_s": 1.0, "last_loss": 7}).replace("7}", "1e999}"), "it cannot be stored"),
         *((unsound(values={"x": 1}).replace("1}", "[" * n + "]" * n + "}"), "deep") for n in (40, 985, 988, 100_000)),

@@ -153,3 +153,20 @@ def test_a_precision_that_this_machine_lacks_is_not_checked_and_no_other_is_inst
     told = answer(tmp_path, precision="tf32")
     assert told["problem"] == "" and told["figures"] is None
     assert told["notes"][0].startswith("not checked in tf32: tf32 needs an NVIDIA GPU")
+
+
+@pytest.mark.parametrize(("workers", "by"), [(0, "num_workers = 0"), (1, "its 1 workers")])
+def test_a_loader_that_keeps_steps_waiting_is_a_note_with_its_seconds(tmp_path: Path, workers: int, by: str) -> None:
+    slow = (
+        "    def make_batch(batch):\n        return torch.randn(batch, 4), torch.randn(batch, 1)\n",
+        "    class Rows(torch.utils.data.Dataset):\n"
+        "        def __len__(self):\n            return 100\n"
+        "        def __getitem__(self, place):\n"
+        "            torch.randn(300_000).exp().sum().item()\n"
+        "            return torch.randn(4), torch.randn(1)\n"
+        f"    make_batch = torch.utils.data.DataLoader(Rows(), num_workers={workers})\n",
+    )
+    told = answer(tmp_path, slow)
+    (note,) = told["notes"]
+    assert told["problem"] == "" and by in note and " s for its loader" in note
+    assert 0 < told["figures"]["input_s"] < told["figures"]["step_s"]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from models.monitoring.slow_runs import TAKEN
 from tasks.node import measuring, probe, profiler, reference, steps
+from tasks.node.entrypoint import LoadedWorkload
 from tasks.node.measuring import DISTURBED, Patience, processor_ticks
 from tasks.node.precision import Arithmetic
 from tasks.node.record import Item
@@ -244,7 +245,7 @@ def test_a_disturbed_block_trains_but_is_not_measured(host: Host, clock: Any) ->
 
     item = Item(run_id="r", kind="train", nodes=[0], batches=[1], least_steps=8, most_steps=20, most_s=30.0)
     timed = steps.TimedSteps(step=step, group=None, clock_s=clock.time, patience=Patience(left_s=60.0))
-    assert timed.until_steady(item) == ([[1.0] * 8], 8.0), "a disturbed block is no time of the run's"
+    assert timed.until_steady(item) == [steps.Timed(8.0, [1.0] * 8, [0.0] * 8)], "a disturbed block is no time of it"
     assert len(timed.losses) == 12
 
 
@@ -262,8 +263,9 @@ def test_a_run_that_diverges_only_because_it_was_repeated_is_measured(
 
     monkeypatch.setattr(steps, "one_step", step)
     model = steps.torch.nn.Linear(1, 1)
-    told = {"model": model, "device": "cpu", "parameters": 2, "gradient_bytes": 8, "arithmetic": Arithmetic()}
-    built: Any = type("Built", (), told)()
+    built = LoadedWorkload(
+        model=model, loss=len, make_batch=len, optimizer=torch.optim.SGD(model.parameters()), arithmetic=Arithmetic()
+    )  # type: ignore[call-arg, arg-type]
     monkeypatch.setattr(steps, "now", lambda _device: float(steps_taken[0]))
     monkeypatch.setattr(steps, "peak_bytes", lambda _device: 1)
     item = Item(run_id="r", kind="train", nodes=[0], batches=[1], least_steps=8, most_steps=20, most_s=30.0)
@@ -289,7 +291,7 @@ def test_whatever_is_measured_waits(what: str, host: Host, monkeypatch: pytest.M
         timed = steps.TimedSteps(
             step=lambda sync: 0.0, group=group, clock_s=iter(range(100)).__next__, patience=Waiting()
         )
-        assert timed.block(2, sync=False) == [[5, 1, 1]] and timed.losses == []
+        assert timed.block(2, sync=False) == [steps.Timed(5, [1, 1], [0, 0])] and timed.losses == []
         assert waited == [group]
     elif what == "probe":
         monkeypatch.setattr(probe, "_all_reduce_s", lambda *_, repeats: [0.1] * repeats)
@@ -299,6 +301,6 @@ def test_whatever_is_measured_waits(what: str, host: Host, monkeypatch: pytest.M
         monkeypatch.setattr(profiler, "_parts", lambda _built, batch: {"batch": batch})
         monkeypatch.setattr(profiler, "_flops", lambda *_: 1.0)
         monkeypatch.setattr(profiler, "_buckets", lambda *_: [])
-        built: Any = type("Built", (), {"parameters": 1, "gradient_bytes": 4})()
+        built: Any = type("Built", (), {"parameters": 1, "gradient_bytes": 4, "loader": None})()
         values, _ = profiler.profile(item, built, group, Waiting())
         assert waited == [None] * 2 and [row["batch"] for row in values["rows"]] == [8, 16]

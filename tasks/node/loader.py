@@ -1,0 +1,263 @@
+"""A workload's own DataLoader: rebuilt for the samples that a device is to see, watched, and ended.
+
+Everything stays as its user set it but the samples of a batch and, of a dataset with indices, their order: drawn by a
+seed, others on each rank. Data that end begin again; samples that fill no batch are left out.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+
+from .processes import die_with_parent
+
+_WITHIN_S = 60.0  # a batch, where the user set no timeout: workers that hang must not hang a launch
+_LEAVE_S = 2.0  # what workers have to end in, once torch has ended them
+_ENDLESS = 2**62  # samples: no pass over the data ends within a measurement
+_KEPT = ("num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "persistent_workers", "in_order")
+_OF_WORKERS = ("timeout", "prefetch_factor", "multiprocessing_context")
+
+
+class LoaderError(Exception):
+    """The loader does not give what was asked of it; `codes` are where in the user's own files that may lie."""
+
+    def __init__(self, message: str, codes: tuple[CodeType, ...] = ()) -> None:
+        super().__init__(message)
+        self.codes = codes
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """The user's `worker_init_fn`, in a worker that ends with its rank, however that ends."""
+
+    own: Callable[[int], None] | None
+
+    def __call__(self, worker: int) -> None:
+        die_with_parent()
+        if self.own is not None:
+            self.own(worker)
+
+
+class Loader:
+    """Batches of a rank: `loader(batch)` waits for the next one of so many samples.
+
+    `workers` is the number of processes that the user asked for. With `in_process` the rank loads by itself instead.
+    """
+
+    def __init__(self, given: DataLoader[Any], *, seed: int, made_in: CodeType | None = None) -> None:
+        """`made_in`: the user's function that returned it.
+
+        Raises LoaderError where the samples of its batches cannot be set.
+        """
+        self.given, self.seed, self.made_in = given, seed, made_in
+        self.workers = given.num_workers
+        self.in_process = False
+        self._batch = 0
+        self._iterator: Iterator[Any] | None = None
+        self._rebuilt: DataLoader[Any] | None = None
+        self._processes: list[BaseProcess] = []
+        if type(given).__iter__ is not DataLoader.__iter__:
+            raise LoaderError(
+                f"its loader, {type(given).__name__}, has an __iter__ of its own, whose batches Srift cannot set:"
+                " return a torch.utils.data.DataLoader",
+                self._codes(),
+            )
+        if given.batch_size is None:
+            raise LoaderError(
+                "its loader has no batch_size, so that Srift cannot set the samples of a batch: give its DataLoader a"
+                " batch_size, and a dataset of single samples",
+                self._codes(),
+            )
+
+    def __call__(self, batch: int) -> tuple[Any, Any]:
+        """(inputs, target) of `batch` samples.
+
+        Raises LoaderError where they do not come, or are something else; and what the user's code raises in this
+        process.
+        """
+        if self._iterator is None or self._batch != batch:
+            self.close()
+            self._batch, self._rebuilt = batch, self._rebuild(batch)
+            self._begin()
+        try:
+            made = next(self._iterator)  # type: ignore[arg-type]
+        except StopIteration:
+            self._begin()
+            made = self._first(batch)
+        except Exception as error:
+            raise self._said(error) from error
+        return self._checked(made, batch)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the workers; those that have ended get none, torch says so at the next batch."""
+        for one in self._processes:
+            with suppress(ProcessLookupError, TypeError):
+                os.kill(one.pid, number)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """End the workers; the next batch is the first of a new start."""
+        self.signal(signal.SIGCONT)
+        iterator, processes = self._iterator, self._processes
+        self._iterator, self._rebuilt, self._processes = None, None, []
+        end = getattr(iterator, "_shutdown_workers", None)  # what torch does once nobody holds the iterator any more
+        if end is not None:
+            end()
+        for one in processes:
+            one.join(_LEAVE_S)
+            if one.is_alive():
+                one.kill()
+                one.join()
+
+    def _rebuild(self, batch: int) -> DataLoader[Any]:
+        given, dataset = self.given, self.given.dataset
+        asked: dict[str, Any] = {name: getattr(given, name) for name in _KEPT}
+        asked["worker_init_fn"] = _Begin(given.worker_init_fn)
+        if self.in_process or not self.workers:
+            asked |= {"num_workers": 0, "persistent_workers": False}
+        else:
+            asked |= {name: getattr(given, name) for name in _OF_WORKERS}
+            asked["timeout"] = given.timeout or _WITHIN_S
+        if not isinstance(dataset, IterableDataset):
+            order = torch.Generator().manual_seed(self.seed)
+            try:
+                samples = len(dataset)  # type: ignore[arg-type]
+            except TypeError:
+                raise LoaderError("the dataset of its loader has no __len__", self._codes()) from None
+            if samples < batch:
+                has = f"has {samples} samples, fewer than a batch of {batch}" if samples else "is empty"
+                raise LoaderError(f"the dataset of its loader {has}", self._codes())
+            asked["sampler"] = RandomSampler(range(samples), replacement=True, num_samples=_ENDLESS, generator=order)
+        return DataLoader(dataset, batch_size=batch, drop_last=True, **asked)
+
+    def _begin(self) -> None:
+        before = set(multiprocessing.active_children())
+        try:
+            self._iterator = iter(self._rebuilt)  # type: ignore[arg-type]
+        except Exception as error:
+            raise self._said(error) from error
+        self._processes = [one for one in self._processes if one.is_alive()]  # persistent ones go on
+        self._processes += set(multiprocessing.active_children()) - before
+
+    def _first(self, batch: int) -> Any:
+        """Of a new start, which must have one."""
+        try:
+            return next(self._iterator)  # type: ignore[arg-type]
+        except StopIteration:
+            beside = f" from any of its {self.workers} workers" if self.workers > 1 and not self.in_process else ""
+            raise LoaderError(f"its loader ends before it gave {batch} samples{beside}", self._codes()) from None
+        except Exception as error:
+            raise self._said(error) from error
+
+    def _checked(self, made: Any, batch: int) -> tuple[Any, Any]:
+        if not isinstance(made, tuple | list) or len(made) != 2:
+            what = f"{len(made)} parts" if isinstance(made, tuple | list) else type(made).__name__
+            raise LoaderError(f"its loader gave {what} as a batch, where a pair (inputs, target) is due", self._codes())
+        for name, part in zip(("inputs", "target"), made, strict=True):
+            sizes = list(_sizes(part))
+            if batch not in sizes:
+                first = f"; they have {sizes[0]}" if sizes else ""
+                raise LoaderError(f"the {name} that its loader gave are not of {batch} samples{first}", self._codes())
+        return made[0], made[1]
+
+    def _said(self, error: Exception) -> Exception:
+        """The error in words, where torch's are of its own processes; the user's own as it is."""
+        text = str(error).strip()
+        first, last = (text.splitlines() or [""])[0], (text.splitlines() or [""])[-1]
+        if "Original Traceback" in text:
+            return LoaderError(f"in a worker of its loader: {last}\n{text}", self._codes())
+        if "DataLoader timed out" in first:
+            within_s = self.given.timeout or _WITHIN_S
+            return LoaderError(f"its loader gave no batch within {within_s:.0f} s", self._codes())
+        if "DataLoader worker" in first:
+            return LoaderError(f"a worker of its loader died: {first}", self._codes())
+        return error
+
+    def _codes(self) -> tuple[CodeType, ...]:
+        """The functions that make a batch, and the one that made the loader: some of them are the user's."""
+        kind = type(self.given.dataset)
+        made = [getattr(kind, name, None) for name in ("__iter__", "__getitem__", "__getitems__")]
+        codes = [getattr(one, "__code__", None) for one in (*made, self.given.collate_fn)]
+        return tuple(one for one in (*codes, self.made_in) if one is not None)
+
+
+@contextmanager
+def running(loader: Loader | None) -> Iterator[None]:
+    """Workers run inside, and stand still from then on: what is done beside the steps is neither disturbed by them, nor
+    time for them to load in.
+    """
+    if loader is None:
+        yield
+        return
+    loader.signal(signal.SIGCONT)
+    yield
+    loader.signal(signal.SIGSTOP)
+
+
+def _sizes(part: Any) -> Iterator[int]:
+    """Every size of the tensors in a part of a batch, and the lengths of its lists."""
+    if isinstance(part, Tensor):
+        yield from part.shape
+    elif isinstance(part, dict):
+        for one in part.values():
+            yield from _sizes(one)
+    elif isinstance(part, list | tuple):
+        yield len(part)
+        for one in part:
+            yield from _sizes(one)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What this thread spent so far: seconds, those of a processor, those of waiting for one; bytes asked for by reads,
+    and bytes that storage was read for. What the kernel does not tell stays 0.
+    """
+
+    wall_s: float
+    processor_s: float
+    queued_s: float
+    asked_bytes: float
+    stored_bytes: float
+
+    @classmethod
+    def now(cls) -> Cost:
+        """Since the thread began."""
+        queued_s, told = 0.0, {"rchar": 0.0, "read_bytes": 0.0}  # proc(5)
+        with suppress(OSError, ValueError, IndexError):
+            queued_s = float(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+        with suppress(OSError, ValueError):
+            lines = Path("/proc/thread-self/io").read_text().splitlines()
+            told |= {name: float(value) for name, _, value in (line.partition(":") for line in lines)}
+        return cls(
+            wall_s=time.perf_counter(),
+            processor_s=time.thread_time(),
+            queued_s=queued_s,
+            asked_bytes=told["rchar"],
+            stored_bytes=told["read_bytes"],
+        )
+
+    def since(self, before: Cost) -> Cost:
+        """From then on."""
+        return Cost(**{name: getattr(self, name) - getattr(before, name) for name in self.__slots__})
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which it neither ran nor could have: of storage, or the network."""
+        return max(0.0, self.wall_s - self.processor_s - self.queued_s)
+
+    @property
+    def read_bytes(self) -> float:
+        """Bytes of files: mapped ones are read without being asked for, what lies in memory is asked for alone."""
+        return max(self.asked_bytes, self.stored_bytes)
