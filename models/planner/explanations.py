@@ -55,8 +55,11 @@ def _decimals(value: float, what: str) -> int:
     return min(max(1 - math.floor(math.log10(shown)), least), most)
 
 
-def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: int, nearest: float | None = None) -> str:
-    """Why the first in rank among so many `clusters` is the first, and what limits it.
+def winner(
+    row: Row, rival: Row | None, goal: Goal, *, clusters: int, nearest: float | None = None, input_by: str = ""
+) -> str:
+    """Why the first in rank among so many `clusters` is the first, and what limits it: `input_by` is more of what would
+    help where that is input.
 
     `nearest` is how many doublings away the nearest measurement is, where that is known.
     """
@@ -80,7 +83,8 @@ def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: int, nearest: f
     else:
         parts.append(f"the next, {_named(rival)}, has {_difference(rival, row, aim)}")
     parts.append(f"the best with {row['p_best']:.0%} probability")
-    parts.append(f"limited by {row['bottleneck']}")
+    helped = f" (more {input_by} would help)" if input_by and row["bottleneck"] == "input" else ""
+    parts.append(f"limited by {row['bottleneck']}" + helped)
     if nearest is not None:
         parts.append("measured itself" if nearest < _ITSELF else f"nearest measurement {nearest:.1f} doublings away")
     return "; ".join(parts)

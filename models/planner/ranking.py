@@ -113,7 +113,14 @@ def _rank(
     first, *rest = rows
     first["status"] = "recommended"
     rival = rest[0] if rest and len(shown) > 1 else None
-    first["reason"] = explain.winner(first, rival, goal, clusters=clusters, nearest=_nearest(costs, best[0]))
+    first["reason"] = explain.winner(
+        first,
+        rival,
+        goal,
+        clusters=clusters,
+        nearest=_nearest(costs, best[0]),
+        input_by=str(costs.predictions["input_by"][best[0]]) if "input_by" in costs.predictions else "",
+    )
     for row in rest:
         row["reason"] = explain.loser(row, first, goal)
     return rows

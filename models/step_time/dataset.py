@@ -156,9 +156,9 @@ def at_nominal_speed(data: TrainingData) -> TrainingData:
         return data
     variance, reliability = _between_hours(data.runs[known], slow[known])
     beta = speed_exponent(data.runs[known], slow[known], reliability)
-    runs = _divided(data.runs, ("step_s", "sync_s"), np.exp(beta * np.where(known, slow, 0.0)))
+    runs = _divided(data.runs, ("step_s", "sync_s", "input_s"), np.exp(beta * np.where(known, slow, 0.0)))
     factors = np.exp(beta * np.nan_to_num(np.log(slowness(data.profiles))))
-    parts = ("forward_s", "backward_s", "optimizer_s", "input_s")
+    parts = ("forward_s", "backward_s", "optimizer_s", "input_s", "load_s")
     return replace(
         data,
         runs=runs.assign(speed_sd=beta * np.sqrt(variance * reliability)),

@@ -33,6 +33,7 @@ from .dataset import (
     training_rows,
 )
 from .formula import Times
+from .input import Loaders, separated
 from .levels import LENGTHS, Block, Regression, Rows, kernel
 from .machine_specs import Machine, data_sheets, device_kind, read_machines, sheets_of
 from .memory import MemoryModel, fit_memory
@@ -69,6 +70,11 @@ def bottlenecks(exposed: FloatArray, uneven: FloatArray, *, input_part: FloatArr
     return [str(one) for one in np.where((exposed > _LIMITED) & (exposed >= uneven), across, labels)]
 
 
+def waits(input_share: FloatArray, exposed: FloatArray) -> list[bool]:
+    """Whether loading limits each step: by what it adds to it and what communication does, as parts of the step."""
+    return [bool(one) for one in (input_share > _LIMITED) & (input_share >= exposed)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """What was learned from.
@@ -95,6 +101,7 @@ class StepTimeModel:
     regression: Regression
     measured: Measured
     memory: MemoryModel = field(default_factory=MemoryModel)
+    loaders: Loaders = field(default_factory=Loaders)
     guessed: frozenset[str] = frozenset()  # workloads of which nothing but facts is known
     trained_on: tuple[str, ...] = ()  # run ids
     workload_digests: dict[str, str] = field(default_factory=dict)  # of the definitions that were measured, by name
@@ -153,8 +160,9 @@ class StepTimeModel:
 
         Columns: step_s with its 90 % interval step_low_s..step_high_s for one new measurement, samples_per_s, compute_s
         (the slowest rank alone), communication_s (all collectives), exposed_communication_s (the part not hidden),
-        bottleneck (one of LIMITS), nearest_doublings (distance to the nearest measured setup of the workload, see
-        nearest.py; NaN where only its profile is known).
+        bottleneck (one of LIMITS), input_s (what loading adds to the step), input_by (what more of would help with
+        that: "loader workers" or "processors"; empty where nothing is added), nearest_doublings (distance to the
+        nearest measured setup of the workload, see nearest.py; NaN where only its profile is known).
         Raises ValueError on an unknown workload or instance type (naming the nearest known), another provider,
         a mode that it was never measured in, and on text that cannot be read.
         """
@@ -176,26 +184,38 @@ class StepTimeModel:
             formula[at], compute[at], communication[at] = times.step_s, times.compute_s, times.communication_s
             uneven[at] = (times.compute_s - times.mean_compute_s) / times.step_s
             input_part[at] = self.facts.input_part.get(part.cell, 0.0)
-        step, spread = np.exp(mean), np.sqrt(variance)
+        rest, spread = np.exp(mean), np.sqrt(variance)
         slowest = np.minimum(compute / formula, 1.0)
         exposed = 1 - slowest
+        step, low, high, by = rest, np.exp(mean - Z_90 * spread), np.exp(mean + Z_90 * spread), [""] * many
+        wait = self.loaders.wait(arrays, self.machines)
+        if wait is not None:
+            step, by = wait.step_s(rest, slowest), wait.helped_by(rest, slowest)
+            low, high = wait.interval(mean, spread, slowest)
+        share = rest / step
+        labels = bottlenecks(exposed * share, uneven * share, input_part=input_part, machines=arrays.instances)
+        labels = [
+            "input" if one else label for one, label in zip(waits(1 - share, exposed * share), labels, strict=True)
+        ]
         return pd.DataFrame(
             {
                 "step_s": step,
-                "step_low_s": np.exp(mean - Z_90 * spread),
-                "step_high_s": np.exp(mean + Z_90 * spread),
+                "step_low_s": low,
+                "step_high_s": high,
                 "samples_per_s": arrays.samples / step,
-                "compute_s": slowest * step,
-                "communication_s": communication / formula * step,
-                "exposed_communication_s": exposed * step,
-                "bottleneck": bottlenecks(exposed, uneven, input_part=input_part, machines=arrays.instances),
+                "compute_s": slowest * rest,
+                "communication_s": communication / formula * rest,
+                "exposed_communication_s": exposed * rest,
+                "bottleneck": labels,
+                "input_s": step - rest,
+                "input_by": by,
                 "nearest_doublings": self._nearness().doublings(arrays),
             }
         )
 
     def least_seconds(self, arrays: SetupArrays) -> FloatArray:
         """(rows,) step seconds that no prediction of these setups undercuts: cheap, since no neighbours are asked."""
-        found = np.empty(len(arrays.workloads))
+        found, computed = np.empty((2, len(arrays.workloads)))
         for chunk in _chunks(arrays, _MANY):
             rows, points, _ = self.facts.lay_out(arrays.take(chunk))
             for (workload, kind), at in _cells(rows):
@@ -205,7 +225,9 @@ class StepTimeModel:
                 least = 0.0 if block is None else self._held(block)[0]
                 times = self.regression.times(own, workload, kind, moves)
                 found[chunk[at]] = times.step_s * np.exp(least) * (1 - _ROUNDING)
-        return found
+                computed[chunk[at]] = np.minimum(times.compute_s / times.step_s, 1.0) * (1 - _ROUNDING)
+        wait = self.loaders.wait(arrays, self.machines)
+        return found if wait is None else wait.step_s(found, computed) * (1 - _ROUNDING)
 
     def joint(self, setups: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Of log step seconds jointly: mean (setups,), covariance (setups, setups) and variance of a run's noise.
@@ -214,13 +236,14 @@ class StepTimeModel:
         """
         if len(setups) > MOST_JOINT:
             raise ValueError(f"{len(setups)} setups at once: at most {MOST_JOINT} jointly")
-        many = len(setups)
-        mean, noise, wider = np.zeros(many), np.zeros(many), np.zeros(many)
+        many, arrays = len(setups), self._read(setups)
+        mean, noise, wider, computed = np.zeros((4, many))
         slopes = np.zeros((many, self.regression.columns.count))
         unknown: dict[object, FloatArray] = {}
         near = np.zeros((many, many))
-        parts = list(self._parts(self._read(setups)))
+        parts = list(self._parts(arrays))
         for part in parts:
+            computed[part.at] = np.minimum(part.times.compute_s / part.times.step_s, 1.0)
             mean[part.at], noise[part.at], wider[part.at] = part.mean, part.noise, part.widened
             slopes[np.ix_(part.at, part.columns)] = part.slopes
             for key, own in part.unknown:
@@ -236,7 +259,9 @@ class StepTimeModel:
                 left -= one.alone.tied @ other.alone.tied.T
                 by_row = left[np.ix_(one.alone.point, other.alone.point)]
                 level[np.ix_(one.at, other.at)] += by_row * np.multiply.outer(one.alone.slope, other.alone.slope)
-        return mean, level * np.multiply.outer(wider, wider) + near, noise
+        covariance = level * np.multiply.outer(wider, wider) + near
+        wait = self.loaders.wait(arrays, self.machines)
+        return (mean, covariance, noise) if wait is None else wait.joint(mean, covariance, noise, computed)
 
     def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> FloatArray:
         """(setups, count) step seconds, drawn jointly: what two setups share in error moves together.
@@ -259,8 +284,9 @@ class StepTimeModel:
             self._made["root"] = np.linalg.cholesky(self._covariance())
         root = self._made["root"]
         shared = root @ np.random.default_rng([seed, 0]).standard_normal((len(root), half))
-        mean, off = np.zeros(many), np.zeros((many, half))
+        mean, off, computed = np.zeros(many), np.zeros((many, half)), np.zeros(many)
         for part in self._parts(arrays):
+            computed[part.at] = np.minimum(part.times.compute_s / part.times.step_s, 1.0)
             own = part.slopes @ shared[part.columns]
             for key, slopes in part.unknown:
                 own += slopes @ _random(seed, key).standard_normal((slopes.shape[1], half))
@@ -271,7 +297,14 @@ class StepTimeModel:
             run = _Field.draw(_APART, np.full(1, np.sqrt(part.noise)), random=random, count=half)
             mean[part.at], off[part.at] = part.mean, part.widened * own + part.wider * near + run.at(part.features)
         paired = np.stack([off, -off], axis=2).reshape(many, -1)[:, :count]
-        return np.asarray(np.exp(mean[:, None] + paired), dtype=float)
+        rest = np.asarray(np.exp(mean[:, None] + paired), dtype=float)
+        wait = self.loaders.wait(arrays, self.machines)
+        if wait is None:
+            return rest
+        longer = np.stack([_random(seed, ("loading", one)).standard_normal(half) for one in arrays.workloads.names])
+        paired = np.stack([longer, -longer], axis=2).reshape(len(longer), -1)[:, :count]
+        factor = np.exp(wait.log_sd[:, None] * paired[arrays.workloads.codes])
+        return wait.step_s(rest, computed, factor=factor, about=np.exp(mean))
 
     def _drawn_near(self, part: _Part, *, count: int, seed: int) -> tuple[_Field, FloatArray]:
         """Draws of a cell's residual before any row is known, and (rows, count) what its rows make of them."""
@@ -461,7 +494,7 @@ def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = Non
     which takes most of the time. Raises ValueError if there is nothing to learn compute from, or rows of more than one
     provider.
     """
-    data = by_variant(at_nominal_speed(data))
+    data, loaders = separated(by_variant(at_nominal_speed(data)))
     rows = training_rows(data, seed=seed)
     machines = read_machines(data.instance_types, rows.types)
     points, optimizer_part, input_part = one_device_points(rows, data.profiles, machines)
@@ -503,6 +536,7 @@ def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = Non
             flops_per_sample=flops,
             checkpoint_bytes=facts_of(data, "checkpoint_bytes"),
         ),
+        loaders=loaders,
         trained_on=rows.run_ids,
         workload_digests=definition_digests(data.workloads, "workload"),
         type_digests=definition_digests(data.instance_types, "name"),

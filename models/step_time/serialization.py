@@ -11,6 +11,7 @@ import pandas as pd
 
 from ..domain.setup_table import SetupArrays
 from .dataset import Exchange
+from .input import Loaders
 from .machine_specs import Machine
 from .memory import MemoryModel
 from .model import Measured, StepTimeModel, lay_out
@@ -55,6 +56,12 @@ def dump(model: StepTimeModel) -> str:
             "profiled": measured.profiled,
         },
         "regression": model.regression.to_dict(),
+        "loaders": {
+            "workers": model.loaders.workers,
+            "samples": [[*pair, *cost] for pair, cost in model.loaders.samples.items()],
+            "fixed_s": model.loaders.fixed_s,
+            "off": model.loaders.off,
+        },
         "guessed": sorted(model.guessed),
         "trained_on": model.trained_on,
         "workload_digests": model.workload_digests,
@@ -90,10 +97,22 @@ def load(text: str) -> StepTimeModel:
             ran={name: tuple((a, b) for a, b in own) for name, own in body["memory_ran"].items()},
             shared={name: (a, b) for name, (a, b) in body.get("memory_shared", {}).items()},  # models before sharding
         ),
+        loaders=_loaders(body.get("loaders")),
         guessed=frozenset(body["guessed"]),
         trained_on=tuple(body["trained_on"]),
         workload_digests=body["workload_digests"],
         type_digests=body["type_digests"],
+    )
+
+
+def _loaders(body: dict[str, Any] | None) -> Loaders:
+    if body is None:  # a model from before there were any
+        return Loaders()
+    return Loaders(
+        workers=body["workers"],
+        samples={(workload, name): (one, other) for workload, name, one, other in body["samples"]},
+        fixed_s=body["fixed_s"],
+        off={name: (mean, sd) for name, (mean, sd) in body["off"].items()},
     )
 
 

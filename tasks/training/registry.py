@@ -100,6 +100,8 @@ def signature() -> ModelSignature:
     answers: list[ColSpec | TensorSpec] = [
         *(ColSpec("double", name) for name in _OUTPUTS),
         ColSpec("string", "bottleneck"),
+        ColSpec("double", "input_s"),
+        ColSpec("string", "input_by"),
         ColSpec("double", "nearest_doublings"),
     ]
     return ModelSignature(inputs=Schema(inputs), outputs=Schema(answers))

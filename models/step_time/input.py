@@ -1,0 +1,279 @@
+"""What a loader adds to a step: the seconds of loading against the processors and workers that there are for it.
+
+Of a sample a profile has l, the seconds of a processor, and v, those of waiting for storage or the network. With r the
+step without any loading, s b samples a device and step, W workers for each of the k devices of a machine, and C
+processors there (a share of one counts as that much):
+
+    W = 0       step = r + s b (l / min(C, 1) + v)
+    W > 0       workers  = s b (l / min(C, 1) + v) / W
+                machine  = s b k l / C
+      devices beside the processor     step = max(r, workers, machine)
+      the processor is the device      step = max(r + min(machine, w rho r), rho r + machine, workers)
+
+The last: loading and computing add up to rho r + machine seconds of all processors at least, rho being the part of r
+that is computed. But a worker begins when a batch is taken, with the step, and gets the share of one of the computing
+threads [CFS, sched(7)]: w = k / max(C, k) of theirs. What it loads while they compute, w rho r at most, puts off all
+that follows; only what is left of the batch is loaded while gradients are exchanged. A machine that shares a processor
+out in small slices agrees (tests/models/step_time/test_input.py). The slowest machine counts. Volumes that all workers
+together keep busy are not known of: storage is in v alone.
+
+What was measured goes the other way, x being step_s - input_s: r = x, where the processor is the device and W > 0
+r = max(x - machine, sync_s + (x - sync_s) / (1 + w)). A row without input_s is taken to have waited for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pandas as pd
+import scipy
+
+from ..domain.cluster import parse_cluster
+from ..domain.numeric import Z_90, BoolArray, FloatArray, IntArray
+from ..domain.setup_table import SetupArrays, column, read_setups
+from ..domain.workload import workload_and_mode
+from .dataset import TrainingData, valid_runs
+from .machine_specs import Machine, read_machines
+
+# Logs that a sample's seconds may be off by: profiled on the type itself; on others, scaled by fixed work on one
+# processor; on others, nothing telling how fast a processor is, of which EC2's generations differ by up to 1.5 [D].
+_PROFILED_SD, _SCALED_SD, _ELSEWHERE_SD = 0.05, 0.15, 0.3
+_OFF_SD, _PSEUDO = 0.15, 4.0  # of all of a workload's seconds of loading; rows that this counts for
+_TELLING = 0.3  # slope of the log of a step by that of loading, from which a row tells how long loading takes
+_LEAST_REST = 0.02  # of a step
+_H = 1e-4  # of slopes
+_GRID = 31  # quantiles each of the rest and of loading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """What loading adds to setups, (rows,) each; nothing where a workload has no loader.
+
+    `before_s` between steps; `supply_s` least seconds of a step by workers, or by machines with devices of their own;
+    `beside_s` and `crowd`: `machine` and w of machines whose processor is the device.
+    """
+
+    workload: IntArray  # a number for each
+    before_s: FloatArray
+    supply_s: FloatArray
+    beside_s: FloatArray
+    crowd: FloatArray
+    log_sd: FloatArray
+    by_workers: BoolArray  # more of them, and not of processors, would help
+
+    def step_s(
+        self, rest_s: FloatArray, part: FloatArray, *, factor: FloatArray | float = 1.0, about: FloatArray | None = None
+    ) -> FloatArray:
+        """(rows,) or (rows, draws) seconds of steps that take `rest_s` without loading, `part` of which is computed.
+
+        Loading takes `factor` times as long as expected. How much of it is done while a device computes goes by
+        `about`, the rest as expected, so that the log of a step is convex in the logs of both.
+        """
+        about = rest_s if about is None else about
+        tall = (slice(None),) + (None,) * (rest_s.ndim - 1)
+        done = np.minimum(1.0, self.crowd * part * about / np.maximum(self.beside_s, 1e-30))
+        first = rest_s + factor * (self.before_s + done * self.beside_s)[tall]
+        second = part[tall] * rest_s + factor * self.beside_s[tall]
+        return np.asarray(np.maximum(np.maximum(first, second), factor * self.supply_s[tall]), dtype=float)
+
+    def slopes(self, rest_s: FloatArray, part: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """(rows,) derivatives of the log of a step by the logs of the rest, and of loading."""
+        up, down = np.exp(_H), np.exp(-_H)
+        by_rest, by_load = (
+            (np.log(self.step_s(rest_s * a, part, factor=b)) - np.log(self.step_s(rest_s * c, part, factor=d)))
+            / (2 * _H)
+            for a, b, c, d in ((up, 1.0, down, 1.0), (1.0, up, 1.0, down))
+        )
+        return by_rest, by_load
+
+    def interval(self, mean: FloatArray, spread: FloatArray, part: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """(rows,) ends of the 90 % interval of a step, where the logs of the rest and of loading are normal."""
+        low, high = np.exp(mean - Z_90 * spread), np.exp(mean + Z_90 * spread)
+        at = np.flatnonzero(self.log_sd > 0)
+        own, normal = self.take(at), scipy.special.ndtri((np.arange(_GRID) + 0.5) / _GRID)
+        rest, load = (one.ravel() for one in np.meshgrid(normal, normal))
+        rest_s = np.exp(mean[at, None] + spread[at, None] * rest)
+        factor = np.exp(own.log_sd[:, None] * load)
+        found = own.step_s(rest_s, part[at], factor=factor, about=np.exp(mean[at]))
+        low[at], high[at] = np.quantile(found, (0.05, 0.95), axis=1)
+        return low, high
+
+    def joint(
+        self, mean: FloatArray, covariance: FloatArray, noise: FloatArray, part: FloatArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Mean, covariance and noise of the logs of steps, from those of the logs of their rests: linearised."""
+        rest = np.exp(mean)
+        by_rest, by_load = self.slopes(rest, part)
+        load = by_load * self.log_sd
+        same = np.equal.outer(self.workload, self.workload)
+        return (
+            np.log(self.step_s(rest, part)),
+            covariance * np.multiply.outer(by_rest, by_rest) + np.multiply.outer(load, load) * same,
+            noise * np.maximum(by_rest, by_load) ** 2,
+        )
+
+    def helped_by(self, rest_s: FloatArray, part: FloatArray) -> list[str]:
+        """More of what would shorten the wait: "loader workers" or "processors"; empty where there is none."""
+        some = self.step_s(rest_s, part) > rest_s
+        return [str(one) for one in np.where(some, np.where(self.by_workers, "loader workers", "processors"), "")]
+
+    def take(self, at: IntArray) -> Wait:
+        """Of the setups at these positions."""
+        return Wait(**{name: getattr(self, name)[at] for name in self.__slots__})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaders:
+    """Of workloads with a loader, whatever their mode: its `workers` for a device; by instance type what was profiled
+    of a sample, (l, v) in seconds; and by workload the log by which loading was found to take longer, and its standard
+    deviation.
+
+    `fixed_s`: by instance type whose processors are its devices, seconds of one of them for the fixed work.
+    """
+
+    workers: dict[str, int] = field(default_factory=dict)
+    samples: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    fixed_s: dict[str, float] = field(default_factory=dict)
+    off: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def sample(self, workload: str, name: str) -> tuple[float, float, float]:
+        """l, v and the standard deviation of the log of both on an instance type."""
+        found = self.samples.get((workload, name))
+        if found is not None:
+            return *found, _PROFILED_SD
+        others = {one: cost for (owner, one), cost in self.samples.items() if owner == workload}
+        wait_s = float(np.median([waited_s for _, waited_s in others.values()]))
+        scaled = [
+            load_s * self.fixed_s[name] / self.fixed_s[one]
+            for one, (load_s, _) in others.items()
+            if {name, one} <= self.fixed_s.keys()
+        ]
+        if scaled:
+            return float(np.median(scaled)), wait_s, _SCALED_SD
+        told = np.log([max(sum(one), 1e-12) for one in others.values()])
+        apart = float(((told - np.median(told)) ** 2).sum())
+        sd = np.sqrt((_PSEUDO * _ELSEWHERE_SD**2 + apart) / (_PSEUDO + len(told) - 1))
+        return float(np.median([load_s for load_s, _ in others.values()])), wait_s, float(sd)
+
+    def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait | None:
+        """What loading adds to `setups`; None where none of their workloads has a loader."""
+        bases = [workload_and_mode(one)[0] for one in setups.workloads.names]
+        if not any(one in self.workers for one in bases):
+            return None
+
+        def costs(workload: str, name: str) -> tuple[float, ...]:
+            base, machine = workload_and_mode(workload)[0], machines[name]
+            if base not in self.workers:
+                return (0.0,) * 7
+            load_s, wait_s, sd = self.sample(base, name)
+            longer, more_sd = self.off.get(base, (0.0, _OFF_SD))
+            share = np.exp(longer) * np.array([load_s / min(machine.cores, 1.0) + wait_s, load_s / machine.cores])
+            # seconds of one sample by one process, by all processors; processors; is one of them the device?
+            return *share.tolist(), machine.cores, float(not machine.accelerated), self.workers[base], sd, more_sd
+
+        alone_s, all_s, cores, device, workers, sd, more_sd = setups.by_pair(costs, [0.0] * 7)
+        samples = setups.batch * setups.accumulation[:, None]
+        own_s = samples * alone_s
+        machine_s = samples * setups.layout * all_s
+        some = workers > 0
+        by_workers_s = np.where(some, own_s / np.maximum(workers, 1), 0.0).max(axis=1, initial=0.0)
+        supply_s = np.where(some & (device == 0), machine_s, 0.0).max(axis=1, initial=0.0)
+        before_s = np.where(some, 0.0, own_s).max(axis=1, initial=0.0)
+        crowd = np.where(some & (device > 0), setups.layout / np.maximum(np.maximum(cores, setups.layout), 1e-9), 0.0)
+        beside_s = np.where(some & (device > 0), machine_s, 0.0).max(axis=1, initial=0.0)
+        lone = ~some & (own_s > 0) & ((device == 0) | (cores > 1))  # a worker could load while the device computes
+        return Wait(
+            workload=setups.workloads.codes,
+            before_s=before_s,
+            supply_s=np.maximum(by_workers_s, supply_s),
+            beside_s=beside_s,
+            crowd=crowd.max(axis=1, initial=0.0),
+            log_sd=np.hypot(sd, more_sd).max(axis=1, initial=0.0),
+            by_workers=lone.any(axis=1) | (by_workers_s > np.maximum(supply_s, beside_s)),
+        )
+
+
+def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
+    """The data with the seconds of steps and profiles without any loading, and what they tell of loaders.
+
+    `data` is `by_variant` and `at_nominal_speed`. Workloads that no profile tells the cost of a sample of stay as they
+    are: all of their step is taken to be the devices'.
+    """
+    profiles, runs = data.profiles, data.runs
+    if "load_s" not in profiles or not pd.to_numeric(profiles["load_s"], errors="coerce").notna().any():
+        return data, Loaders()
+    told = profiles[profiles["load_s"].notna() & profiles["loader_workers"].notna()]
+    base = told["workload"].map(lambda one: workload_and_mode(str(one))[0])
+    groups = told.assign(workload=base).groupby(["workload", "instance_type"])
+    samples = {(str(one), str(name)): _sample(own) for (one, name), own in groups}
+    workers = {str(one): int(own.max()) for one, own in told.groupby(base)["loader_workers"]}
+    of_loader = profiles["load_s"].notna()
+    made_s = pd.to_numeric(profiles["input_s"], errors="coerce").where(of_loader, 0.0).fillna(0.0)
+    rest_s = np.maximum(profiles["forward_s"] - made_s, _LEAST_REST * profiles["forward_s"])
+    profiles = profiles.assign(forward_s=rest_s, input_s=profiles["input_s"].where(~of_loader, 0.0))
+    runs = valid_runs(runs)
+    seen = {one for name in column(runs, "cluster", "") for one in parse_cluster(str(name))}
+    machines = read_machines(data.instance_types, seen | {str(one) for one in data.profiles["instance_type"]})
+    loaders = Loaders(workers=workers, samples=samples, fixed_s=_fixed_work(data.profiles, machines))
+    runs, off = _without_loading(runs, loaders, machines)
+    return replace(data, runs=runs, profiles=profiles), replace(loaders, off=off)
+
+
+def _sample(own: pd.DataFrame) -> tuple[float, float]:
+    """(l, v), medians over the rows of a profile."""
+    load_s, wait_s = (float(pd.to_numeric(column(own, name, 0.0)).median()) for name in ("load_s", "load_wait_s"))
+    return load_s, wait_s
+
+
+def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict[str, float]:
+    """Seconds of one processor by instance type without other devices: that work is done by all of them alike."""
+    usual = pd.to_numeric(column(profiles, "usual_reference_s", np.nan), errors="coerce")
+    by_type = usual.groupby(profiles["instance_type"].astype(str)).median()
+    return {
+        str(name): float(seconds) * machines[str(name)].cores
+        for name, seconds in by_type.items()
+        if seconds > 0 and not machines[str(name)].accelerated
+    }
+
+
+def _without_loading(
+    runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
+) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
+    """The runs with step_s and sync_s of the devices alone, and `off` of Loaders."""
+    base = np.array([workload_and_mode(str(one))[0] for one in column(runs, "workload", "")], dtype=object)
+    places = np.flatnonzero(np.isin(base, list(loaders.workers)))
+    if not len(places):
+        return runs, {}
+    own = runs.iloc[places]
+    setups = read_setups(own, {name: one.devices for name, one in machines.items()})
+    wait = loaders.wait(setups, machines)
+    assert wait is not None
+    step, sync, waited = (
+        pd.to_numeric(column(own, name, np.nan), errors="coerce").to_numpy(float)
+        for name in ("step_s", "sync_s", "input_s")
+    )
+    device_s = np.maximum(step - np.nan_to_num(waited), _LEAST_REST * step)
+    synced = np.minimum(np.nan_to_num(sync), (1 - _LEAST_REST) * device_s)
+    slowed = synced + (device_s - synced) / (1 + wait.crowd)
+    rest = np.maximum(np.maximum(device_s - wait.beside_s, slowed), _LEAST_REST * step)
+    part = np.clip(1 - synced / rest, 0.0, 1.0)
+    numbers = {"step_s": rest, "sync_s": np.minimum(sync, (1 - _LEAST_REST) * rest)}
+    changed = {}
+    for name, values in numbers.items():
+        whole = pd.to_numeric(column(runs, name, np.nan), errors="coerce").to_numpy(float).copy()
+        whole[places] = values
+        changed[name] = whole
+    # where all loading is done while a device computes, the rest was told by it, and says nothing of it
+    telling = np.isfinite(waited) & ((wait.beside_s == 0) | (device_s - wait.beside_s < slowed))
+    by_load = wait.slopes(rest, part)[1]
+    telling &= by_load > _TELLING
+    longer = np.log(step / wait.step_s(rest, part)) / np.maximum(by_load, _TELLING)
+    off = {}
+    for name in sorted(set(base[places][telling].tolist())):
+        found = longer[telling & (base[places] == name)]
+        mean = float(found.sum() / (len(found) + _PSEUDO))
+        apart = float(((found - mean) ** 2).sum())
+        off[name] = mean, float(np.sqrt((_PSEUDO * _OFF_SD**2 + apart) / (_PSEUDO + len(found))))
+    return runs.assign(**changed), off
