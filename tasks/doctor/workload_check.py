@@ -17,6 +17,7 @@ from models.domain.suggestions import nearest_names
 
 from ..node.record import WorkloadFile
 from ..workspace.settings import Settings, SettingsError
+from ..workspace.workload_data import WorkloadData
 
 # Of the batch that is tried, as a part of the least global batch: what one device of several gets.
 _SHARE = 4
@@ -32,12 +33,14 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     """workload, entrypoint, batch (samples of one device), and `precisions`: what `tasks.node.check` says of each.
 
     It runs as on a host: from an empty folder that holds the workload's file alone, without this shell's credentials.
+    Its data are read where they lie, those in S3 where they were fetched for local hosts; else a note says so.
     Raises SettingsError where the workload is unknown or has no entrypoint, CheckFailed where it takes too long or ends
     the process that runs it.
     """
     if name not in settings.workloads:
         raise SettingsError(f"unknown workload {name!r}; {nearest_names(name, settings.workloads)}")
     path, function = settings.entrypoint(name)
+    data = settings.data(name)
     workload = settings.workload(name)
     file = WorkloadFile(
         name=name,
@@ -46,6 +49,8 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         function=function,
         arguments=dict(settings.workloads[name].arguments),
         source=path.name,
+        data="" if data is None else _place(settings, data),
+        data_digest="" if data is None else data.digest,
     )
     batch = max(1, workload.global_batch_least // _SHARE)
     precisions = list(settings.workloads[name].precisions)
@@ -55,6 +60,11 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         answers = _asked(Path(folder), question, timeout_s=timeout_s)
     entrypoint = str(settings.workloads[name].entrypoint)
     return {"workload": name, "entrypoint": entrypoint, "batch": batch, "precisions": answers}
+
+
+def _place(settings: Settings, data: WorkloadData) -> str:
+    fetched = data.fetched_below(settings.home)
+    return str(fetched if data.address is not None and fetched.is_dir() else data.source)
 
 
 def _asked(folder: Path, question: Mapping[str, Any], *, timeout_s: float) -> list[dict[str, Any]]:

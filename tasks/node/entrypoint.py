@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .data import data_path
 from .device import to_device
 from .precision import Arithmetic, arithmetic
 from .record import WorkloadFile
@@ -63,8 +65,8 @@ def build(
     On a GPU, that GPU is torch's default device while the entrypoint and its batch maker run, so that plain torch makes
     everything there; what they make elsewhere is moved.
 
-    Raises WorkloadError where it does not fit the contract, NoSuchPrecision where the device does not compute so, and
-    whatever the user's own code raises.
+    Raises WorkloadError where it does not fit the contract, DataMissing where its data are not on this machine,
+    NoSuchPrecision where the device does not compute so, and whatever the user's own code raises.
     """
     computing = arithmetic(precision, device)
     torch.manual_seed(seed)
@@ -76,8 +78,12 @@ def build(
     function = getattr(module, workload.function, None)
     if not callable(function):
         raise WorkloadError(f"no function {workload.function!r} in the file of workload {workload.name!r}")
+    arguments = dict(workload.arguments)
+    if workload.data:
+        _refuse_without_data(function, workload)
+        arguments["data"] = data_path(mailbox, workload)
     with _default(device):
-        parts = function(**workload.arguments)
+        parts = function(**arguments)
     if not isinstance(parts, tuple) or len(parts) != 4:
         raise WorkloadError(f"{workload.function} must return (model, loss, make_batch, optimizer)")
     model, loss, make_batch, optimizer = parts
@@ -97,6 +103,23 @@ def build(
         device=device,
         arithmetic=computing,
     )
+
+
+def _refuse_without_data(function: Callable[..., Any], workload: WorkloadFile) -> None:
+    """Raises WorkloadError where the entrypoint takes no argument `data`."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of some callables nobody can tell
+        return
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    if not any(
+        one.kind == inspect.Parameter.VAR_KEYWORD or (one.name, one.kind in named) == ("data", True)
+        for one in parameters
+    ):
+        raise WorkloadError(
+            f"{workload.function} takes no argument `data`, and srift.toml names data for workload {workload.name!r}:"
+            f" write `def {workload.function}(data, ...)`, or take `data` out"
+        )
 
 
 def own_line(error: BaseException, workload: WorkloadFile) -> str:

@@ -14,7 +14,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as MalformedVariable
 
@@ -23,6 +32,7 @@ from models.domain.workload import GOALS, MODES, OVERSHOOT_PRICE, PRECISIONS, ST
 
 from ..providers.ec2.settings import Ec2
 from ..providers.local.settings import Local
+from .workload_data import Address, BadData, WorkloadData, digest_of_data, files_below, refuse_no_folder, source_of
 
 PREFIX = "SRIFT_"
 _UNKNOWN = "extra_forbidden"
@@ -108,10 +118,12 @@ class WorkloadSettings(_Section):
     """A workload: `entrypoint = "path/to/file.py:function"` beside srift.toml, its samples, global batch and goals.
 
     `precisions`, `strategies` and `switches` are those that its training tolerates, of which the table chooses. Without
-    an entrypoint it is never run here, and known by imported measurements alone.
+    an entrypoint it is never run here, and known by imported measurements alone. `data`: a folder beside srift.toml, or
+    `s3://bucket/prefix`, whose place on a machine the entrypoint gets as its argument `data`.
     """
 
     entrypoint: str | None = None
+    data: str | None = None
     samples: int = Field(gt=0, le=10**15)
     global_batch: int | tuple[int, int]
     precisions: tuple[str, ...] = Field(default=PRECISIONS[:1], min_length=1)
@@ -142,6 +154,14 @@ class WorkloadSettings(_Section):
             raise ValueError(f"fp16 with {others[0]}: no device sees all gradients to scale them; take bf16")
         if not self.modes:
             raise ValueError("offload without a strategy that shares states out: take fsdp or zero2 with it")
+        return self
+
+    @model_validator(mode="after")
+    def _data_alone(self) -> WorkloadSettings:
+        if self.data is not None and self.entrypoint is None:
+            raise ValueError("data without an entrypoint: nothing would read them; name the function that does")
+        if self.data is not None and "data" in self.arguments:
+            raise ValueError("data and arguments.data: the entrypoint has one argument `data`; rename the second")
         return self
 
     @field_validator("goals")
@@ -176,6 +196,7 @@ class Settings(BaseSettings):
     local: Local = Local()
     ec2: Ec2 = Ec2()
     workloads: dict[str, WorkloadSettings] = {}
+    _data: dict[str, WorkloadData] = PrivateAttr(default_factory=dict)  # a folder of a million files is read once
 
     @classmethod
     def settings_customise_sources(
@@ -230,17 +251,41 @@ class Settings(BaseSettings):
             raise SettingsError(f"workloads.{name}.entrypoint: no file {path}; {nearest_names(path.name, siblings)}")
         return path, function
 
+    def data(self, name: str) -> WorkloadData | None:
+        """What a workload's `data` names, as it is at the first question; None without any.
+
+        Raises SettingsError where there is no such folder, an empty one, or one with files that could not travel.
+        """
+        text = self.workloads[name].data
+        if text is None:
+            return None
+        if name not in self._data:
+            source, files = _source(self, name, text), None
+            try:
+                if isinstance(source, Path):
+                    refuse_no_folder(source, self.home)
+                    files = files_below(source)
+            except BadData as error:
+                raise SettingsError(f"workloads.{name}.data: {error}") from None
+            self._data[name] = WorkloadData(text=text, source=source, digest=digest_of_data(text, files))
+        return self._data[name]
+
     def workload_digest(self, name: str) -> str:
-        """Twelve hex digits of the workload's file, function and arguments: another digest is another workload."""
+        """Twelve hex digits of the workload's file, function, arguments and data: another is another workload.
+
+        Of data, the digest that WorkloadData tells.
+        """
         if self.workloads[name].entrypoint is None:
             return IMPORTED
         path, function = self.entrypoint(name)
-        return digest_of(path.read_bytes(), function, self.workloads[name].arguments)
+        data = self.data(name)
+        arguments = self.workloads[name].arguments
+        return digest_of(path.read_bytes(), function, arguments, "" if data is None else data.digest)
 
 
-def digest_of(content: bytes, function: str, arguments: Mapping[str, Any]) -> str:
-    """Digest of a workload whose file holds `content`."""
-    rest = json.dumps([function, dict(arguments)], sort_keys=True).encode()
+def digest_of(content: bytes, function: str, arguments: Mapping[str, Any], data: str = "") -> str:
+    """Digest of a workload whose file holds `content`; `data` is the digest of its data, where it has some."""
+    rest = json.dumps([function, dict(arguments), *([data] if data else [])], sort_keys=True).encode()
     return hashlib.sha256(content + b"\0" + rest).hexdigest()[:12]
 
 
@@ -278,7 +323,19 @@ def load_settings(file: Path | None = None) -> Settings:
     for name, workload in settings.workloads.items():
         if workload.entrypoint is not None:
             settings.entrypoint(name)
+        if workload.data is not None:
+            _source(settings, name, workload.data)
     return settings
+
+
+def _source(settings: Settings, name: str, text: str) -> Path | Address:
+    """Of a workload's `data`; raises SettingsError. Whether a folder is there is asked by who reads it: a disk that is
+    away is not to keep `srift reap` from its work.
+    """
+    try:
+        return source_of(text, settings.root)
+    except BadData as error:
+        raise SettingsError(f"workloads.{name}.data: {error}") from None
 
 
 def _refuse_unknown_variables(body: Mapping[str, Any]) -> None:
