@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from email.utils import format_datetime
-from typing import Any
+from typing import Any, BinaryIO
 
 from botocore.exceptions import ClientError
 
@@ -49,16 +49,21 @@ class FakeS3:
         some = keys[: self.page]
         contents = [
             {"Key": key, "Size": len(self.objects[key][0]), "LastModified": self.objects[key][1],
-             "ETag": hashlib.md5(self.objects[key][0], usedforsecurity=False).hexdigest()} for key in some
+             "ETag": _etag(self.objects[key][0])} for key in some
         ]  # fmt: skip
         more = {"NextContinuationToken": some[-1]} if len(keys) > len(some) else {}
         return {"Contents": contents, "ResponseMetadata": self._headers(now), **more}
 
-    def get_object(self, *, region: str, now: datetime, Bucket: str, Key: str) -> Any:
+    def get_object(
+        self, *, region: str, now: datetime, Bucket: str, Key: str, Range: str = "bytes=0-", IfMatch: str = ""
+    ) -> Any:
         self._there(Bucket, "GetObject")
         if Key not in self.objects:
             raise ClientError({"Error": {"Code": "NoSuchKey", "Message": Key}}, "GetObject")
         content, moment = self.objects[Key]
+        if IfMatch and IfMatch != _etag(content):
+            raise ClientError({"Error": {"Code": "PreconditionFailed", "Message": Key}}, "GetObject")
+        content = content[int(Range.removeprefix("bytes=").removesuffix("-")) :]
         whole = len(content)
         if self.cut:
             self.cut -= 1
@@ -66,9 +71,9 @@ class FakeS3:
         answer = {"Body": io.BytesIO(content), "ContentLength": whole, "LastModified": moment}
         return answer | {"ResponseMetadata": self._headers(now)}
 
-    def put_object(self, *, region: str, now: datetime, Bucket: str, Key: str, Body: bytes) -> Any:
+    def put_object(self, *, region: str, now: datetime, Bucket: str, Key: str, Body: bytes | BinaryIO) -> Any:
         self._there(Bucket, "PutObject")
-        self.objects[Key] = (Body, self._clock(now))
+        self.objects[Key] = (Body if isinstance(Body, bytes) else Body.read(), self._clock(now))
         return {"ResponseMetadata": self._headers(now)}
 
     def _there(self, bucket: str, operation: str) -> None:
@@ -81,3 +86,7 @@ class FakeS3:
     def _headers(self, now: datetime) -> Any:
         date = format_datetime(self._clock(now), usegmt=True)
         return {"HTTPHeaders": {"date": date, "x-amz-bucket-region": self.region}}
+
+
+def _etag(content: bytes) -> str:
+    return f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'

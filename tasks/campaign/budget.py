@@ -22,7 +22,7 @@ from models.domain.cluster import Cluster, Offer, parse_cluster
 from warehouse import reads
 from warehouse.database import WarehouseMissing
 
-from ..execution.job import START_UP_S, Served
+from ..execution.job import START_UP_S, Served, workload_names
 from ..execution.record_loader import Collected
 from ..market.offers import current_offers
 from ..node.requirements import INSTALL_S
@@ -65,8 +65,8 @@ def allowance(
     price = pure.dearest_usd_per_hour(launch.cluster, known, _spot_margin(workspace))
     return pure.allow(
         None if price is None else price + len(launch.cluster.members) * _beside(workspace),
-        wished_s=2 * launch.est_s + EC2_START_UP_S + _installing_s(workspace, launch),
-        least_s=launch.est_s + EC2_LEAST_START_UP_S,
+        wished_s=2 * launch.est_s + EC2_START_UP_S + _installing_s(workspace, launch) + tally.fetch_s_of(launch),
+        least_s=launch.est_s + EC2_LEAST_START_UP_S + tally.fetch_s_of(launch),
         caps=caps,
         late=LATE_S,
     )
@@ -74,14 +74,16 @@ def allowance(
 
 def _installing_s(workspace: Workspace, launch: Launch) -> float:
     """What machines may take to install the requirements of the workloads of `launch`, one after the other."""
-    named = {wanted.trained[0] for wanted in launch.items if wanted.workload}
     workloads = workspace.settings.workloads
-    return INSTALL_S * sum(name in workloads and workloads[name].requirements is not None for name in named)
+    return INSTALL_S * sum(
+        name in workloads and workloads[name].requirements is not None for name in workload_names(launch)
+    )
 
 
 def patience_s(workspace: Workspace, launch: Launch, tally: Tally, deadline_s: float) -> float:
     """Seconds that `launch` may put into measuring again what was disturbed, and still end in time."""
-    spare_s = deadline_s - launch.est_s - (EC2_START_UP_S if workspace.spends_money else START_UP_S)
+    start_up_s = EC2_START_UP_S + tally.fetch_s_of(launch) if workspace.spends_money else START_UP_S
+    spare_s = deadline_s - launch.est_s - start_up_s
     share = _EC2_PATIENCE if workspace.spends_money else _LOCAL_PATIENCE
     left_s = tally.stop_of(launch) - time.monotonic() - launch.est_s
     return max(0.0, min(share * launch.est_s, _CAMPAIGN_PATIENCE * tally.left_s, spare_s, left_s))
@@ -158,7 +160,8 @@ class Tally:
     """Rows by status, dollars, and seconds by phase of one campaign. `stop_at` is on `time.monotonic`.
 
     The ids of its leases begin with `refresh_id`. `refused` are clusters that were not to be had, in
-    whole, or not with their devices.
+    whole, or not with their devices. By workload: `fetch_s` is within how many seconds a machine has its data, where it
+    fetches some; `lacking` why its data are not to be had, so that nothing more of it is bought.
     """
 
     cap_usd: float
@@ -171,6 +174,8 @@ class Tally:
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     refused: list[Cluster] = field(default_factory=list)
+    fetch_s: dict[str, float] = field(default_factory=dict)
+    lacking: dict[str, str] = field(default_factory=dict)
 
     @property
     def left_usd(self) -> float:
@@ -181,6 +186,10 @@ class Tally:
     def left_s(self) -> float:
         """Seconds to the campaign's end."""
         return max(0.0, self.stop_at - time.monotonic())
+
+    def fetch_s_of(self, launch: Launch) -> float:
+        """Seconds of its machines' start-up that go into fetching data, as far as is known."""
+        return sum(self.fetch_s.get(name, 0.0) for name in workload_names(launch))
 
     def affords(self, launch: Launch) -> bool:
         """Whether `launch` may still start within dollars and minutes by its estimate; `allowance` has the worst."""
@@ -200,6 +209,7 @@ class Tally:
         refused = served.outcome.startswith(REFUSED) and not served.over_cap
         if cluster is not None and (served.lacked_devices or refused):
             self.refused.append(cluster)
+        self.lacking |= served.lacked_data
         self.usd += collected.usd
         self.runs += len(served.recorded)
         self.by_status.update(collected.by_status)

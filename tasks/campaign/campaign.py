@@ -26,14 +26,15 @@ from warehouse import reads
 from warehouse.database import WarehouseMissing
 
 from ..execution.collect import collect
-from ..execution.job import Clock, Job, Served, Stopwatch, Watch, job_of, write_rows
+from ..execution.data import DataCarrier, fetch_s
+from ..execution.job import Clock, Job, Served, Stopwatch, Watch, job_of, workload_names, write_rows
 from ..execution.mailbox import WorkloadChanged
-from ..execution.outcomes import AttemptEnd, full_mailbox, launch_row, planned_id
+from ..execution.outcomes import AttemptEnd, full_mailbox, item_row, launch_row, planned_id
 from ..execution.session import Session
 from ..market.job_conditions import circumstances, costs_of
 from ..market.offers import current_offers, nothing_to_buy, offers_now, with_facts
 from ..monitoring.checks import drifting_types
-from ..node.record import MACHINE
+from ..node.record import DATA, MACHINE
 from ..providers.base import NoCapacity, Provider, ProviderError
 from ..recommendation.recommend import comparable, contending, planned
 from ..reporting.progress import reporter
@@ -100,11 +101,12 @@ def within(workspace: Workspace, champion: Champion | None, tally: Tally) -> Ite
     while lists < MOST_LISTS:
         frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
         offers = current_offers(workspace)
-        launches = shop(workspace, offers, frames, champion, tally.left_usd, tally.left_s, tally.refused)
+        left = workspace.without(tally.lacking)
+        launches = shop(left, offers, frames, champion, tally.left_usd, tally.left_s, tally.refused)
         reporter().start(tally.runs + sum(len(launch.items) for launch in launches))
         before, bought, refusal = tally.runs, False, ""
         for launch in launches:
-            if not tally.affords(launch):
+            if not tally.affords(launch) or not tally.lacking.keys().isdisjoint(workload_names(launch)):
                 continue
             if just_refused(launch.cluster, tally.refused):  # since the list was made
                 continue
@@ -163,7 +165,7 @@ def _failures(workspace: Workspace) -> pd.DataFrame:
     """What nodes told of as failed, of the workloads as their files are now: a mended file is tried again.
 
     What the controller had to tell (a full mailbox, a silent node) is no fault of what was to be measured, and neither
-    is a machine without its devices.
+    is a machine without its devices, or data that were not to be had.
     """
     try:
         failed = reads.mart(
@@ -173,7 +175,7 @@ def _failures(workspace: Workspace) -> pd.DataFrame:
         return pd.DataFrame()
     digests = {workload.digest for workload in workspace.measurable}
     if "cause" in failed:  # a warehouse that a refresh has not opened since has no such column yet, and no such row
-        failed = failed[failed["cause"] != MACHINE]
+        failed = failed[~failed["cause"].isin((MACHINE, DATA))]
     return failed[(failed["kind"] == "probe") | failed["workload_digest"].isin(digests)]
 
 
@@ -297,13 +299,21 @@ def serve_launch(workspace: Workspace, launch: Launch, lease_id: str, tally: Tal
     Where this is cut short (Ctrl-C), what was recorded until then is loaded before the error goes on its way.
     """
     seed = launch_seed(workspace.settings.campaign.seed, lease_id)
-    job = job_of(launch, workspace.settings, lease_id=lease_id, seed=seed, deadline_s=2 * launch.est_s)
+    carrier = DataCarrier(workspace)
+    plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
+    tally.fetch_s |= {plan.name: fetch_s(plan) for plan in plans}
+    places = {plan.name: plan.place for plan in plans}
+    job = job_of(launch, workspace.settings, lease_id=lease_id, seed=seed, deadline_s=2 * launch.est_s, data=places)
     allowed = allowance(workspace, launch, tally, datetime.now(UTC))
     if allowed.refusal:
         return _refused(job, allowed.refusal)
+    lacking = {plan.name: plan.problem for plan in map(carrier.carry, plans) if plan.problem}
+    job = without_data(job, lacking)
+    if lacking and not job.items:
+        return Served(lease_id=lease_id, outcome="failed: no data", rows=list(job.rows), lacked_data=lacking)
     patient_s = patience_s(workspace, launch, tally, allowed.deadline_s)
     job = replace(job, deadline_s=allowed.deadline_s, patience_s=patient_s)
-    names = {item.run_id: _label(launch, wanted) for item, wanted in zip(job.items, launch.items, strict=True)}
+    names = {run_id: _label(launch, wanted) for run_id, wanted in zip(job.envelopes, launch.items, strict=True)}
 
     def watch(run_id: str, done: int, usd: float | None) -> None:
         spent = None if usd is None else tally.usd + usd
@@ -317,13 +327,27 @@ def serve_launch(workspace: Workspace, launch: Launch, lease_id: str, tally: Tal
         raise
 
 
+def without_data(job: Job, lacking: Mapping[str, str]) -> Job:
+    """`job` without the runs of workloads whose data are not to be had: each has its row, which says why."""
+    for name, why in lacking.items():
+        reporter().say(f"{name} is not measured: {why}")
+    rows = tuple(
+        item_row(job.lease_id, item, job.envelopes, AttemptEnd(how="failed", reason=lacking[item.workload]))
+        for item in job.items
+        if item.workload in lacking
+    )
+    files = [(spec, path) for spec, path in job.files if spec.name not in lacking]
+    items = tuple(item for item in job.items if item.workload not in lacking)
+    return replace(job, items=items, rows=rows, files=files, lacking=lacking)
+
+
 def serve(provider: Provider, job: Job, *, stop_at: float, watch: Watch, clock: Clock | None = None) -> Served:
     """Run `job` until all is recorded or `stop_at` (on `clock`). Refusals, losses and a full disk come back as rows.
 
     So does whatever the provider could not do. However this ends, Ctrl-C included, the run under way gets its row, the
     machines are released, and the mailbox stays on disk until it has been loaded.
     """
-    served = Served(lease_id=job.lease_id)
+    served = Served(lease_id=job.lease_id, rows=list(job.rows), lacked_data=dict(job.lacking))
     laps = Stopwatch(served.seconds, clock or Clock())
     try:
         with provider.acquire(job.cluster, lease_id=job.lease_id, deadline_s=job.deadline_s, seed=job.seed) as running:

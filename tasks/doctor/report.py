@@ -62,9 +62,12 @@ def trouble_of(home: Path) -> list[str]:
 def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None) -> None:
     """Raises ProviderError with everything that is wrong, before a refresh that may launch asks for a machine.
 
-    One that launches nothing, or local hosts alone, needs but a home that it can write.
+    One that launches nothing, or local hosts alone, needs but a home that it can write, and its workloads' folders of
+    data: raises SettingsError without.
     """
     check_home(settings.home)
+    for name in settings.workloads:
+        settings.data(name)
     if not capabilities(provider).spends_money or not max_usd:
         return
     wrong = [f"  {one.check}: {one.says}" for one in examine(settings, provider) if one.status == "wrong"]

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..providers.local.network import detect, without_network
 from ..workspace.environments import install_at
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.sources import Source
+from ..workspace.workload_data import WorkloadData
 
 # Of the batch that is tried, as a part of the least global batch: what one device of several gets.
 _SHARE = 4
@@ -38,13 +39,16 @@ class CheckFailed(Exception):
 def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[str, Any]:
     """workload, entrypoint, batch (samples of one device), `notes`, and `precisions`: what `node.check` says of each.
 
-    Its requirements are installed first, for which `timeout_s` does not count.
+    Its requirements are installed first, for which `timeout_s` does not count. Its data are read where they lie, those
+    in S3 where they were fetched for local hosts; else a note says so.
     Raises SettingsError where the workload is unknown or has no entrypoint, CheckFailed where its requirements cannot
     be installed, it takes too long or ends the process that runs it.
     """
     if name not in settings.workloads:
         raise SettingsError(f"unknown workload {name!r}; {nearest_names(name, settings.workloads)}")
     file, source = settings.travelling(name)
+    data = settings.data(name)
+    file = replace(file, data="" if data is None else _place(settings, data))
     stated = settings.workloads[name]
     batch = max(1, settings.workload(name).global_batch_least // _SHARE)
     try:
@@ -79,6 +83,11 @@ def _lay_out(folder: Path, package: Path, file: WorkloadFile, source: Source) ->
     else:
         target.write_bytes(content)
     shutil.copytree(Path(agent.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def _place(settings: Settings, data: WorkloadData) -> str:
+    fetched = data.fetched_below(settings.home)
+    return str(fetched if data.address is not None and fetched.is_dir() else data.source)
 
 
 def _asked(

@@ -16,6 +16,7 @@ from models.campaign.candidates import Measurement
 from models.domain.cluster import Cluster, Offer
 from models.domain.workload import Setup
 
+from ..node.data import S3
 from ..node.record import ANY, CPU, Devices, Item, WorkloadFile, write_json
 from ..workspace.environments import environment_at
 from ..workspace.settings import Settings, SettingsError
@@ -31,7 +32,8 @@ Files = Sequence[tuple[WorkloadFile, Source]]
 class Job:
     """One launch as the nodes will see it. `envelopes` tells for each run_id what the controller knows of its setup.
 
-    `expected` are the devices that each machine of the cluster is bought for.
+    `expected` are the devices that each machine of the cluster is bought for. `rows` are those of its runs that cannot
+    be made, since the data of their workloads are not to be had; `lacking` says of which workloads, and why.
     """
 
     lease_id: str
@@ -43,6 +45,13 @@ class Job:
     seed: int
     deadline_s: float  # from acquisition; the machines end themselves then
     patience_s: float = 0.0  # for measuring again what was disturbed
+    rows: tuple[dict[str, Any], ...] = ()
+    lacking: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def fetched(self) -> dict[str, str]:
+        """Addresses of the data that each machine fetches before it measures, by the digest that names them there."""
+        return {spec.data_digest: spec.data for spec, _ in self.files if spec.data.startswith(S3)}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +59,8 @@ class Served:
     """What became of a launch. `rows` are the controller's: runs that have no record and why. `usd` None: unknown.
 
     `lacked_devices`: one of its machines did not have those that it was bought for.
-    `over_cap`: it was refused for its dollars, and no machine was asked for.
+    `over_cap`: it was refused for its dollars, and no machine was asked for. `lacked_data`: workloads whose data were
+    not to be had, and why.
     """
 
     lease_id: str
@@ -62,6 +72,7 @@ class Served:
     rows: list[dict[str, Any]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     over_cap: bool = False
+    lacked_data: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,13 +146,24 @@ _OF_AWS = (
 START_UP_S = 150.0  # of the lease's deadline: hosts and torchrun may be slow, a hang must still end
 
 
-def job_of(launch: Launch, settings: Settings, *, lease_id: str, seed: int, deadline_s: float) -> Job:
-    """The job that serves `launch`; its runs are numbered within the lease. Raises SettingsError on a missing file."""
+def job_of(
+    launch: Launch,
+    settings: Settings,
+    *,
+    lease_id: str,
+    seed: int,
+    deadline_s: float,
+    data: Mapping[str, str] | None = None,
+) -> Job:
+    """The job that serves `launch`; its runs are numbered within the lease. Raises SettingsError on a missing file.
+
+    `data`: where machines read the data of workloads that have some, by name.
+    """
     expected = expected_devices(launch.cluster, emulated=_emulated(settings))
     items = [_item(wanted, f"{lease_id}-{n:03d}", seed) for n, wanted in enumerate(launch.items)]
-    names = sorted({wanted.trained[0] for wanted in launch.items if wanted.workload})
+    names = workload_names(launch)
     simulated = capabilities(launch.cluster.members[0].instance_type.provider).simulated
-    files = [_file(settings, name, simulated=simulated) for name in names]
+    files = [_file(settings, name, (data or {}).get(name, ""), simulated=simulated) for name in names]
     digests = {spec.name: spec.digest for spec, _ in files}
     envelopes = {
         item.run_id: _envelope(wanted, [launch.cluster.members[n] for n in wanted.nodes], digests)
@@ -206,12 +228,17 @@ def _item(wanted: Measurement, run_id: str, seed: int) -> Item:
     )
 
 
-def _file(settings: Settings, name: str, *, simulated: bool) -> tuple[WorkloadFile, Source]:
-    """With the folder of its installed requirements where machines share this disk."""
+def _file(settings: Settings, name: str, data: str, *, simulated: bool) -> tuple[WorkloadFile, Source]:
+    """With where machines read its `data`, and the folder of its installed requirements where they share this disk."""
     spec, source = settings.travelling(name)
     if simulated and spec.requirements:
         spec = replace(spec, environment=str(environment_at(settings.home, spec)))
-    return spec, source
+    return replace(spec, data=data), source
+
+
+def workload_names(launch: Launch) -> list[str]:
+    """Workloads that `launch` measures."""
+    return sorted({wanted.trained[0] for wanted in launch.items if wanted.workload})
 
 
 def _envelope(wanted: Measurement, members: Sequence[Offer], digests: dict[str, str]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import Any
 
 from models.domain.cluster import Cluster, Offer
 
+from ..node.data import FAILED, READY
+from ..node.data import FILE as DATA_FILE
 from ..node.record import Plan, WorkloadFile, write_file, write_json
 from ..providers.base import EndedLease, json_of_node
 from ..workspace.sources import Source
@@ -38,7 +40,8 @@ class Mailbox:
                 contents = source.read()
             except FileNotFoundError:
                 contents = {}
-            if not contents or source.digest(contents, spec.function, spec.arguments, spec.env) != spec.digest:
+            called = (contents, spec.function, spec.arguments)
+            if not contents or source.digest(*called, env=spec.env, data=spec.data_digest) != spec.digest:
                 raise WorkloadChanged(
                     f"{source.files[source.entry]} of workload {spec.name}, or what it needs, was just changed: refresh"
                     " again to measure it"
@@ -49,6 +52,21 @@ class Mailbox:
     def put_plan(self, plan: Plan) -> None:
         """Ask the nodes for another attempt."""
         write_json(self.path / "plan.json", plan)
+
+    def put_data(self, addresses: Mapping[str, str]) -> None:
+        """Have the machines fetch data from those addresses, by digest, before they are given a plan."""
+        if addresses:
+            write_json(self.path / DATA_FILE, {"data": dict(addresses)})
+
+    def data_of(self, node: int) -> dict[str, dict[str, Any]]:
+        """How far the machine is with what it fetches, by digest, in its own words; empty before it says so."""
+        body = read_object(self._node(node) / DATA_FILE) or {}
+        return {digest: told for digest, told in body.items() if isinstance(told, dict)}
+
+    def has_data(self, node: int, digests: Iterable[str]) -> bool:
+        """Whether all of them are there, or never will be: runs that need one that failed say so."""
+        told = self.data_of(node)
+        return all(told.get(one, {}).get("state") in (READY, FAILED) for one in digests)
 
     def go(self, attempt: int) -> None:
         """Let the armed workers of `attempt` start."""
@@ -78,7 +96,7 @@ class Mailbox:
 
     def forget(self, node: int) -> None:
         """Clear away what a machine said that another takes the place of; its records and logs stay."""
-        for name in ("heartbeat.json", "progress.json", "notice.json"):
+        for name in ("heartbeat.json", "progress.json", "notice.json", DATA_FILE):
             (self._node(node) / name).unlink(missing_ok=True)
 
     def armed(self, attempt: int) -> int:

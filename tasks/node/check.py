@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .data import S3, DataMissing
 from .device import now, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload, WorkloadError, build, own_line, try_once
 from .launch import explain
@@ -59,6 +60,14 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
         answer |= {"figures": figures, "notes": list(_notes(built, batch, figures, workload))}
     except NoSuchPrecision as error:
         answer["notes"] = [f"not checked in {precision}: {error}"]
+    except DataMissing as error:
+        if workload.data.startswith(S3):
+            answer["notes"] = [
+                f"its file was loaded and no step was made: its data, {workload.data}, are not on this machine. To"
+                " check it with data, name a folder with some of them for the moment (`aws s3 cp` fetches them)"
+            ]
+        else:
+            answer["problem"] = explain(error, workload)
     except (Exception, SystemExit) as error:
         where = "" if own_line(error, workload) or model is None else _part(error, model)
         answer["problem"] = explain(error, workload) + where

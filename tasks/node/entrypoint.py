@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import time
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from .data import S3, DataMissing
 from .device import to_device
 from .loader import Loader
 from .precision import Arithmetic, arithmetic
@@ -86,14 +88,16 @@ def build(
 ) -> LoadedWorkload:
     """Load and call the entrypoint: equal weights on every rank, other data on each.
 
-    Its file lies in `folder` as `workload` says, or, of an archive, what it was unpacked to.
+    Its file lies in `folder` as `workload` says, or, of an archive, what it was unpacked to. `data` of it is the
+    folder on this machine (data.data_path), empty where it takes none.
 
     On a GPU, that GPU is torch's default device while the entrypoint and its batch maker run, so that plain torch makes
     everything there; what they make elsewhere is moved. In place of a batch maker there may be a DataLoader
     (loader.py), whose processes `close` of what is returned ends.
 
-    Raises WorkloadError where it does not fit the contract, LoaderError where its loader does not, NoSuchPrecision
-    where the device does not compute so, and whatever the user's own code raises.
+    Raises WorkloadError where it does not fit the contract, LoaderError where its loader does not, DataMissing where
+    its data are not on this machine, NoSuchPrecision where the device does not compute so, and whatever the user's own
+    code raises.
     """
     computing = arithmetic(precision, device)
     torch.manual_seed(seed)
@@ -106,8 +110,14 @@ def build(
         near = difflib.get_close_matches(workload.function, dir(module), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise WorkloadError(f"no function {workload.function!r} in the file of workload {workload.name!r}{hint}")
+    arguments = dict(workload.arguments)
+    if workload.data:
+        _refuse_without_data(function, workload)
+        if workload.data.startswith(S3):
+            raise DataMissing(f"its data, {workload.data}, were not fetched to this machine")
+        arguments["data"] = workload.data
     with _default(device):
-        parts = function(**workload.arguments)
+        parts = function(**arguments)
     if not isinstance(parts, tuple) or len(parts) != 4:
         raise WorkloadError(f"{workload.function} must return (model, loss, make_batch or a DataLoader, optimizer)")
     model, loss, batches, optimizer = parts
@@ -149,6 +159,23 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _refuse_without_data(function: Callable[..., Any], workload: WorkloadFile) -> None:
+    """Raises WorkloadError where the entrypoint takes no argument `data`."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of some callables nobody can tell
+        return
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    if not any(
+        one.kind == inspect.Parameter.VAR_KEYWORD or (one.name, one.kind in named) == ("data", True)
+        for one in parameters
+    ):
+        raise WorkloadError(
+            f"{workload.function} takes no argument `data`, and srift.toml names data for workload {workload.name!r}:"
+            f" write `def {workload.function}(data, ...)`, or take `data` out"
+        )
 
 
 def own_line(error: BaseException, workload: WorkloadFile) -> str:

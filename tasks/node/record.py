@@ -8,6 +8,8 @@ Mailbox (a directory; an S3 prefix later), `a` the attempt, counted from 1:
     done.json                    controller: leave
     workloads/<digest>.py        controller: the file of each workload, or
     workloads/<digest>.tar.gz    controller: its folder, or the file with what its requirements name
+    data.json                    controller: addresses of S3 that machines fetch; node-<i>/data.json courier: how far
+                                 it is with them (data.py)
     node-<i>/ready.json          agent: address, versions, fingerprint, pid
     node-<i>/heartbeat.json      agent: phase, attempt, and the run_id under way; rewritten every second
     node-<i>/armed-<a>.json      worker: torch imported, process group joined, waiting for go
@@ -35,7 +37,8 @@ from .machine import fingerprint, torch_version
 
 SCHEMA = 1
 CPU = "cpu"  # a machine's processor, as torch names that kind of device
-MACHINE = "machine"  # of a failure's cause
+MACHINE, DATA = "machine", "data"  # of a failure's cause
+_DATA_MISSING = "DataMissing: "  # how a reason begins that data.py gave, as launch.explain tells it
 _PACKED = ".tar.gz"
 ANY = "any"  # whatever there is: of machines that only stand in for others, as in an emulation
 
@@ -49,6 +52,8 @@ class WorkloadFile:
     is empty. `requirements` names the requirements file in the archive, and `requirements_digest` is that of all that
     installing reads; `environment` is the folder where they are installed already, on whatever disk the node has, empty
     where the node is to install them. `env` are variables that the code sees.
+    `data` is the folder, or the address of S3, whose place on the machine the function gets as its argument `data`
+    (data.py); empty: it takes none. `data_digest` names it.
     """
 
     name: str
@@ -62,6 +67,8 @@ class WorkloadFile:
     requirements_digest: str = ""
     environment: str = ""
     env: dict[str, str] = field(default_factory=dict)
+    data: str = ""
+    data_digest: str = ""
 
     @property
     def folder(self) -> str:
@@ -211,7 +218,8 @@ class Record:
 
     `devices` are those that it ran on, one entry a node of the item; empty where none was used.
     `status`: "measured" or "failed" from a node ("interrupted" and "refused" come from the controller).
-    `cause` of a failure: MACHINE where the machine lacked its devices, else "": the fault is of what was measured.
+    `cause` of a failure: MACHINE where the machine lacked its devices, DATA where the workload's data were not on it,
+    else "": the fault is of what was measured.
     `values` by kind, and in all of them taken_share (the part of the processor time wanted that a host took away
     while it was measured), reference_s (seconds of the fixed work of reference.py beside it, one a node of the item:
     the median over blocks at its slowest device), reference_blocks (how many) and reference_spread (their standard
@@ -268,7 +276,10 @@ def record_of(
     values: dict[str, Any] | None = None,
     devices: Sequence[Devices] = (),
 ) -> Record:
-    """The record of `item`, which is over: failed where there is a `problem`, by its machine where no device served."""
+    """The record of `item`, which is over: failed where there is a `problem`, by its machine where no device served.
+
+    `problem` is what the ranks said, in which the kind of an error stands before its message.
+    """
     return Record(
         run_id=item.run_id,
         lease_id=plan.lease_id,
@@ -284,7 +295,7 @@ def record_of(
         torch_version=torch_version(),
         values=(not problem and values) or {},
         devices=list(devices),
-        cause="" if devices else MACHINE,
+        cause=MACHINE if not devices else DATA if _DATA_MISSING in problem else "",
     )
 
 

@@ -11,12 +11,14 @@ import os
 import re
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
 from .checkpoint import write_checkpoint
+from .data import data_path
 from .device import NoSuchDevice, reset_peak, usable
 from .device_check import give_up
 from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
@@ -116,6 +118,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         workload = launch.workload(item)
         if workload is None:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")
+        workload = replace(workload, data=data_path(launch.mailbox, workload) if workload.data else "")
         asked = {"seed": item.seed, "rank": launch.rank}
         built = build(launch.code_of(workload), workload, **asked, device=launch.device, precision=item.precision)
         try:

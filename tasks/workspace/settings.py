@@ -14,7 +14,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as MalformedVariable
 
@@ -25,6 +34,7 @@ from ..node.record import WorkloadFile
 from ..providers.ec2.settings import Ec2
 from ..providers.local.settings import Local
 from .sources import Source, SourceRefused, file_source, folder_source, hashed
+from .workload_data import Address, BadData, WorkloadData, digest_of_data, files_below, refuse_no_folder, source_of
 
 PREFIX = "SRIFT_"
 _UNKNOWN = "extra_forbidden"
@@ -131,10 +141,12 @@ class WorkloadSettings(_Section):
     that its code sees.
 
     `precisions`, `strategies` and `switches` are those that its training tolerates, of which the table chooses. Without
-    an entrypoint it is never run here, and known by imported measurements alone.
+    an entrypoint it is never run here, and known by imported measurements alone. `data`: a folder beside srift.toml, or
+    `s3://bucket/prefix`, whose place on a machine the entrypoint gets as its argument `data`.
     """
 
     entrypoint: str | None = None
+    data: str | None = None
     samples: int = Field(gt=0, le=10**15)
     global_batch: int | tuple[int, int]
     precisions: tuple[str, ...] = Field(default=PRECISIONS[:1], min_length=1)
@@ -188,6 +200,14 @@ class WorkloadSettings(_Section):
             raise ValueError("offload without a strategy that shares states out: take fsdp or zero2 with it")
         return self
 
+    @model_validator(mode="after")
+    def _data_alone(self) -> WorkloadSettings:
+        if self.data is not None and self.entrypoint is None:
+            raise ValueError("data without an entrypoint: nothing would read them; name the function that does")
+        if self.data is not None and "data" in self.arguments:
+            raise ValueError("data and arguments.data: the entrypoint has one argument `data`; rename the second")
+        return self
+
     @field_validator("goals")
     @classmethod
     def _told_apart(cls, goals: tuple[GoalSettings, ...]) -> tuple[GoalSettings, ...]:
@@ -220,6 +240,7 @@ class Settings(BaseSettings):
     local: Local = Local()
     ec2: Ec2 = Ec2()
     workloads: dict[str, WorkloadSettings] = {}
+    _data: dict[str, WorkloadData] = PrivateAttr(default_factory=dict)  # a folder of a million files is read once
 
     @classmethod
     def settings_customise_sources(
@@ -306,11 +327,16 @@ class Settings(BaseSettings):
         return folder
 
     def travelling(self, name: str) -> tuple[WorkloadFile, Source]:
-        """What a machine is told of a workload, and the code that goes there. Raises SettingsError, as `source`."""
+        """What a machine is told of a workload, but where its data lie there, and the code that goes there.
+
+        Raises SettingsError, as `source` and `data`.
+        """
         source, function = self.source(name)
         spec = self.workloads[name]
         contents = self._read(name, source)
-        digest = source.digest(contents, function, spec.arguments, spec.env)
+        data = self.data(name)
+        data_digest = "" if data is None else data.digest
+        digest = source.digest(contents, function, spec.arguments, env=spec.env, data=data_digest)
         packed = f"workloads/{hashed(contents).hexdigest()[:12]}.tar.gz"  # workloads of one repository share it
         return WorkloadFile(
             name=name,
@@ -323,10 +349,30 @@ class Settings(BaseSettings):
             requirements=source.requirements,
             requirements_digest=source.needed_digest(contents),
             env=dict(spec.env),
+            data_digest=data_digest,
         ), source
 
+    def data(self, name: str) -> WorkloadData | None:
+        """What a workload's `data` names, as it is at the first question; None without any.
+
+        Raises SettingsError where there is no such folder, an empty one, or one with files that could not travel.
+        """
+        text = self.workloads[name].data
+        if text is None:
+            return None
+        if name not in self._data:
+            source, files = _source(self, name, text), None
+            try:
+                if isinstance(source, Path):
+                    refuse_no_folder(source, self.home)
+                    files = files_below(source)
+            except BadData as error:
+                raise SettingsError(f"workloads.{name}.data: {error}") from None
+            self._data[name] = WorkloadData(text=text, source=source, digest=digest_of_data(text, files))
+        return self._data[name]
+
     def workload_digest(self, name: str) -> str:
-        """Twelve hex digits of the workload's code, function, arguments, requirements and variables."""
+        """Twelve hex digits of the workload's code, function, arguments, requirements, variables and data."""
         if self.workloads[name].entrypoint is None:
             return IMPORTED
         return self.travelling(name)[0].digest
@@ -372,7 +418,19 @@ def load_settings(file: Path | None = None) -> Settings:
     for name, workload in settings.workloads.items():
         if workload.entrypoint is not None:
             settings.entrypoint(name)
+        if workload.data is not None:
+            _source(settings, name, workload.data)
     return settings
+
+
+def _source(settings: Settings, name: str, text: str) -> Path | Address:
+    """Of a workload's `data`; raises SettingsError. Whether a folder is there is asked by who reads it: a disk that is
+    away is not to keep `srift reap` from its work.
+    """
+    try:
+        return source_of(text, settings.root)
+    except BadData as error:
+        raise SettingsError(f"workloads.{name}.data: {error}") from None
 
 
 def _refuse_unknown_variables(body: Mapping[str, Any]) -> None:

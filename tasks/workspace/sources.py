@@ -69,12 +69,18 @@ class Source:
         return {name: path.read_bytes() for name, path in self.files.items()}
 
     def digest(
-        self, contents: Mapping[str, bytes], function: str, arguments: Mapping[str, Any], env: Mapping[str, str]
+        self,
+        contents: Mapping[str, bytes],
+        function: str,
+        arguments: Mapping[str, Any],
+        *,
+        env: Mapping[str, str],
+        data: str = "",
     ) -> str:
-        """Twelve hex digits: another digest is another workload."""
+        """Twelve hex digits: another digest is another workload. `data`: the digest of its data, if it has some."""
         content = hashed(contents).digest() if self.packed else contents[self.entry]
         called = f"{self.module}:{function}" if self.module else function
-        return digest_of(content, called, arguments, requirements=self.requirements, env=dict(env))
+        return digest_of(content, called, arguments, requirements=self.requirements, env=dict(env), data=data)
 
     def needed_digest(self, contents: Mapping[str, bytes]) -> str:
         """Of the requirements file and all that installing reads; empty without requirements."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -78,6 +78,11 @@ class Workspace:
     def measurable(self) -> list[Workload]:
         """Those that can be run here: the others are known by imported measurements alone."""
         return [workload for workload in self.workloads if workload.digest != IMPORTED]
+
+    def without(self, names: Collection[str]) -> Workspace:
+        """The same, as if srift.toml had no workloads of those names."""
+        kept = {name: one for name, one in self.settings.workloads.items() if name not in names}
+        return replace(self, settings=self.settings.model_copy(update={"workloads": kept})) if names else self
 
     def fits(self, cluster: Cluster) -> str:
         """Why `cluster` can never be had here; empty where it can."""

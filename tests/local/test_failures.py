@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,9 +18,12 @@ from typing import Any
 
 import pytest
 
+from models.campaign.campaign import Launch
+from models.campaign.candidates import Measurement
 from models.domain.cluster import Cluster
 from tasks import node
-from tasks.campaign.campaign import serve
+from tasks.campaign.budget import Tally
+from tasks.campaign.campaign import serve, serve_launch
 from tasks.execution import mailbox
 from tasks.execution.collect import collect
 from tasks.execution.job import Job, Served
@@ -209,3 +214,41 @@ def test_a_full_disk_loses_nothing_that_was_reported(project: Path, monkeypatch:
         assert left_over(installation.home) == [] and installation.provider.ended() == []
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+READS = TINY.replace("def build():", "def build(data):\n    width = len(Path(data, 'width.txt').read_text())").replace(
+    "16", "width"
+)
+
+
+def test_a_workload_reads_its_folder_and_one_whose_folder_went_away_costs_its_own_runs_alone(project: Path) -> None:
+    (project / "reads.py").write_text(f"from pathlib import Path\n{READS}")
+    of_tiny = PROJECT.partition("[workloads.tiny]")[2]
+    stated = [
+        f"[workloads.{name}]\ndata = '{name}'{of_tiny.replace('tiny.py', 'reads.py')}" for name in ("near", "gone")
+    ]
+    (project / "srift.toml").write_text(PROJECT + "".join(stated))
+    for name in ("near", "gone"):
+        (project / name).mkdir()
+        (project / name / "width.txt").write_text("xxx")
+    installation = here(project)
+    digests = {one.name: one.digest for one in installation.workloads}
+    shutil.rmtree(project / "gone")
+    cluster = Cluster.of((1, installation.provider.offers(datetime.now(UTC))[0]))
+    runs = [
+        Measurement(kind="train", workload=name, nodes=(0,), batches=(16,), reason="r", est_s=5.0)
+        for name in ("gone", "near", "tiny")
+    ]
+    launch = Launch(cluster=cluster, items=tuple(runs), est_s=20.0, est_usd=0.001, reason="r")
+    tally = Tally(cap_usd=1.0, stop_at=time.monotonic() + 100.0, refresh_id="r")
+    served = serve_launch.fn(installation, launch, "r-00", tally)
+    tally.add(served, collect.fn(installation, "r", datetime.now(UTC)), load_s=0.0)
+    assert served.outcome == "finished", served.outcome
+    assert known(installation.home) == {"r-00-000": "failed", "r-00-001": "measured", "r-00-002": "measured"}
+    [row] = served.rows
+    assert row["reason"].startswith(f"no folder {project / 'gone'}") and row["setup"]["workload"] == "gone"
+    assert list(tally.lacking) == ["gone"]
+    records = installation.warehouse.select("raw_records").set_index("run_id")
+    told = json.loads(records.loc["r-00-001", "body"])
+    assert told["values"]["parameters"] == 3 * 4 + 4 and digests["near"] != digests["tiny"]
+    assert left_over(installation.home) == []

@@ -102,7 +102,7 @@ def test_a_repository_is_measured_with_its_requirements_and_one_that_clashes_cos
     at_home = replace(files["repo"][0], environment=str(environment_at(settings.home, files["repo"][0])))
     # as a rented machine does it, whose disk is another: the host installs the wheel that travelled
     itself = replace(files["repo"][0], name="itself", env={"WORD": "hello", "AGAIN": "1"})
-    itself = replace(itself, digest=files["repo"][1].digest(files["repo"][1].read(), "build", {}, itself.env))
+    itself = replace(itself, digest=files["repo"][1].digest(files["repo"][1].read(), "build", {}, env=itself.env))
     specs = [files["clash"], (at_home, files["repo"][1]), (itself, files["repo"][1])]
     items = [
         Item(run_id=spec.name, kind="train", nodes=[0], workload=spec.name, batches=[8], least_steps=4, most_s=1.0)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, BinaryIO
 
 from tasks.providers.ec2.errors import AwsRefused, explained, refused
 from tasks.providers.ec2.prices import zone_scores
@@ -30,6 +30,7 @@ ADVISOR = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
 CONNECT_S, READ_S, ATTEMPTS, METADATA_S = 5, 30, 4, 1
 ALIVE = ("pending", "running", "stopping", "stopped")  # what may cost money, or come back to do so
 _ATONCE = 100  # types named in one question
+_PIECE_BYTES = 2**20  # of an object that is written to disk as it comes
 _SERVICES = {"servicequotas": "service-quotas"}  # where boto3 spells a service otherwise than IAM does
 _METHODS = {  # and an action
     "s3:ListBucket": "list_objects_v2",
@@ -288,6 +289,11 @@ class Stored:
     version: str
     size: int
 
+    @property
+    def etag(self) -> str:
+        """By which S3 tells whether it is still the same object."""
+        return self.version.partition(" ")[0]
+
 
 class Store:
     """One bucket. `region` is where it is asked for at first, and after a listing where it really lies."""
@@ -295,8 +301,11 @@ class Store:
     def __init__(self, api: Ec2Api, region: str, bucket: str) -> None:
         self._api, self.region, self.bucket = api, region, bucket
 
-    def listed(self, prefix: str) -> tuple[list[Stored], float]:
-        """Every object below `prefix`, and the store's clock when the listing began, in unix seconds."""
+    def listed(self, prefix: str, most: int | None = None) -> tuple[list[Stored], float]:
+        """Every object below `prefix`, and the store's clock when the listing began, in unix seconds.
+
+        With `most` it ends with the first page by which there are more.
+        """
         found: list[Stored] = []
         token, began = "", float("nan")
         while True:
@@ -306,7 +315,7 @@ class Store:
             self.region = str(_headers(answer).get("x-amz-bucket-region") or self.region)
             found += [_stored(one) for one in answer.get("Contents", ())]
             token = str(answer.get("NextContinuationToken") or "")
-            if not token:
+            if not token or (most is not None and len(found) > most):
                 return found, began
 
     def get(self, key: str, most_bytes: int) -> tuple[bytes, float]:
@@ -320,8 +329,27 @@ class Store:
             raise refused("IncompleteReadError", action=action, region=self.region)
         return content, float(answer["LastModified"].timestamp())
 
-    def put(self, key: str, content: bytes) -> None:
-        """Written whole or not at all."""
+    def append(self, one: Stored, file: BinaryIO) -> None:
+        """Write to the end of `file` what it lacks of the object, whatever its size.
+
+        Refused with PreconditionFailed where the object was written anew since it was listed, NoSuchKey where it is
+        gone. After any other refusal what came is in the file, and asking again goes on from there. Raises OSError of
+        the file's.
+        """
+        have = file.seek(0, os.SEEK_END)
+        if have >= one.size:
+            return
+        action, words = "s3:GetObject", {"Bucket": self.bucket, "Key": one.key, "IfMatch": one.etag}
+        answer = self._api.ask(action, self.region, **words, **({"Range": f"bytes={have}-"} if have else {}))
+        with asking(action, self.region):
+            while piece := answer["Body"].read(_PIECE_BYTES):
+                file.write(piece)
+                have += len(piece)
+        if have != one.size:
+            raise refused("IncompleteReadError", action=action, region=self.region)
+
+    def put(self, key: str, content: bytes | BinaryIO) -> None:
+        """Written whole or not at all; of a file, up to 5 GiB."""
         self._api.ask("s3:PutObject", self.region, Bucket=self.bucket, Key=key, Body=content)
 
 

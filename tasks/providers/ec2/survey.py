@@ -183,10 +183,15 @@ def root_device(image: Answer) -> str:
     return str(image.get("RootDeviceName") or "/dev/sda1")
 
 
+def least_gib(image: Answer) -> int:
+    """What the image itself takes of a volume, at most."""
+    volumes = (one.get("Ebs", {}) for one in image.get("BlockDeviceMappings", ()))
+    return max((int(one.get("VolumeSize", 0)) for one in volumes), default=0)
+
+
 def too_small(volume_gib: int, image: Answer) -> str:
     """Why machines of `image` cannot have a volume of so many GiB; empty where they can."""
-    volumes = (one.get("Ebs", {}) for one in image.get("BlockDeviceMappings", ()))
-    least = max((int(one.get("VolumeSize", 0)) for one in volumes), default=0)
+    least = least_gib(image)
     if volume_gib >= least:
         return ""
     return f"{image['ImageId']} needs {least} GiB, and [ec2] volume_gib is {volume_gib}: set it to at least {least}"

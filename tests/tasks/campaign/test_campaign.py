@@ -314,6 +314,62 @@ def test_an_image_of_another_torch_is_warned_of_with_the_number_of_runs_it_makes
     assert shopping.outdating(replace(imaged(ec2, "pytorch-2.14"), provider=DescribedMachines())) == ""
 
 
+def test_a_workload_whose_data_are_not_to_be_had_costs_no_machine_and_is_not_asked_for_again(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reading(monkeypatch)
+    monkeypatch.setattr(shopping, "shop", shopping.shop.fn)
+    (here.settings.root / "images").mkdir()
+    (here.settings.root / "images" / "1.jpg").touch()
+    spec = here.settings.workloads["conv"].model_copy(update={"data": "images"})
+    workloads = here.settings.workloads | {"conv": spec}
+    here = replace(here, settings=here.settings.model_copy(update={"workloads": workloads}))
+    assert here.settings.workload("conv").digest
+    (here.settings.root / "images" / "1.jpg").unlink()
+    tally = Tally(cap_usd=1.0, stop_at=time.monotonic() + 1000.0)
+    asked, alone = [], 0
+    for launch in shopping.within(here, None, tally):
+        names = {item.trained[0] for item in launch.items if item.workload}
+        asked.append(names)
+        if names == {"conv"}:  # no machine is asked for: this provider would raise
+            alone += 1
+            served = shopping.serve_launch.fn(here, launch, f"r-{alone:02d}", tally)
+            assert {row["status"] for row in served.rows} == {"failed"} and served.mailbox is None
+            assert all("images is empty" in row["reason"] for row in served.rows)
+            tally.add(served, Collected(), load_s=0.0)
+            assert tally.by_status == {"failed": len(launch.items)}
+        else:
+            tally.lacking |= {"conv": "images is empty"} if "conv" in names else {}
+        if len(asked) > 20:
+            break
+    assert "conv" in asked[0] and not any("conv" in names for names in asked[1:]), asked
+    assert any(names == {"lm"} for names in asked)
+
+
+def test_runs_without_data_have_rows_and_the_others_go_on(here: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    offer = here.provider.offers(NOON)[0]
+    runs = [
+        Measurement(kind="train", workload=name, nodes=(0,), batches=(8,), reason="r", est_s=1.0)
+        for name in ("conv", "lm")
+    ]
+    launch = Launch(cluster=Cluster.of((1, offer)), items=tuple(runs), est_s=2.0, est_usd=0.1, reason="r")
+    whole = shopping.job_of(launch, here.settings, lease_id="r-00", seed=1, deadline_s=9.0)
+    job = shopping.without_data(whole, {"conv": "there is no bucket called mine-1"})
+    assert [item.workload for item in job.items] == ["lm"] and [spec.name for spec, _ in job.files] == ["lm"]
+    [row] = job.rows
+    assert (row["run_id"], row["status"], row["reason"]) == ("r-00-000", "failed", "there is no bucket called mine-1")
+    assert row["setup"]["workload"] == "conv"
+    assert "conv is not measured: there is no bucket called mine-1" in capsys.readouterr().err
+    assert shopping.without_data(whole, {}) == replace(whole, rows=())
+
+
+def test_data_that_a_machine_lacked_count_against_no_workload(here: Workspace) -> None:
+    told = [failed(here, "a", "train", cause="data"), failed(here, "b", "train")]
+    with here.warehouse.transact() as connection:
+        append_records(connection, told, refresh_id="r", loaded_at=NOON)
+    assert shopping._failures(here)["run_id"].tolist() == ["b"]
+
+
 def test_the_warning_comes_before_the_first_launch_and_in_a_dry_run(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,3 +132,38 @@ def test_problems_are_said_once_where_all_precisions_have_the_same() -> None:
     assert problems(found("", "")) is None
     assert str(problems(found("no", "no"))) == "net would fail on every machine: no"
     assert str(problems(found("", "no"))) == "net would fail on every machine: in bf16: no"
+
+
+READS = BUILD.replace("def build():", "def build(data):").format(first='assert open(data + "/x.txt").close() is None')
+
+
+@pytest.mark.parametrize("stated", ["images", "s3://mine-1/images"])
+def test_it_reads_its_data_where_they_lie_and_says_so_plainly_where_they_are_not_here(
+    tmp_path: Path, stated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
+    here = tmp_path / "images"
+    here.mkdir()
+    (here / "x.txt").write_text("x")
+    project(tmp_path)
+    (tmp_path / "mine.py").write_text(READS)
+    (tmp_path / "srift.toml").write_text(TOML.replace("samples", f'data = "{stated}"\nsamples', 1))
+    settings = load_settings(tmp_path / "srift.toml")
+    found = check_workload(settings, "net", timeout_s=120)
+    assert problems(found) is None
+    if stated.startswith("s3"):
+        assert [one["figures"] for one in found["precisions"]] == [None, None]
+        assert "no step was made: its data, s3://mine-1/images/, are not on" in found["precisions"][0]["notes"][0]
+        data = settings.data("net")
+        assert data is not None
+        data.fetched_below(settings.home).parent.mkdir(parents=True)
+        here.rename(data.fetched_below(settings.home))  # as fetched for local hosts
+        found = check_workload(settings, "net", timeout_s=120)
+    assert all(one["figures"]["step_s"] > 0 for one in found["precisions"]), found
+
+
+def test_an_entrypoint_that_does_not_take_its_data_would_fail(tmp_path: Path) -> None:
+    project(tmp_path)
+    (tmp_path / "srift.toml").write_text(TOML.replace("samples", 'data = "s3://mine-1/images"\nsamples', 1))
+    found = problems(check_workload(load_settings(tmp_path / "srift.toml"), "net", timeout_s=120))
+    assert "WorkloadError: build takes no argument `data`" in str(found)

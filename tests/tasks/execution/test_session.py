@@ -289,7 +289,7 @@ def in_processes(home: Path, runs: str, **changes: Any) -> Job:
     stated: dict[str, dict[str, Any]] = {"repo": {"module": "m"} | changes, "set": {"env": {"A": "1"}}}
     files = []
     for name, source in sources.items():
-        digest = source.digest(source.read(), "build", {}, stated.get(name, {}).get("env", {}))
+        digest = source.digest(source.read(), "build", {}, env=stated.get(name, {}).get("env", {}))
         file = f"workloads/{digest}" + (".tar.gz" if source.packed else ".py")
         more = stated.get(name, {})
         files.append((WorkloadFile(name=name, digest=digest, file=file, function="build", **more), source))
