@@ -10,9 +10,11 @@ give up   neither: what is left is left out, and a row says so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..node.data import FAILED, READY
 from ..node.record import Item
 from ..providers.base import NodeState, RunningCluster
 from .job import POLL_S, Clock
@@ -89,11 +91,24 @@ def _runs(items: Sequence[Item]) -> str:
 
 
 class Machines:
-    """What the provider and the mailbox say of them. Starts with all on the way."""
+    """What the provider and the mailbox say of them. Starts with all on the way; `data` are fetched by each, by digest.
 
-    def __init__(self, running: RunningCluster, mailbox: Mailbox, *, stop_at: float, clock: Clock) -> None:
-        self.running, self.mailbox, self.stop_at, self.clock = running, mailbox, stop_at, clock
+    A machine that has reported itself and fetches is on its way still (`fetching`): it has no plan to run.
+    """
+
+    def __init__(
+        self,
+        running: RunningCluster,
+        mailbox: Mailbox,
+        *,
+        stop_at: float,
+        clock: Clock,
+        data: Mapping[str, str],
+    ) -> None:
+        self.running, self.mailbox, self.stop_at, self.clock, self.data = running, mailbox, stop_at, clock, data
         self.gone: set[int] = set()
+        self.unreported: set[int] = set()
+        self.fetching: set[int] = set()
         self.awaited: set[int] = set(range(mailbox.nodes))
         self._states: Sequence[NodeState] = ()
 
@@ -103,10 +118,39 @@ class Machines:
         return [node for node in range(self.mailbox.nodes) if node not in self.gone | self.awaited]
 
     def all_here(self) -> bool:
-        """Whether everyone awaited has reported itself."""
+        """Whether everyone awaited has reported itself, and has its data, or never will."""
         addresses = self.running.addresses
-        self.awaited -= {node for node in self.awaited if self.mailbox.reported(node, addresses[node])}
+        reported = {node for node in self.awaited if self.mailbox.reported(node, addresses[node])}
+        self.fetching = {node for node in reported if not self.mailbox.has_data(node, self.data)}
+        self.unreported.clear()  # the same set: who waits for them holds it
+        self.unreported |= self.awaited - reported
+        self.awaited -= reported - self.fetching
         return not self.awaited
+
+    def wait_for_all(self) -> AttemptEnd | None:
+        """None once all are here; else how it ended.
+
+        They report themselves within a time. Data come for as long as time and money last: their couriers tell of
+        those that cannot be had, and a machine that no longer speaks is lost.
+        """
+        within_s = self.running.ready_within_s
+        ended = self.wait(within_s, lambda: self.all_here() or not self.unreported, "report itself", self.unreported)
+        if ended is None:
+            ended = self.wait(math.inf, self.all_here, "fetch its data", self.fetching)
+            if ended is not None and ended.how == "time" and self.fetching:
+                return AttemptEnd(how="lost", reason=f"{self._fetched()} when {ended.reason}")
+        return ended
+
+    def _fetched(self) -> str:
+        """How far a machine was that still fetches."""
+        node = min(self.fetching)
+        told = self.mailbox.data_of(node)
+        late = [digest for digest in self.data if told.get(digest, {}).get("state") not in (READY, FAILED)]
+        states = [
+            f"{told.get(one, {}).get('bytes', 0)} of {told.get(one, {}).get('of_bytes') or 'unknown'}" for one in late
+        ]
+        whole = ", ".join(f"{state} bytes of {self.data[one]}" for one, state in zip(late, states, strict=True))
+        return f"node {node} had fetched {whole or 'nothing'}"
 
     def lost(self) -> AttemptEnd | None:
         """Whether machines are gone or have fallen silent. A run under way then was interrupted, not slow."""
@@ -122,7 +166,11 @@ class Machines:
                 interrupted=state.interrupted,
                 nodes=() if full else tuple(dead),
             )
-        silent = [node for node in silent_nodes(self.mailbox, self.running.now_unix()) if node in self.here]
+        silent = [
+            node
+            for node in silent_nodes(self.mailbox, self.running.now_unix())
+            if node in {*self.here, *(self.fetching & self.awaited)}
+        ]
         if silent:
             full = self._full()
             reason = f"node {silent[0]} fell silent{full}"

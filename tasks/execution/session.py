@@ -13,6 +13,7 @@ from typing import Any
 
 from models.domain.workload import Mode
 
+from ..node.data import FAILED
 from ..node.record import Item, Plan, RankLayout, WorkloadFile, write_json
 from ..node.requirements import INSTALL_S
 from ..providers.base import ProviderError, RunningCluster
@@ -38,7 +39,7 @@ class Session:
         self.watch, self.clock, self.laps = watch, laps.clock, laps
         self.stop_at = _sooner_if_dearer(stop_at, self.clock.monotonic(), job, running)
         self.mailbox = Mailbox(path=running.mailbox, nodes=len(job.cluster.members))
-        self.machines = Machines(running, self.mailbox, stop_at=self.stop_at, clock=self.clock)
+        self.machines = Machines(running, self.mailbox, stop_at=self.stop_at, clock=self.clock, data=job.fetched)
         self.log = MachineLog(self.mailbox, running.cluster)
         self.asked_s: dict[int, float] = {}  # since the launch began, for machines that are on their way
         self.items = {item.run_id: item for item in job.items}  # those tried once more are added
@@ -51,8 +52,9 @@ class Session:
         self.start_up_s = running.ready_within_s / 2  # until this launch's own is known
 
     def prepare(self) -> None:
-        """Write down what a collector needs to know, should this process die; hand out the workloads."""
+        """Write down what a collector needs to know, should this process die; have data fetched; hand out workloads."""
         self._write_envelopes()
+        self.mailbox.put_data(self.job.fetched)
         self.log.write()
         self.mailbox.put_workloads(self.job.files)
         self.laps.lap("start hosts")
@@ -101,10 +103,17 @@ class Session:
             self.mailbox.done()
         self.served.usd = self.running.usd_so_far()
         self.served.recorded = self.mailbox.recorded()
+        self.served.lacked_data |= self._data_lacked()
         seconds = self.served.seconds
         measuring_s, steps_s = seconds.pop("measure", 0.0), benchmark_seconds(self.mailbox.path)
         seconds["benchmark"] = min(steps_s, measuring_s)
         seconds["between runs"] = max(0.0, measuring_s - steps_s)  # building, warming up, agreeing
+
+    def _data_lacked(self) -> dict[str, str]:
+        """Workloads whose data some machine could not fetch, and why: nothing of theirs is bought again at once."""
+        states = [state for node in range(self.mailbox.nodes) for state in self.mailbox.data_of(node).items()]
+        failed = {digest: str(told.get("reason")) for digest, told in states if told.get("state") == FAILED}
+        return {spec.name: failed[spec.data_digest] for spec, _ in self.job.files if spec.data_digest in failed}
 
     def plan(self, items: Sequence[Item], workloads: Sequence[WorkloadFile] = (), **more: Any) -> Plan:
         """Ask the nodes for the attempt that `attempts` counts; `more` are fields of the plan."""
@@ -172,8 +181,7 @@ class Session:
         if self.attempt is not None:  # let them end what they run: a new one must not meet an attempt that lost another
             self.attempts += 1
             self.plan([])
-        here, awaited = self.machines.all_here, self.machines.awaited
-        ended = self.machines.wait(self.running.ready_within_s, here, "report itself", awaited)
+        ended = self.machines.wait_for_all()
         self.laps.lap("start hosts")
         if self.attempt is None:
             self.start_up_s = self.served.seconds["start hosts"]

@@ -15,12 +15,15 @@ from moto.server import ThreadedMotoServer
 
 from tasks.node.on_ec2 import courier
 from tasks.node.on_ec2.courier import Delivery, MachineStore
+from tasks.node.on_ec2.fetch import DataBucket, Fetcher
 from tasks.node.on_ec2.metadata import Metadata
 from tasks.node.on_ec2.s3 import Absent, Bucket
 from tests.local.machine import metadata_files
 from tests.local.standin.cloud import serve
 
 pytestmark = pytest.mark.local
+DATA = {"cats/1.jpg": b"x" * 3_000_000, "cats/a+b c&d.txt": b"", "ünïcode.txt": b"u"}
+ADDRESSES = {"aa": "s3://mailbox/srift/data/ab/", "bb": "s3://mailbox/srift/none/", "cc": "s3://nobody/"}
 
 
 class Agent:
@@ -33,7 +36,8 @@ class Agent:
         (own / "records" / "a+b:c.json").write_text('{"step_s": 0.1}')
 
     def poll(self) -> int | None:
-        return 0 if (self.mailbox / "done.json").exists() else None
+        ended = [(self.mailbox / "data" / name).exists() for name in ("aa", "bb.failed", "cc.failed")]
+        return 0 if (self.mailbox / "done.json").exists() and all(ended) else None
 
     def end(self) -> None:
         pass
@@ -75,13 +79,20 @@ def test_a_lease_is_served_through_s3(
     with pytest.raises(Absent):
         bucket.get("srift/none")
     root = f"srift/leases/l/AROAEXAMPLE:{metadata.instance_id()}"
-    done = b"{}"
-    told = {"node.json": b'{"node": 0, "nodes": 1}', "done.json": done}
-    told["manifest.json"] = json.dumps({"files": {"done.json": hashlib.sha256(done).hexdigest()}}).encode()
+    for name, content in DATA.items():
+        s3.put_object(Bucket="mailbox", Key=f"srift/data/ab/{name}", Body=content)
+    done, asked = b"{}", json.dumps({"data": ADDRESSES}).encode()
+    told = {"node.json": b'{"node": 0, "nodes": 1}', "done.json": done, "data.json": asked}
+    files = {name: hashlib.sha256(told[name]).hexdigest() for name in ("done.json", "data.json")}
+    told["manifest.json"] = json.dumps({"files": files}).encode()
     for name, content in told.items():
         s3.put_object(Bucket="mailbox", Key=f"{root}/in/{name}", Body=content)
     directory = tmp_path / "mailbox"
     directory.mkdir()
+
+    def opened(name: str) -> DataBucket:
+        return DataBucket(name, region="us-east-1", endpoint=endpoint, keys=metadata.keys)
+
     delivery = Delivery(
         directory=directory,
         store=MachineStore(bucket, root),
@@ -89,10 +100,17 @@ def test_a_lease_is_served_through_s3(
         notice=metadata.notice,
         owner=os.getuid(),
         deadline_s=30.0,
+        data=Fetcher(directory, opened),
     )
     monkeypatch.setattr(courier, "POLL_S", 0.01)
     assert delivery.serve() == ""
     listed = s3.list_objects_v2(Bucket="mailbox", Prefix=f"{root}/out/")["Contents"]
-    assert [one["Key"].partition("/out/")[2] for one in listed] == ["booted.json", "records/a+b:c.json"]
+    names = [one["Key"].partition("/out/")[2] for one in listed]
+    assert names == ["booted.json", "data.json", "records/a+b:c.json"]
+    folder = directory / "data" / "aa"
+    there = {one.relative_to(folder).as_posix(): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+    assert there == DATA
+    assert "no object is there: `aws s3 ls s3://mailbox/srift/none/`" in (directory / "data" / "bb.failed").read_text()
+    assert "there is no bucket called nobody" in (directory / "data" / "cc.failed").read_text()
     body = s3.get_object(Bucket="mailbox", Key=f"{root}/out/records/a+b:c.json")["Body"].read()
     assert body == b'{"step_s": 0.1}'

@@ -106,7 +106,10 @@ class Front:
         statements = list(self.account.policies_of(keys.role))
         userid = f"{keys.role_id}:{keys.instance_id}"
         bucket = path.split("/")[1]
-        if not allows(statements, asked.action, f"arn:aws:s3:::{path.lstrip('/')}", userid):
+        named, prefix = path.lstrip("/"), None
+        if asked.action == "s3:ListBucket":
+            named, prefix = bucket, parse_qs(environ["QUERY_STRING"]).get("prefix", [""])[0]
+        if not allows(statements, asked.action, f"arn:aws:s3:::{named}", userid, prefix):
             return _send(start, _refusal("s3", 403, "AccessDenied"))
         told: list[str] = []
 

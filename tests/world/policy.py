@@ -21,8 +21,13 @@ from tests.world.account import RoleKeys
 _SKEW_S = 900.0
 
 
-def allows(statements: Iterable[Mapping[str, Any]], action: str, resource: str, userid: str) -> bool:
-    """Whether one statement allows it and none denies it. A statement with a condition of another kind never allows."""
+def allows(
+    statements: Iterable[Mapping[str, Any]], action: str, resource: str, userid: str, prefix: str | None = None
+) -> bool:
+    """Whether one statement allows it and none denies it. `prefix`: of a listing, which conditions may name.
+
+    A statement with a condition of another kind never allows.
+    """
     allowed = False
     for one in statements:
         named = any(_like(pattern, action) for pattern in _list(one.get("Action")))
@@ -31,8 +36,16 @@ def allows(statements: Iterable[Mapping[str, Any]], action: str, resource: str, 
         )
         if named and meant and one["Effect"] == "Deny":
             return False
-        allowed = allowed or (named and meant and not one.get("Condition"))
+        allowed = allowed or (named and meant and _holds(one.get("Condition") or {}, prefix))
     return allowed
+
+
+def _holds(condition: Mapping[str, Any], prefix: str | None) -> bool:
+    if not condition:
+        return True
+    patterns = _list(condition.get("StringLike", {}).get("s3:prefix", []))
+    alone = condition == {"StringLike": {"s3:prefix": condition.get("StringLike", {}).get("s3:prefix")}}
+    return alone and prefix is not None and any(_like(pattern, prefix) for pattern in patterns)
 
 
 def forged(keys: RoleKeys, method: str, url: str, body: bytes, headers: Mapping[str, str]) -> str:

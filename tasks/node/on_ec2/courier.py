@@ -1,9 +1,9 @@
 """`python -m node.on_ec2.courier`: a rented machine's first process of ours, as root, from boot to power-off.
 
 It keeps the user whose code is measured from the machine's credentials, starts the agent as that user, carries the
-mailbox and EC2's notices, and whatever happens powers the machine off. A store or a disk that fails is tried again for
-as long as the machine lives; when the agent has left, records are carried before anything else ends. `shutdown` is the
-one on PATH: an emulated host has its own.
+mailbox and EC2's notices, fetches the data that the controller names, and whatever happens powers the machine off. A
+store or a disk that fails is tried again for as long as the machine lives; when the agent has left, records are carried
+before anything else ends. `shutdown` is the one on PATH: an emulated host has its own.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..data import FETCHING
+from ..data import FILE as DATA_FILE
 from ..processes import adopt_orphans, end_descendants
 from ..record import write_file
+from .fetch import DataBucket, Fetcher
 from .metadata import Metadata
 from .metadata_fence import account, fence, start_as
 from .s3 import Bucket
@@ -41,6 +44,8 @@ _GRACE_S = 60.0  # before the machine's own end, to carry what the agent leaves
 _LEFT = (0, 3)  # the agent's exit codes: as told, or at its deadline
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")  # of the environment; nothing else reaches the agent
 _PATIENCE_S = 10.0
+_DATA_TOLD_EVERY_S = 10.0  # while data come
+_DATA_ATTEMPTS, _DATA_TIMEOUT_S = 8, 30.0  # nothing else waits for that connection
 _TIMEOUT_S = 5.0  # a store that is silent must not keep a notice waiting
 _POWER_OFF_TRIES = 12
 _LAST_TO_DIE = "-500"  # of /proc/PID/oom_score_adj: memory that a workload eats must not cost its records
@@ -117,7 +122,10 @@ def environment(user: pwd.struct_passwd, home: Path) -> dict[str, str]:
 
 
 class Delivery:
-    """One machine. `start(rank, deadline_unix)` gives the agent, of user id `owner`; it and `notice` raise OSError."""
+    """One machine. `start(rank, deadline_unix)` gives the agent, of user id `owner`; it and `notice` raise OSError.
+
+    `data` fetches what the controller names.
+    """
 
     def __init__(
         self,
@@ -128,7 +136,9 @@ class Delivery:
         notice: Callable[[], dict[str, str] | None],
         owner: int,
         deadline_s: float,
+        data: Fetcher,
     ) -> None:
+        self._data, self._told_data, self._told_data_at = data, dict[str, Any](), float("-inf")
         self._directory, self._store, self._start, self._notice, self._owner = directory, store, start, notice, owner
         self._ends, self._grace_s = time.monotonic() + deadline_s, min(_GRACE_S, deadline_s / 5)
         self._inbox = Inbox(directory, store.get)
@@ -160,6 +170,7 @@ class Delivery:
             self._round(outbox)
             time.sleep(POLL_S)
         code = agent.poll()
+        self._data.stop()
         agent.end()
         self._empty()
         return "" if code is None or code in _LEFT else f"the agent ended with exit code {code}: {agent.said()}"
@@ -203,6 +214,7 @@ class Delivery:
                     self._news_at, self._next_inbox = time.monotonic(), time.monotonic() + _INBOX_EVERY_S
         except OSError as error:
             self._complain(str(error))
+        self._fetch_data()
         self._watch()
 
     def _watch(self) -> None:
@@ -255,6 +267,21 @@ class Delivery:
         if outbox.refused and not self._refused and self.tell("refused.json", {"reason": outbox.refused}):
             self._refused = outbox.refused
 
+    def _fetch_data(self) -> None:
+        """Begin with data that are asked for, and tell how far they are: when all has come or failed, and meanwhile."""
+        with suppress(OSError):  # nothing is asked for, or not yet
+            self._data.ask(json.loads((self._directory / DATA_FILE).read_text())["data"])
+        states = self._data.states()
+        if states == self._told_data:
+            return
+        ended = {digest for digest, state in states.items() if state["state"] != FETCHING}
+        known = {digest for digest, state in self._told_data.items() if state["state"] != FETCHING}
+        if ended == known and time.monotonic() < self._told_data_at + _DATA_TOLD_EVERY_S:
+            return
+        self._told_data_at = time.monotonic()
+        if self.tell(DATA_FILE, states):
+            self._told_data = states
+
     def _over(self, *, before_s: float) -> bool:
         return self._told_to_leave or time.monotonic() >= self._ends - before_s
 
@@ -306,6 +333,17 @@ def deliver(arguments: argparse.Namespace, metadata: Metadata, store: MachineSto
         notice=metadata.notice,
         owner=user.pw_uid,
         deadline_s=ends - time.monotonic(),
+        data=Fetcher(
+            arguments.directory,
+            lambda name: DataBucket(
+                name,
+                region=arguments.region,
+                endpoint=arguments.endpoint,
+                keys=metadata.keys,
+                attempts=_DATA_ATTEMPTS,
+                timeout_s=_DATA_TIMEOUT_S,
+            ),
+        ),
     )
     for told in (signal.SIGTERM, signal.SIGINT):
         signal.signal(told, delivery.leave)

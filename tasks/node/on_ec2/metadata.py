@@ -10,6 +10,7 @@ import calendar
 import http.client
 import json
 import os
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -46,6 +47,7 @@ class Metadata:
         self._token = self._role = ""
         self._held: tuple[str, str, str] | None = None
         self._expires_unix = 0.0
+        self._lock = threading.Lock()
 
     def get(self, path: str, *, attempts: int = 5) -> str | None:
         """What stands under `meta-data/`; None where there is nothing. Raises MetadataError."""
@@ -72,7 +74,14 @@ class Metadata:
         return self._must("local-ipv4")
 
     def keys(self, fresh: bool = False) -> tuple[str, str, str]:
-        """The role's access key, secret key and session token, renewed before they expire. Raises MetadataError."""
+        """The role's access key, secret key and session token, renewed before they expire. Raises MetadataError.
+
+        Several threads may ask.
+        """
+        with self._lock:
+            return self._keys(fresh)
+
+    def _keys(self, fresh: bool) -> tuple[str, str, str]:
         if not fresh and self._held is not None and time.time() < self._expires_unix - _REFRESH_S:
             return self._held
         try:

@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 
 
 def sign(method: str, host: str, path: str, body: bytes, *, region: str, keys: Keys, at_unix: float) -> dict[str, str]:
-    """The headers of a request without a query; `path` is percent-encoded once, as S3 wants it."""
+    """The headers of a request. `path` is percent-encoded once, as S3 wants it; its query's names come in order."""
     access_key, secret_key, token = keys
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at_unix))
     digest = hashlib.sha256(body).hexdigest()
@@ -53,7 +53,8 @@ def sign(method: str, host: str, path: str, body: bytes, *, region: str, keys: K
     if token:
         headers["x-amz-security-token"] = token
     names = ";".join(sorted(headers))
-    canonical = [method, path, "", *(f"{name}:{headers[name]}" for name in sorted(headers)), "", names, digest]
+    path, _, query = path.partition("?")
+    canonical = [method, path, query, *(f"{name}:{headers[name]}" for name in sorted(headers)), "", names, digest]
     scope = f"{stamp[:8]}/{region}/s3/aws4_request"
     hashed = hashlib.sha256("\n".join(canonical).encode()).hexdigest()
     key = f"AWS4{secret_key}".encode()
@@ -78,15 +79,21 @@ class Bucket:
         attempts: int = 5,
         timeout_s: float = 10.0,
     ) -> None:
+        self._name, self._endpoint, self._timeout_s = name, endpoint, timeout_s
+        self._keys, self.attempts = keys, attempts
+        self.offset_s = 0.0  # the store's clock less this machine's, learned when S3 complains
+        self._lies_in(region)
+
+    def _lies_in(self, region: str) -> None:
+        """Ask there from now on."""
+        name, endpoint, self._region = self._name, self._endpoint, region
         domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
         virtual = endpoint is None and "." not in name  # a dot would not fit AWS's certificate
         url = (endpoint or f"https://{name + '.' if virtual else ''}s3.{region}.{domain}").rstrip("/")
         parts = urllib.parse.urlsplit(url)
         self._host, self._root = parts.netloc, parts.path + ("/" if virtual else f"/{name}/")
-        self._region, self._keys, self.attempts = region, keys, attempts
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._connection = kind(parts.netloc, timeout=timeout_s)
-        self.offset_s = 0.0  # the store's clock less this machine's, learned when S3 complains
+        self._connection = kind(parts.netloc, timeout=self._timeout_s)
 
     def get(self, key: str) -> bytes:
         """The object. Raises Absent, or S3Error when the attempts are used up."""
@@ -106,8 +113,8 @@ class Bucket:
             self._connection.close()
             raise
 
-    def _ask(self, method: str, key: str, body: bytes) -> bytes:
-        path = self._root + urllib.parse.quote(key, safe="/")
+    def _ask(self, method: str, key: str, body: bytes, query: str = "") -> bytes:
+        path = self._root + urllib.parse.quote(key, safe="/") + query
         problem, fresh = S3Error(method, key, 0, ""), False
         for attempt in range(self.attempts):
             if attempt:

@@ -24,12 +24,14 @@ from tasks.providers.ec2.errors import AwsRefused
 POLL_S = 1.0  # between turns; the controller's own files are looked at in each, which asks nothing of the store
 QUIET_AFTER_S = 20.0  # without a change, from when on the store is listed less often
 QUIET_POLL_S = 5.0
-_STEADY = re.compile(r".*/out/(heartbeat\.json|progress\.json|log-\d+\.txt)")  # rewritten while all goes on as it did
+_STEADY = re.compile(
+    r".*/out/(heartbeat\.json|progress\.json|data\.json|log-\d+\.txt)"
+)  # rewritten while all goes on as it did
 MOST_BYTES = 64 * 2**20  # of one upload; the courier sends no more than 32 MiB
 MOST_FILES = 20_000  # of one machine
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._+-]{0,200}/){0,3}[A-Za-z0-9_][A-Za-z0-9._+-]{0,200}")
 _KEPT = ("records/", "log-")  # of a machine that was replaced: what it measured, not what it says of itself
-_OF_CONTROLLER = re.compile(r"(plan|done|go-\d+)\.json|workloads/[A-Za-z0-9._-]+")
+_OF_CONTROLLER = re.compile(r"(plan|done|data|go-\d+)\.json|workloads/[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,24 @@ def test_nothing_is_served_behind_a_fence_that_does_not_hold(
     assert courier.deliver(arguments, metadata, store, ends=1e12) == came
 
 
+class Data:
+    """In place of what fetches: a test says how far it is."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, str] = {}
+        self.told: dict[str, dict[str, Any]] = {}
+        self.stopped = False
+
+    def ask(self, addresses: dict[str, str]) -> None:
+        self.asked |= addresses
+
+    def states(self) -> dict[str, dict[str, Any]]:
+        return json.loads(json.dumps(self.told))  # type: ignore[no-any-return]
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
 class World:
     """The store, the agent and the notices of one machine, which has its place unless a test takes it away."""
 
@@ -73,12 +91,13 @@ class World:
         self.code: int | None = None
         self.started = self.ended = -1.0
         self.given: dict[str, str] | None = None
+        self.data: Any = Data()
         self.place()
 
     def serve(self, deadline_s: float = 1000.0) -> str:
         self.delivery = Delivery(
             directory=self.directory, store=self, start=self.start, notice=self.notice, owner=os.getuid(),
-            deadline_s=deadline_s,
+            deadline_s=deadline_s, data=self.data,
         )  # fmt: skip
         return self.delivery.serve()
 
@@ -271,6 +290,27 @@ def test_a_manifest_that_is_none_is_said_once_and_lived_with(world: World, capsy
     assert world.serve() == ""
     assert capsys.readouterr().out.count("manifest.json") == 1
     assert world.moments("records/r.json")
+
+
+def test_data_that_are_asked_for_are_fetched_and_how_far_they_are_is_told_now_and_then_and_at_the_end(
+    world: World,
+) -> None:
+    """Also where what came after the question could not be put in place, and where the store is away meanwhile."""
+    asked = b'{"data": {"aabb": "s3://mine-1/cats/"}}'
+    world.tell("data.json", asked)
+    files = {name: hashlib.sha256(asked).hexdigest() for name in ("data.json", "plan.json")}
+    world.inward["manifest.json"] = json.dumps({"files": files}).encode()  # of a plan that is not there
+    for second in range(5, 60):
+        world.at(second, lambda s=second: world.data.told.update(aabb={"state": "fetching", "bytes": s}))
+    world.sets(58, down=True)
+    world.at(60, lambda: world.data.told.update(aabb={"state": "ready", "bytes": 60}))
+    world.sets(63, down=False)
+    world.sets(80, code=0)
+    assert world.serve() == ""
+    assert world.data.asked == {"aabb": "s3://mine-1/cats/"} and world.data.stopped
+    told = [(moment, json.loads(content)["aabb"]) for moment, name, content in world.came if name == "data.json"]
+    assert {state["state"] for _, state in told[:-1]} == {"fetching"} and 4 <= len(told) <= 7
+    assert 63 <= told[-1][0] <= 65 and told[-1][1] == {"state": "ready", "bytes": 60}
 
 
 @pytest.fixture
