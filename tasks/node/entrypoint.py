@@ -56,12 +56,20 @@ class LoadedWorkload:
 
 
 def build(
-    mailbox: Path, workload: WorkloadFile, *, seed: int, rank: int, device: torch.device, precision: str = "fp32"
+    mailbox: Path,
+    workload: WorkloadFile,
+    *,
+    seed: int,
+    rank: int,
+    device: torch.device,
+    precision: str = "fp32",
+    shared: bool = False,
 ) -> LoadedWorkload:
     """Load and call the entrypoint: equal weights on every rank, other data on each.
 
     On a GPU, that GPU is torch's default device while the entrypoint and its batch maker run, so that plain torch makes
-    everything there; what they make elsewhere is moved.
+    everything there; what they make elsewhere is moved. A model that is `shared` out is made in the host's memory and
+    stays there: its parts alone must fit on a device.
 
     Raises WorkloadError where it does not fit the contract, NoSuchPrecision where the device does not compute so, and
     whatever the user's own code raises.
@@ -76,7 +84,7 @@ def build(
     function = getattr(module, workload.function, None)
     if not callable(function):
         raise WorkloadError(f"no function {workload.function!r} in the file of workload {workload.name!r}")
-    with _default(device):
+    with _default(_CPU if shared else device):
         parts = function(**workload.arguments)
     if not isinstance(parts, tuple) or len(parts) != 4:
         raise WorkloadError(f"{workload.function} must return (model, loss, make_batch, optimizer)")
@@ -85,7 +93,7 @@ def build(
         raise WorkloadError(f"{workload.function} must return a torch module, a loss, a batch maker and an optimizer")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise WorkloadError(f"the fourth part that {workload.function} returns is no torch optimizer")
-    for part in (model, loss):
+    for part in (loss,) if shared else (model, loss):
         if isinstance(part, nn.Module):
             part.to(device)
     torch.manual_seed(seed + 1000 * (rank + 1))
@@ -125,11 +133,15 @@ def _on_device(make_batch: Callable[[int], tuple[Any, Any]], device: torch.devic
     return made
 
 
-def try_once(built: LoadedWorkload, batch: int) -> None:
+def try_once(built: LoadedWorkload, batch: int, *, shared: bool = False) -> None:
     """One forward and backward pass without any other rank, so that a mistake fails here and not in a collective.
 
-    Raises WorkloadError where the loss is no scalar, and whatever the user's own code raises.
+    Of a model that is `shared` out a batch alone is made: all of it may fit on no device. Raises WorkloadError where
+    the loss is no scalar, and whatever the user's own code raises.
     """
+    if shared:
+        built.make_batch(batch)
+        return
     loss = built.loss_of(built.model, batch)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise WorkloadError("the loss must be one number, the mean over the batch")

@@ -114,10 +114,12 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         workload = launch.workload(item)
         if workload is None:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")
-        asked = {"seed": item.seed, "rank": launch.rank}
-        built = build(launch.mailbox, workload, **asked, device=launch.device, precision=item.precision)
+        shared = item.kind == "train" and item.strategy != DDP
+        asked = {"seed": item.seed, "rank": launch.rank, "precision": item.precision, "shared": shared}
+        built = build(launch.mailbox, workload, **asked, device=launch.device)
         switch_on(built.model, item.switches, whole=item.strategy == DDP)
-        try_once(built, item.batches[item.nodes.index(launch.node)] if item.kind == "train" else min(item.batches))
+        batch = item.batches[item.nodes.index(launch.node)] if item.kind == "train" else min(item.batches)
+        try_once(built, batch, shared=shared)
         return built, ""
     except (Exception, SystemExit) as error:
         traceback.print_exc()
