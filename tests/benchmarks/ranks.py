@@ -39,16 +39,19 @@ WORKLOADS = ROOT / "tasks" / "node" / "workloads"
 _CPU = torch.device("cpu")
 
 
-def served(workload: WorkloadFile, items: Sequence[Item], *, world: int, losses: int = 0) -> list[dict[str, Any]]:
+def served(
+    workload: WorkloadFile, items: Sequence[Item], *, world: int, losses: int = 0, other_batches: bool = False
+) -> list[dict[str, Any]]:
     """The first rank's values of each item on `world` ranks, one thread and one process each, in this order.
 
-    With `losses` the items are trained for so many steps, and the values are `losses`, means over the ranks. Raises
-    RuntimeError where a rank fails.
+    With `losses` the items are trained for so many steps, and the values are `losses`, means over the ranks;
+    `other_batches` are those of other ranks. Raises RuntimeError where a rank fails.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     task = {"workload": asdict(workload), "items": [asdict(one) for one in items], "losses": losses}
+    task |= {"others": world if other_batches else 0}
     with TemporaryDirectory() as folder:
         answers = [Path(folder) / str(rank) for rank in range(world)]
         processes = []
@@ -68,15 +71,15 @@ def serve(task: dict[str, Any]) -> Iterable[dict[str, Any]]:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{task['port']}", rank=rank, world_size=world)
     workload = WorkloadFile(**task["workload"])
     for item in (Item(**one) for one in task["items"]):
-        yield _values(item, workload, rank=rank, losses=task["losses"])
+        yield _values(item, workload, rank=rank, losses=task["losses"], others=task["others"])
 
 
-def _values(item: Item, workload: WorkloadFile, *, rank: int, losses: int) -> dict[str, Any]:
+def _values(item: Item, workload: WorkloadFile, *, rank: int, losses: int, others: int) -> dict[str, Any]:
     group = dist.group.WORLD
     assert group is not None
     reset_peak(_CPU)
     shared = item.strategy != DDP
-    asked = {"seed": item.seed, "rank": rank, "precision": item.precision, "shared": shared}
+    asked = {"seed": item.seed, "rank": rank + others, "precision": item.precision, "shared": shared}
     built = build(WORKLOADS, workload, device=_CPU, **asked)
     switch_on(built.model, item.switches, whole=not shared)
     try_once(built, item.batches[0], shared=shared)
