@@ -133,12 +133,16 @@ def torch_lines(warehouse: Warehouse, provider: str) -> dict[str, int]:
     return {str(line): int(runs) for line, runs in zip(lines["torch_line"], lines["runs"], strict=True)}
 
 
-def launched(warehouse: Warehouse, provider: str) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """The marts `machines`, `refusals` and `checkpoints`; empty before the first refresh of this version."""
+_LAUNCHED = ("machines", "refusals", "checkpoints", "compilations")
+
+
+def launched(warehouse: Warehouse, provider: str) -> tuple[pd.DataFrame, ...]:
+    """The marts `machines`, `refusals`, `checkpoints` and `compilations`; empty before the first refresh of this
+    version."""
     if not warehouse.path.exists():
-        return pd.DataFrame(), pd.DataFrame(), pd.DataFrame()
-    found = warehouse.frames({name: {"provider": provider} for name in ("machines", "refusals", "checkpoints")})
-    return found["machines"], found["refusals"], found["checkpoints"]
+        return tuple(pd.DataFrame() for _ in _LAUNCHED)
+    found = warehouse.frames({name: {"provider": provider} for name in _LAUNCHED})
+    return tuple(found[name] for name in _LAUNCHED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ import pandas as pd
 from ..domain.cluster import Cluster, InstanceType, cluster_name
 from ..domain.setup_table import Key, rows_of, setup_key
 from ..domain.workload import Mode, Setup, Workload, joined, workload_and_mode
+from ..job.compilation import COMPILE_S
 from ..planner.batch_split import Line, finish_together, global_batches
 from ..step_time.machine_specs import computes
 
@@ -29,7 +30,7 @@ class Costs:
 
     launch_s: float = 12.0  # machines, agents, torchrun, importing torch: paid once a launch
     build_s: float = 0.5
-    compile_s: float = 40.0  # of one shape of a small network on one core, by torch.compile
+    compile_s: float = COMPILE_S  # of one shape, by torch.compile
     steps: int = 15  # one tried, 2 of warm-up, about 10 timed, 2 without communication
     train_most_s: float = 11.0  # an item's step cap holds it to about this
     probe_s: float = 7.0

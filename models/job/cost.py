@@ -97,7 +97,9 @@ def job_costs(
     work_hours = predictions["step_s"].to_numpy(dtype=float) * step_hours if len(setups) else np.zeros(0)
     pools, counts = pools_of([setup.cluster for setup in setups])
     state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
-    conditions = (circumstances or Stated()).gangs(pools, counts, state_bytes)
+    met = circumstances or Stated()
+    compiling_s = [met.compilation.seconds(workload.name, setup.mode) for setup in setups]
+    conditions = met.gangs(pools, counts, state_bytes).later(compiling_s)
     work_by_draw = draws * step_hours[:, None]
     members = (tuple((o.instance_type.name, o.market, o.zone) for o in one.cluster.members) for one in setups)
     return JobCosts(

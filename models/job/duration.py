@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -72,6 +72,11 @@ class Conditions:
     def take(self, rows: IntArray | slice) -> Conditions:
         """The clusters at these positions, which may repeat."""
         return Conditions(**{one.name: getattr(self, one.name)[rows] for one in fields(Conditions)})
+
+    def later(self, seconds: ArrayLike) -> Conditions:
+        """Of jobs that begin, and go on, so many seconds later: (clusters,) or one number."""
+        more = np.asarray(seconds, dtype=float)
+        return replace(self, startup_s=self.startup_s + more, replacement_s=self.replacement_s + more)
 
     def bunching(self, work_hours: ArrayLike) -> FloatArray:
         """(clusters,) variance of the rate that jobs of so many hours of work meet."""

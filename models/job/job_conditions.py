@@ -18,6 +18,7 @@ from ..domain.cluster import Cluster, Offer
 from ..domain.numeric import FloatArray
 from .capacity import AvailabilityModel, StartupModel
 from .checkpoints import PRIOR, CheckpointModel
+from .compilation import CompileModel
 from .duration import REPLACEMENT_S, STARTUP_S, Conditions
 from .interruptions import HazardModel
 
@@ -48,6 +49,7 @@ class Stated:
     startup_s: float = STARTUP_S
     replacement_s: float = REPLACEMENT_S
     checkpoint_s: float | None = None
+    compilation: CompileModel = CompileModel()  # noqa: RUF009 (frozen)
 
     def gangs(self, pools: Sequence[Pool], counts: NDArray[np.int64], state_bytes: float) -> Conditions:
         """Of clusters of `counts` (clusters, pools) machines, whose checkpoints are of so many bytes."""
@@ -73,6 +75,7 @@ class Learned:
     hazard: HazardModel | None = None
     availability: AvailabilityModel | None = None
     retry_s: float = RETRY_S
+    compilation: CompileModel = CompileModel()  # noqa: RUF009 (frozen)
 
     def gangs(self, pools: Sequence[Pool], counts: NDArray[np.int64], state_bytes: float) -> Conditions:
         """Of clusters of `counts` (clusters, pools) machines, whose checkpoints are of so many bytes.

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from ..domain.setup_table import Key, row_key, rows_of
-from ..domain.workload import OVERSHOOT_PRICE, Goal
+from ..domain.workload import OVERSHOOT_PRICE, Goal, Mode
 from ..job.checkpoints import checkpoint_bytes
 from ..job.cost import cost_at
 from ..job.duration import Conditions, drawn_hours
@@ -130,7 +130,9 @@ def _meets(conditions: Circumstances, state_bytes: float) -> Callable[[Row], Con
     def of(row: Row) -> Conditions:
         members = list(row["pools"])
         pools = [Pool(*(one[name] for name in Pool._fields)) for one in members]
-        return conditions.gangs(pools, np.array([[one["count"] for one in members]]), state_bytes)
+        mode = Mode(*(str(row[name]) for name in Mode._fields))
+        met = conditions.gangs(pools, np.array([[one["count"] for one in members]]), state_bytes)
+        return met.later(conditions.compilation.seconds(str(row["workload"]), mode))
 
     return of
 

@@ -148,8 +148,10 @@ class StepModel(Protocol):
     def compute_line(self, workload: str, instance_type: str) -> Line:
         """(a, k): forward and backward of one device take about a + k * batch seconds."""
 
-    def peak_bytes(self, workload: str, instance_type: str, batch: int, ranks: int = 1) -> float:
-        """Peak memory of one device, NaN where unknown."""
+    def peak_bytes(
+        self, workload: str, instance_type: str, batch: int, ranks: int = 1, *, accumulates: bool = False
+    ) -> float:
+        """Peak memory of one of so many devices, in one or several micro-steps a step; NaN where unknown."""
 
     def least_seconds(self, arrays: SetupArrays) -> FloatArray:
         """(rows,) seconds that no prediction of these setups undercuts."""
@@ -251,8 +253,11 @@ def splits_of(
         # what devices share is a half, a quarter ...: of ranks between two powers of two the fewer count
         powers = 2 ** np.floor(np.log2(np.maximum(ranks, 1))).astype(np.int64) if mode.sharded else np.ones_like(ranks)
         for power in sorted({1, *powers.tolist()}):
-            largest = [_largest_batch(name, one, max(totals), model, ranks=power) for one in types]
-            limit = np.array([*largest, max(totals)], dtype=np.int64)
+            largest = [
+                [_largest_batch(model, name, one, max(totals), ranks=power, accumulates=several) for one in types]
+                for several in (False, True)
+            ]
+            limit = np.array([[*few, max(totals)] for few in largest], dtype=np.int64)
             rows = np.flatnonzero(able & (powers == power) & (ranks > (1 if mode.sharded else 0)))
             divided = _divided(rows, kind, count, totals=totals, lines=lines, devices=devices, limit=limit)
             parts += [(np.full(len(one[0]), number), *one) for one in divided]
@@ -274,7 +279,8 @@ def _divided(
 ) -> list[tuple[IntArray, ...]]:
     """Columns cluster, kind, count, samples, total and steps of the splits of `clusters`, rows of `kind` and `count`.
 
-    `lines`, `devices` and `limit` are a type's seconds, devices and largest batch, the last entry where padded.
+    `lines` and `devices` are a type's seconds and devices, `limit` its largest batch in one micro-step and in several;
+    the last entry where padded.
     """
     parts: list[tuple[IntArray, ...]] = []
 
@@ -284,7 +290,7 @@ def _divided(
         micro = np.full(len(rows), total // steps, dtype=np.int64)
         samples, possible = split_groups(lines[own, 0], lines[own, 1], count=many, devices=devices[own], total=micro)
         most = -(-samples // np.maximum(many, 1))
-        held = ((many == 0) | (most <= limit[own])).all(axis=1)
+        held = ((many == 0) | (most <= limit[int(steps > 1), own])).all(axis=1)
         at = np.flatnonzero(possible & held)
         whole, every = np.full(len(at), total, dtype=np.int64), np.full(len(at), steps, dtype=np.int64)
         parts.append((rows[at], own[at], many[at], samples[at], whole, every))
@@ -306,12 +312,18 @@ def _divisors(total: int, *, above: int) -> list[int]:
     return sorted(one for one in {*small, *(total // one for one in small)} if one > above)
 
 
-def _largest_batch(workload: str, one: InstanceType, most: int, model: StepModel, *, ranks: int) -> int:
-    """The largest batch up to `most` that a device holds: memory grows with the batch, and unknown (NaN) is allowed."""
+def fits(model: StepModel, workload: str, one: InstanceType, batch: int, *, ranks: int, accumulates: bool) -> bool:
+    """Whether one of so many devices holds a batch; memory that nobody knows is allowed."""
+    peak = model.peak_bytes(workload, one.name, batch, ranks, accumulates=accumulates)
+    return math.isnan(peak) or peak <= one.device_memory_gib * 2**30
+
+
+def _largest_batch(
+    model: StepModel, workload: str, one: InstanceType, most: int, *, ranks: int, accumulates: bool
+) -> int:
+    """The largest batch up to `most` that a device holds: memory grows with the batch."""
 
     def too_large(batch: int) -> bool:
-        peak = model.peak_bytes(workload, one.name, batch, ranks)
-        held = math.isnan(peak) or peak <= one.device_memory_gib * 2**30
-        return not held
+        return not fits(model, workload, one, batch, ranks=ranks, accumulates=accumulates)
 
     return bisect_left(range(1, most + 1), True, key=too_large)

@@ -43,7 +43,8 @@ class Candidates:
     """All rows that may be asked about: each a batch split under a purchase option. Arrays are (rows,) but for
     `splits` and `known_conditions`; `usd_per_hour` of the whole bill is NaN where unknown.
 
-    `cluster` numbers the clusters with their markets and zones, `condition` their entries in `known_conditions`.
+    `cluster` numbers the clusters with their markets and zones, `condition` their entries in `known_conditions`;
+    `compiling_s` are (modes,) seconds before the first step.
     Unless `all_fit`, a cluster may not fit.
     """
 
@@ -55,6 +56,7 @@ class Candidates:
     usd_per_hour: FloatArray
     condition: IntArray
     known_conditions: Conditions
+    compiling_s: FloatArray
     all_fit: bool
 
     def __len__(self) -> int:
@@ -66,8 +68,9 @@ class Candidates:
         return self.splits.setup(int(self.split[row]), self.options[self.option[row]].members)
 
     def conditions(self, rows: IntArray | slice) -> Conditions:
-        """What jobs on the clusters of these rows meet."""
-        return self.known_conditions.take(self.condition[rows])
+        """What jobs of these rows meet."""
+        seconds = self.compiling_s[self.splits.mode[self.split[rows]]]
+        return self.known_conditions.take(self.condition[rows]).later(seconds)
 
 
 def enumerate_candidates(workload: Workload, supply: Supply, model: StepModel) -> Candidates:
@@ -109,6 +112,7 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepModel) -
         usd_per_hour=np.concatenate(prices),
         condition=condition,
         known_conditions=Conditions.joined(conditions),
+        compiling_s=np.array([supply.circumstances.compilation.seconds(workload.name, one) for one in splits.modes]),
         all_fit=all_fit,
     )
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ..domain.cluster import Cluster, InstanceType
 from ..domain.numeric import IntArray
-from ..domain.workload import Goal, Mode, Workload
+from ..domain.setup_table import read_setups
+from ..domain.workload import Goal, Mode, Setup, Workload, variant
 from ..job.cost import JobCosts
-from .batch_split import StepModel, global_batches
+from .batch_split import StepModel, fits, global_batches
 from .candidates import Supply
 from .choice_rule import EVEN_ODDS, drawn_meeting
 
@@ -170,6 +173,44 @@ def _difference(row: Row, against: Row, what: str) -> str:
 _BYTES_PER_GIB = 2.0**30
 
 
+def made_to_fit(setup: Setup, workload: Workload, model: StepModel) -> str:
+    """What makes the workload fit on the setup's devices, and the seconds that it costs; empty where nothing need.
+
+    Beside the same batch on the same machines in one micro-step and the plainest mode of the same precision that the
+    workload tolerates, as its step would take if it fitted.
+    """
+    mode = setup.mode
+    plainest = min(
+        (one for one in workload.modes if one.precision == mode.precision),
+        key=lambda one: (one.sharded, one.switches.count("+") + (one.switches != Mode().switches)),
+        default=mode,
+    )
+    whole = tuple(batch * setup.accumulation_steps for batch in setup.batch_per_device)
+    plain = replace(setup, **plainest._asdict(), accumulation_steps=1, batch_per_device=whole)
+    if plain == setup:
+        return ""
+    ranks = sum(setup.layout)
+    named = variant(workload.name, plainest)
+    machines = [one.instance_type for one in setup.cluster.members]
+    short = [
+        (one, model.peak_bytes(named, one.name, batch, ranks))
+        for one, batch in zip(machines, whole, strict=True)
+        if not fits(model, named, one, batch, ranks=ranks, accumulates=False)
+    ]
+    if not short:
+        return ""
+    one, needed = max(short, key=lambda each: each[1] / each[0].device_memory_gib)
+    asked = read_setups(pd.DataFrame([each.row() for each in (setup, plain)]), {})
+    ours, theirs = model.predict_arrays(asked)["step_s"].astype(float).tolist()
+    means = [str(mode)] * (plainest != mode)
+    means += [f"{setup.accumulation_steps} micro-steps"] * (setup.accumulation_steps > 1)
+    beside = f"{ours:.3g} s a step against {theirs:.3g} s if that fitted ({100 * (ours / theirs - 1):+.0f} %)"
+    return (
+        f"made to fit by {' in '.join(means)}: {plainest} in one micro-step needs {needed / _BYTES_PER_GIB:.3g} GiB of"
+        f" the {one.device_memory_gib:.3g} GiB of a device of {one.name}; {beside}"
+    )
+
+
 def obstacle(workload: Workload, supply: Supply, model: StepModel) -> str:
     """What keeps every machine on offer from training at any of the workload's global batches, and what would help.
 
@@ -179,7 +220,10 @@ def obstacle(workload: Workload, supply: Supply, model: StepModel) -> str:
     able = (one for one in supply.offers if not supply.fits(Cluster(members=(one,))))
     types = list({one.instance_type.name: one.instance_type for one in able}.values())
     names = [one.name for one in workload.variants]
-    least_bytes = {one.name: min(model.peak_bytes(name, one.name, 1) for name in names) for one in types}
+    least_bytes = {
+        one.name: min(model.peak_bytes(name, one.name, 1, supply.max_hosts * one.devices) for name in names)
+        for one in types
+    }
     roomy = [one for one in types if not least_bytes[one.name] > one.device_memory_gib * _BYTES_PER_GIB]
     if types and not roomy:
         return _too_small(types, min(least_bytes.values()))

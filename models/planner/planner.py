@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from ..domain.workload import Goal, Setup, Workload
 from ..job.cost import job_costs
 from .batch_split import StepModel
 from .candidates import Supply, enumerate_candidates
-from .explanations import obstacle
+from .explanations import made_to_fit, obstacle
 from .ranking import Row, clusters_compared, goals_of, recommend, summary
 from .search import CandidateCosts, deciding, frontier
 
@@ -73,7 +74,14 @@ def plan(
     )
     clusters = len(np.unique(found.cluster))
     return Plan(
-        rows=recommend(workload, ranked, runs=runs, top=top, clusters=clusters),
+        rows=recommend(
+            workload,
+            ranked,
+            runs=runs,
+            top=top,
+            clusters=clusters,
+            more=partial(made_to_fit, workload=workload, model=model),
+        ),
         frontier=front,
         candidates=len(found),
         clusters=clusters,

@@ -7,7 +7,7 @@ p_best  = share of draws of the step times in which the rule would choose it if 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,13 @@ COLUMNS = (
 
 
 def recommend(
-    workload: Workload, costs: JobCosts, *, runs: pd.DataFrame | None = None, top: int = 5, clusters: int | None = None
+    workload: Workload,
+    costs: JobCosts,
+    *,
+    runs: pd.DataFrame | None = None,
+    top: int = 5,
+    clusters: int | None = None,
+    more: Callable[[Setup], str] = lambda _: "",
 ) -> list[Row]:
     """Rows of the published table that planning decides, for each goal of `workload` and for "cheapest" and "fastest".
 
@@ -44,13 +50,14 @@ def recommend(
     a probability is required that nothing meets, the goal has one row of status "infeasible", which names no cluster
     but says what would make it feasible; elsewhere only where nothing can be ranked. Unknown prices give None. p_best
     compares the CLUSTERS_COMPARED that lose least. `runs` are measurement rows, for how often each
-    setup was measured; `clusters` is how many the setups were chosen from, by default those they are of.
+    setup was measured; `clusters` is how many the setups were chosen from, by default those they are of; `more` is what
+    else there is to say of a setup, if anything.
     Raises ValueError where a goal is unknown or lacks its constraint.
     """
     known = pd.DataFrame() if runs is None else runs
     measured = runs_of(costs.setups, known)
     many = len(np.unique(costs.cluster)) if clusters is None else clusters
-    return [row for goal in goals_of(workload) for row in _rank(workload, goal, costs, measured, top, many)]
+    return [row for goal in goals_of(workload) for row in _rank(workload, goal, costs, measured, top, many, more)]
 
 
 def goals_of(workload: Workload) -> list[Goal]:
@@ -71,7 +78,13 @@ def clusters_compared(top: int) -> int:
 
 
 def _rank(
-    workload: Workload, goal: Goal, costs: JobCosts, measured: Sequence[int], top: int, clusters: int
+    workload: Workload,
+    goal: Goal,
+    costs: JobCosts,
+    measured: Sequence[int],
+    top: int,
+    clusters: int,
+    more: Callable[[Setup], str],
 ) -> list[Row]:
     """The rows of one goal."""
     aim, what, limit = goal.objective, goal.constraint, goal.limit
@@ -101,7 +114,8 @@ def _rank(
         tempting = _best_splits(closest, costs.cluster)[: max(1, top // 4)]
     shown = named[: max(1, top - len(tempting))]
     rows: list[Row] = []
-    for rank, index in enumerate([*shown, *tempting][: max(1, top)], start=1):
+    listed = [*shown, *tempting][: max(1, top)]
+    for rank, index in enumerate(listed, start=1):
         row = _row(workload, goal, costs, index) | {"rank": rank, "status": "alternative"}
         if meeting is not None:
             row["p_meets_constraint"] = float(meeting.chance[index])
@@ -123,6 +137,8 @@ def _rank(
     )
     for row in rest:
         row["reason"] = explain.loser(row, first, goal)
+    for row, index in zip(rows, listed, strict=True):
+        row["reason"] = "; ".join(one for one in (row["reason"], more(costs.setups[index])) if one)
     return rows
 
 

@@ -1,21 +1,30 @@
 """Will a batch fit on a device: peak bytes of one rank. Measured where it was profiled, else bounded from facts.
 
-    peak = (fixed + per_sample x batch + 2 G) (1 + headroom)                    profiled; G gradient bytes
-    peak =  context + 7 G + per_sample x batch                                  from facts
-    per_sample = the least of    (memory - 2 G) / batch              over every run that is known to have fitted
-                                 activation bytes per operation x operations per sample
-    peak <= memory of any device on which that batch or a larger one has run
-    peak = as if nothing were shared - 2 G - (1 - 1 / ranks) (S + G) + gathered      S bytes of weights and states
+    peak      = (base + beside + working) (1 + headroom)                       no headroom from facts
+    profiled    base and a by peak(b) = base + max(G, a b): G gradient bytes, a b activations of a batch
+    from facts  base = context + S + G (spare),  a = the least of
+                         (memory - 2 G) / batch              over every run that is known to have fitted
+                         activation bytes per operation x operations per sample
 
-In fp32, G bytes each: weights, gradients, Adam's two moments (PyTorch keeps them as the weights are), DDP's buckets and
-the collective's copy of them (the 2 G that one device alone does not have), and a spare. Too cautious rather than not:
-a batch that is refused is run in accumulation steps, one that does not fit is not run at all.
+               beside                                                  working
+    ddp        G + min(G, C)         buckets, and a copy in flight     max(a b, G)
+    fsdp       3 W' + 2 G' - (1 - 1/n) S                               max(a b, G / n)
+    zero2      W (1 - 1/n) + W' + 2 G' - (1 - 1/n) S                   max(a b, G / n)
+    peak      <= memory of any device on which that batch or a larger one has run
+
+with S bytes of weights and optimizer's states, W = G of weights, n ranks. Activations are freed as gradients come to
+be, which is why the larger of both counts; of several micro-steps each but the first finds gradients there: then, and
+from facts, both count, and gradients are whole on every rank until the last micro-step sums them. A group of weights is
+gathered into W', by a buffer of as many bytes, while the next one is; its gradients G' are copied to be summed, while
+those of the group before still are. Too cautious rather than not: a batch that is refused is run in accumulation steps,
+one that does not fit is not run at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,11 +34,13 @@ from ..domain.setup_table import SetupArrays
 from ..domain.workload import Mode, workload_and_mode
 from .machine_specs import Machine
 
-Line = tuple[float, float]  # (first, second): bytes = first + second * batch
+Line = tuple[float, float]  # base, and bytes of a sample's activations
+Ran = tuple[float, float, float]  # bytes of a device, largest batch that ran on it, on so many ranks that share
 
-_COPIES, _EXCHANGED = 7.0, 2.0
-# Runs took up to 15 % more than their profile's line on local hosts, 3 % in the middle (BENCHMARKS.md).
+# What runs on local hosts took beyond what is predicted: the allocator's gaps, and what lives longer than it must
+# (BENCHMARKS.md).
 _HEADROOM = 0.1
+_IN_FLIGHT = 50e6  # two of DDP's buckets of 25 MiB: one being summed, one waiting
 # A process with torch and its communication: 0.35 GB on local hosts, with a CUDA context and NCCL's buffers more.
 _CONTEXT = 0.8e9
 # Bytes kept for the backward pass per operation of forward and backward: twice the 0.1 GB that a ResNet-50 keeps for
@@ -38,49 +49,79 @@ _PER_OPERATION = 0.01
 _BYTES_PER_GIB = 2.0**30
 # Weights, and Adam's two moments, per byte of gradients; where a checkpoint was written its bytes are known.
 _STATE_PER_GRADIENT = 3.0
-# Of all weights, those gathered at a time: a group of at most an eighth, and the next one (node/strategies.py).
-_GATHERED = 0.25
+_GROUP = 0.125  # of all weights, those gathered together at most (node/switches.py), where modules are as small
 # With a single measured batch, the part of its bytes taken to be proportional to batch.
 _PROPORTIONAL = 0.9
 
 
+class Held(NamedTuple):
+    """Bytes of a workload: of all gradients, of weights and states, and of the largest group that is gathered."""
+
+    gradients: float = 0.0
+    states: float = 0.0
+    group: float = 0.0
+
+    @classmethod
+    def of(cls, gradients: float, states: float = 0.0) -> Held:
+        """Where `states` are 0 those of Adam, the largest that are usual."""
+        return cls(gradients, states or _STATE_PER_GRADIENT * gradients, _GROUP * gradients)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryModel:
-    """`lines` were measured, by workload and type; `facts` bound those workloads that nobody profiled."""
+    """`lines` were measured, by workload and type; `facts` bound those workloads that nobody profiled.
+
+    Of what `ran`, `accumulated` ran in several micro-steps.
+    """
 
     lines: dict[tuple[str, str], Line] = field(default_factory=dict)
     facts: dict[str, Line] = field(default_factory=dict)
-    ran: dict[str, tuple[Line, ...]] = field(default_factory=dict)  # (bytes of a device, largest batch that ran on it)
-    shared: dict[str, Line] = field(default_factory=dict)  # of a sharded mode: bytes shared, and not needed among ranks
-
-    def line(self, workload: str, instance_type: str) -> Line | None:
-        """Bytes of a rank as a line in batch: this type's, else the largest of the other types', else from facts.
-
-        None where nothing is known of the workload.
-        """
-        own = self.lines.get((workload, instance_type))
-        if own is not None:
-            return own
-        others = [line for (owner, _), line in self.lines.items() if owner == workload]
-        if others:
-            return max(first for first, _ in others), max(second for _, second in others)
-        return self.facts.get(workload)
+    held: dict[str, Held] = field(default_factory=dict)
+    ran: dict[str, tuple[Ran, ...]] = field(default_factory=dict)
+    accumulated: dict[str, tuple[Ran, ...]] = field(default_factory=dict)
 
     def with_facts(self, workload: str, *, gradient_bytes: float, flops_per_sample: float) -> MemoryModel:
         """With a bound for a workload of which only these facts are known; what was known before stays."""
-        line = (_CONTEXT + _COPIES * gradient_bytes, _PER_OPERATION * flops_per_sample)
-        return replace(self, facts={workload: line} | self.facts)
+        held = Held.of(gradient_bytes)
+        line = (_base(held), _PER_OPERATION * flops_per_sample)
+        return replace(self, facts={workload: line} | self.facts, held={workload: held} | self.held)
 
-    def peak_bytes(self, workload: str, instance_type: str, batch: float, ranks: int = 1) -> float:
+    def peak_bytes(
+        self, workload: str, instance_type: str, batch: float, ranks: int = 1, *, accumulates: bool = False
+    ) -> float:
         """Peak memory of one of `ranks` ranks at `batch`; NaN where nothing is known of the workload."""
-        line = self.line(workload, instance_type)
+        mode = workload_and_mode(workload)[1]
+        line, measured = self._line(workload, instance_type)
         if line is None:
             return float("nan")
-        if workload in self.shared and ranks > 1:
-            shared, spared = self.shared[workload]
-            return max(line[0] - spared - shared * (1 - 1 / ranks), shared / ranks) + line[1] * batch
-        shown = [memory for memory, most in self.ran.get(workload, ()) if batch <= most]
-        return min([line[0] + line[1] * batch, *shown])
+        base, sample = line
+        held, activations = self.held.get(workload, Held()), sample * batch
+        sharing = mode.sharded and ranks > 1
+        gradients = held.gradients / ranks if sharing and not accumulates else held.gradients
+        working = max(activations, gradients) if measured and not accumulates else activations + gradients
+        beside = _shared(mode, held, ranks) if sharing else held.gradients + min(held.gradients, _IN_FLIGHT)
+        peak = (max(base + beside, 0.0) + working) * (1 + _HEADROOM * measured)
+        ran = (self.accumulated if accumulates else self.ran).get(workload, ())
+        return min([peak, *(memory for memory, most, fewest in ran if batch <= most and ranks >= fewest)])
+
+    def _line(self, workload: str, instance_type: str) -> tuple[Line | None, bool]:
+        """This type's, else the largest of the other types', else from facts; and whether it was profiled."""
+        own = self.lines.get((workload, instance_type))
+        others = [line for (owner, _), line in self.lines.items() if owner == workload] if own is None else [own]
+        if others:
+            return (max(base for base, _ in others), max(sample for _, sample in others)), True
+        return self.facts.get(workload), False
+
+
+def _shared(mode: Mode, held: Held, ranks: int) -> float:
+    """Bytes beside those of one device where ranks share: less than none where they share more than they gather."""
+    elsewhere = 1 - 1 / ranks
+    gathered = 3 * held.group if mode.strategy == "fsdp" else elsewhere * held.gradients + held.group
+    return gathered + 2 * held.group - elsewhere * held.states
+
+
+def _base(held: Held) -> float:
+    return _CONTEXT + held.states + held.gradients
 
 
 def fit_memory(
@@ -97,75 +138,84 @@ def fit_memory(
     `profiles` has workload, instance_type, batch and peak_bytes; `ran` are setups that were measured, so that they
     fitted; `gradient_bytes`, `flops_per_sample` and `checkpoint_bytes` are by workload, unknown ones absent or 0.
     """
-    measured = _profiled(profiles)
-    lines = {
-        pair: ((first + _EXCHANGED * gradient_bytes.get(pair[0], 0.0)) * (1 + _HEADROOM), second * (1 + _HEADROOM))
-        for pair, (first, second) in measured.items()
-    }
+    sizes = {name: Held.of(size, checkpoint_bytes.get(name, 0.0)) for name, size in gradient_bytes.items()}
+    lines = _profiled(profiles, sizes)
     shown = [
-        second / flops_per_sample[workload]
-        for (workload, _), (_, second) in measured.items()
+        sample / flops_per_sample[workload]
+        for (workload, _), (_, sample) in lines.items()
         if flops_per_sample.get(workload, 0.0) > 0
     ]
     per_operation = max(shown, default=_PER_OPERATION)
-    seen = _largest_that_ran(ran, machines)
-    largest = {name: own for name, own in seen.items() if not workload_and_mode(name)[1].sharded}
+    largest, accumulated = (
+        {name: tuple(own) for name, own in _largest_that_ran(rows, machines).items() if own}
+        for rows in (ran, ran.take(np.flatnonzero(ran.accumulation > 1)))
+    )
     facts: dict[str, Line] = {}
     for workload in sorted({*largest, *gradient_bytes, *flops_per_sample} - {name for name, _ in lines}):
-        size = gradient_bytes.get(workload, 0.0)
-        # the least that may stand beside the activations: weights and gradients
-        bounds = [max(memory - 2 * size, 0.0) / batch for memory, batch in largest.get(workload, ())]
+        held = sizes.get(workload, Held())
+        # the least that may stand beside the activations: weights and gradients, or a share of them
+        bounds = [
+            max(memory - 2 * held.gradients / ranks, 0.0) / batch for memory, batch, ranks in largest.get(workload, ())
+        ]
         if flops_per_sample.get(workload, 0.0) > 0:
             bounds.append(per_operation * flops_per_sample[workload])
         if bounds:
-            facts[workload] = (_CONTEXT + _COPIES * size, min(bounds))
-    shared = {
-        name: _shared(mode, size, checkpoint_bytes.get(name, 0.0) or _STATE_PER_GRADIENT * size)
-        for name, size in gradient_bytes.items()
-        if (mode := workload_and_mode(name)[1]).sharded
-    }
-    ran_by = {name: tuple(own) for name, own in largest.items() if own}
-    return MemoryModel(lines=lines, facts=facts, ran=ran_by, shared=shared)
+            facts[workload] = (_base(held), min(bounds))
+    return MemoryModel(lines=lines, facts=facts, held=sizes, ran=largest, accumulated=accumulated)
 
 
-def _shared(mode: Mode, gradient_bytes: float, state_bytes: float) -> Line:
-    """Bytes that ranks share, and those that they do not need beside: DDP's buckets less what is gathered."""
-    gathered = gradient_bytes * (_GATHERED if mode.strategy == "fsdp" else 1.0)
-    return state_bytes + gradient_bytes, _EXCHANGED * gradient_bytes * (1 + _HEADROOM) - gathered
+def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
+    """(base, a) of peak = base + max(gradients, a batch), by least squares over which of the peaks are of gradients.
+
+    Where all are, activations may weigh as much as gradients at the largest batch; of a single batch they are taken to
+    be most of its peak.
+    """
+    if len(np.unique(batch)) == 1:
+        middle = float(np.median(peak))
+        return (1 - _PROPORTIONAL) * middle, _PROPORTIONAL * middle / float(batch[0])
+    found: list[tuple[float, Line]] = []
+    for few in np.unique(batch):
+        flat = batch < few
+        design = np.stack([np.ones(len(batch)), np.where(flat, 0.0, batch)], axis=1)
+        base, sample = np.maximum(np.linalg.lstsq(design, peak - gradients * flat, rcond=None)[0], 0.0).tolist()
+        off = base + np.maximum(gradients, sample * batch) - peak
+        found.append((float(off @ off), (base, sample)))
+    flat_base = max(float(np.median(peak)) - gradients, 0.0)
+    off = flat_base + gradients - peak
+    found.append((float(off @ off), (flat_base, gradients / float(batch.max()))))
+    return min(found)[1]
 
 
-def straight(x: FloatArray, y: FloatArray) -> Line:
-    """Intercept and slope by least squares, neither negative; through the origin's side where only one x is known."""
-    if len(np.unique(x)) == 1:
-        middle = float(np.median(y))
-        return (1 - _PROPORTIONAL) * middle, _PROPORTIONAL * middle / float(x[0])
-    slope, intercept = (float(one) for one in np.polyfit(x, y, 1))
-    if slope < 0:
-        return float(np.mean(y)), 0.0
-    return (intercept, slope) if intercept >= 0 else (0.0, float(x @ y / (x @ x)))
-
-
-def _profiled(profiles: pd.DataFrame) -> dict[tuple[str, str], Line]:
+def _profiled(profiles: pd.DataFrame, sizes: Mapping[str, Held]) -> dict[tuple[str, str], Line]:
     if "peak_bytes" not in profiles:
         return {}
     peaks = profiles[["workload", "instance_type", "batch", "peak_bytes"]].dropna()
     peaks = peaks[(peaks["batch"] > 0) & (peaks["peak_bytes"] > 0)]
     return {
-        (str(workload), str(name)): straight(rows["batch"].to_numpy(float), rows["peak_bytes"].to_numpy(float))
+        (str(workload), str(name)): one_device(
+            rows["batch"].to_numpy(float),
+            rows["peak_bytes"].to_numpy(float),
+            sizes.get(str(workload), Held()).gradients,
+        )
         for (workload, name), rows in peaks.groupby(["workload", "instance_type"])
     }
 
 
-def _largest_that_ran(ran: SetupArrays, machines: Mapping[str, Machine]) -> dict[str, list[tuple[float, float]]]:
-    """(bytes of the device, largest batch that ran on it) by workload, one entry an amount of memory."""
-    found: dict[str, dict[float, float]] = {}
-    for workload, types, batches in zip(ran.workloads, ran.types, ran.batch, strict=True):
+def _largest_that_ran(ran: SetupArrays, machines: Mapping[str, Machine]) -> dict[str, list[Ran]]:
+    """By workload, one entry an amount of memory; where ranks share, one a number of them too."""
+    found: dict[str, dict[tuple[float, float], float]] = {}
+    for workload, types, batches, ranks in zip(ran.workloads, ran.types, ran.batch, ran.ranks, strict=True):
         own = found.setdefault(workload, {})
+        fewest = float(ranks) if workload_and_mode(workload)[1].sharded else 1.0
         for name, batch in zip(types, batches, strict=False):
             gib = machines[name].device_memory_gib
             if gib is not None:
-                own[gib] = max(own.get(gib, 0.0), float(batch))
+                own[gib, fewest] = max(own.get((gib, fewest), 0.0), float(batch))
     return {
-        workload: [(gib * _BYTES_PER_GIB, batch) for gib, batch in own.items() if batch > 0 and np.isfinite(batch)]
+        workload: [
+            (gib * _BYTES_PER_GIB, batch, fewest)
+            for (gib, fewest), batch in own.items()
+            if batch > 0 and np.isfinite(batch)
+        ]
         for workload, own in found.items()
     }

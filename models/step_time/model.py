@@ -344,9 +344,12 @@ class StepTimeModel:
         slope, intercept = (float(one) for one in np.polyfit(batches, seconds, 1, w=1 / seconds))
         return max(intercept, 0.0), max(slope, 0.05 * float(np.min(seconds / batches)))
 
-    def peak_bytes(self, workload: str, instance_type: str, batch: int, ranks: int = 1) -> float:
-        """Peak memory of one of `ranks` ranks at `batch`; NaN where nothing is known of the workload."""
-        return self.memory.peak_bytes(workload, instance_type, batch, ranks)
+    def peak_bytes(
+        self, workload: str, instance_type: str, batch: int, ranks: int = 1, *, accumulates: bool = False
+    ) -> float:
+        """Peak memory of one of `ranks` ranks at `batch`, in one or several micro-steps a step; NaN where nothing is
+        known of the workload."""
+        return self.memory.peak_bytes(workload, instance_type, batch, ranks, accumulates=accumulates)
 
     # how they come about
 

@@ -13,7 +13,7 @@ from ..domain.setup_table import SetupArrays
 from .dataset import Exchange
 from .input import Loaders
 from .machine_specs import Machine
-from .memory import MemoryModel
+from .memory import Held, MemoryModel, Ran
 from .model import Measured, StepTimeModel, lay_out
 from .one_device import OneDevice
 from .rows import Facts
@@ -42,7 +42,8 @@ def dump(model: StepTimeModel) -> str:
         "memory": [[*pair, *line] for pair, line in memory.lines.items()],
         "memory_facts": memory.facts,
         "memory_ran": memory.ran,
-        "memory_shared": memory.shared,
+        "memory_accumulated": memory.accumulated,
+        "memory_held": memory.held,
         "measured": {
             "workloads": list(setups.workloads),
             "types": setups.types,
@@ -94,8 +95,9 @@ def load(text: str) -> StepTimeModel:
         memory=MemoryModel(
             lines={(workload, name): (first, second) for workload, name, first, second in body["memory"]},
             facts={name: (first, second) for name, (first, second) in body["memory_facts"].items()},
-            ran={name: tuple((a, b) for a, b in own) for name, own in body["memory_ran"].items()},
-            shared={name: (a, b) for name, (a, b) in body.get("memory_shared", {}).items()},  # models before sharding
+            held={name: Held(*own) for name, own in body.get("memory_held", {}).items()},  # models before sharding
+            ran=_ran(body["memory_ran"]),
+            accumulated=_ran(body.get("memory_accumulated", {})),
         ),
         loaders=_loaders(body.get("loaders")),
         guessed=frozenset(body["guessed"]),
@@ -140,3 +142,8 @@ def _measured(body: dict[str, Any]) -> Measured:
         probes=pd.DataFrame(body["probes"]["data"], columns=body["probes"]["columns"]),
         profiled=tuple(body["profiled"]),
     )
+
+
+def _ran(told: dict[str, list[list[float]]]) -> dict[str, tuple[Ran, ...]]:
+    """Models before sharding know of no ranks that share."""
+    return {name: tuple((*one[:2], one[2] if len(one) > 2 else 1.0) for one in own) for name, own in told.items()}

@@ -20,8 +20,6 @@ import pandas as pd
 from models.domain.cluster import parse_cluster, parse_numbers
 from models.domain.setup_table import rows_of
 from models.domain.suggestions import NAME_RULE, nearest_names, plain_name
-from models.domain.workload import PRECISIONS as PREDICTED
-from models.domain.workload import STRATEGIES as PREDICTED_STRATEGIES
 from warehouse.append import Connection, append_facts, append_imports, note_import
 from warehouse.database import Warehouse, select
 from warehouse.reads import KnownToImport, known_to_import
@@ -371,15 +369,6 @@ def _sentences(measured: Measurements, stored: KnownToImport, known: Known) -> I
         )
     if not measured.rows:
         yield "the file of measurements has no row"
-    learned = {"strategy": PREDICTED_STRATEGIES, "precision": PREDICTED}
-    kept = Counter(
-        " ".join(getattr(row, name) for name, known in learned.items() if getattr(row, name) not in known)
-        for row in measured.rows
-    )
-    for name, count in sorted(kept.items()):
-        if name:
-            predicted = f"{', '.join(PREDICTED_STRATEGIES)} in {', '.join(PREDICTED)}"
-            yield f"{_rows(count)} in {name}: kept, and not predicted from yet; {predicted} alone is"
     unknown = {
         name for row in measured.rows for name in parse_cluster(row.cluster) if name not in known.devices(row.provider)
     }

@@ -24,15 +24,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from models.domain.cluster import parse_cluster, parse_numbers
 from models.domain.suggestions import nearest_names
-from models.domain.workload import PRECISIONS as PREDICTED
-from models.domain.workload import STRATEGIES as PREDICTED_STRATEGIES
-from models.domain.workload import SWITCHES, Mode
+from models.domain.workload import PRECISIONS, STRATEGIES, SWITCHES, Mode
 
 from ..workspace.workspace import PROVIDERS
 
-# Those that a row may name: PREDICTED ones alone are learned from, rows of the others are kept.
-PRECISIONS = (*PREDICTED, "fp8")
-STRATEGIES = (*PREDICTED_STRATEGIES, "zero", "tensor-parallel", "pipeline", "adasum", "powersgd")
 # Columns that came after the first imports: where they say what is usual, rows have the digests that they always had.
 _SINCE = ("switches",)
 
@@ -63,6 +58,10 @@ def one_edit_apart(one: str, other: str) -> bool:
         return short[start:] == long[start + 1 :]
     swapped = long[start : start + 2][::-1] == short[start : start + 2] and short[start + 2 :] == long[start + 2 :]
     return swapped or short[start + 1 :] == long[start + 1 :]
+
+
+def _not_predicted(column: str, name: str, known: Iterable[str]) -> str:
+    return f"unknown {column} {name!r}, which no model predicts; known: {', '.join(known)}"
 
 
 def _text(value: Any) -> Any:
@@ -127,14 +126,14 @@ class Measurement(BaseModel):
     def _a_precision(cls, name: str) -> str:
         plain = _SAME_PRECISION.get(name.lower(), name.lower())
         if plain not in PRECISIONS:
-            raise ValueError(f"unknown precision {name!r}; {nearest_names(plain, PRECISIONS)}")
+            raise ValueError(_not_predicted("precision", name, PRECISIONS))
         return plain
 
     @field_validator("strategy")
     @classmethod
     def _a_strategy(cls, name: str) -> str:
         if name.lower() not in STRATEGIES:
-            raise ValueError(f"unknown strategy {name!r}; {nearest_names(name.lower(), STRATEGIES)}")
+            raise ValueError(_not_predicted("strategy", name, STRATEGIES))
         return name.lower()
 
     @field_validator("switches")
@@ -143,7 +142,7 @@ class Measurement(BaseModel):
         named = set(joined.lower().split("+"))
         plain = next((one for one in SWITCHES if set(one.split("+")) == named), joined)  # in any order
         if plain not in SWITCHES:
-            raise ValueError(f"unknown switches {joined!r}; {nearest_names(plain.lower(), SWITCHES)}")
+            raise ValueError(_not_predicted("switches", joined, SWITCHES))
         if Mode(switches=plain).offloaded and info.data.get("strategy") == STRATEGIES[0]:
             raise ValueError(
                 f"{plain} with {STRATEGIES[0]}: no states are shared out; offload goes with fsdp and zero2"

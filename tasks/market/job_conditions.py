@@ -15,6 +15,7 @@ from models.job import duration as spot
 from models.job import launch_history as exposure
 from models.job.capacity import PRIOR_S, StartupModel, fit_availability, fit_startup
 from models.job.checkpoints import fit_checkpoints
+from models.job.compilation import fit_compilation
 from models.job.interruptions import fit_hazard
 from models.job.job_conditions import Circumstances, Learned, Stated
 from warehouse import reads
@@ -34,11 +35,15 @@ def circumstances(workspace: Workspace) -> Circumstances:
     Local hosts are revoked exactly as often as srift.toml states and refused only where they do not fit: nothing of
     that is learned, and until one was launched their start-up is taken to be known. They start alike in both markets.
     """
-    machines, refusals, written = reads.launched(workspace.warehouse, workspace.provider.name)
+    machines, refusals, written, compiled = reads.launched(workspace.warehouse, workspace.provider.name)
     launches = exposure.launches(machines)
     if workspace.simulated and not len(launches):
         return Stated()
-    learned = Learned(startup=_startup(workspace, launches), checkpoints=fit_checkpoints(written))
+    learned = Learned(
+        startup=_startup(workspace, launches),
+        checkpoints=fit_checkpoints(written),
+        compilation=fit_compilation(compiled),
+    )
     if workspace.simulated:
         return learned
     windows = exposure.windows(machines)

@@ -23,7 +23,7 @@ from .data import S3, DataMissing
 from .device import now, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload, WorkloadError, build, own_line, try_once
 from .launch import explain
-from .precision import NoSuchPrecision
+from .precision import NoSuchPrecision, arithmetic
 from .processes import die_with_parent
 from .record import WorkloadFile
 from .steps import Timed, one_step
@@ -54,7 +54,7 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
     built = model = None
     try:
         reset_peak(_CPU)
-        built = build(folder, workload, seed=0, rank=0, device=_CPU, precision=precision)
+        built = build(folder, workload, seed=0, rank=0, computing=arithmetic(precision, _CPU))
         model = built.model
         figures = _trained(built, batch)
         answer |= {"figures": figures, "notes": list(_notes(built, batch, figures, workload))}

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from .data import S3, DataMissing
 from .device import to_device
 from .loader import Loader
-from .precision import Arithmetic, arithmetic
+from .precision import Arithmetic
 from .record import WorkloadFile
 from .torchvision_operators import declare_what_did_not_load
 
@@ -84,7 +84,7 @@ class LoadedWorkload:
 
 
 def build(
-    folder: Path, workload: WorkloadFile, *, seed: int, rank: int, device: torch.device, precision: str = "fp32"
+    folder: Path, workload: WorkloadFile, *, seed: int, rank: int, computing: Arithmetic, shared: bool = False
 ) -> LoadedWorkload:
     """Load and call the entrypoint: equal weights on every rank, other data on each.
 
@@ -93,13 +93,13 @@ def build(
 
     On a GPU, that GPU is torch's default device while the entrypoint and its batch maker run, so that plain torch makes
     everything there; what they make elsewhere is moved. In place of a batch maker there may be a DataLoader
-    (loader.py), whose processes `close` of what is returned ends.
+    (loader.py), whose processes `close` of what is returned ends. A model that is `shared` out is made in the host's
+    memory and stays there: its parts alone must fit on a device.
 
     Raises WorkloadError where it does not fit the contract, LoaderError where its loader does not, DataMissing where
-    its data are not on this machine, NoSuchPrecision where the device does not compute so, and whatever the user's own
-    code raises.
+    its data are not on this machine, and whatever the user's own code raises.
     """
-    computing = arithmetic(precision, device)
+    device = computing.device
     torch.manual_seed(seed)
     declare_what_did_not_load()
     module = _module(folder, workload)
@@ -116,7 +116,7 @@ def build(
         if workload.data.startswith(S3):
             raise DataMissing(f"its data, {workload.data}, were not fetched to this machine")
         arguments["data"] = workload.data
-    with _default(device):
+    with _default(_CPU if shared else device):
         parts = function(**arguments)
     if not isinstance(parts, tuple) or len(parts) != 4:
         raise WorkloadError(f"{workload.function} must return (model, loss, make_batch or a DataLoader, optimizer)")
@@ -128,7 +128,7 @@ def build(
         )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise WorkloadError(f"the fourth part that {workload.function} returns is no torch optimizer")
-    for part in (model, loss):
+    for part in (loss,) if shared else (model, loss):
         if isinstance(part, nn.Module):
             part.to(device)
     own_seed = seed + 1000 * (rank + 1)
@@ -222,11 +222,15 @@ def _on_device(
     return made
 
 
-def try_once(built: LoadedWorkload, batch: int) -> None:
+def try_once(built: LoadedWorkload, batch: int, *, shared: bool = False) -> None:
     """One forward and backward pass without any other rank, so that a mistake fails here and not in a collective.
 
-    Raises WorkloadError where the loss is no scalar, and whatever the user's own code raises.
+    Of a model that is `shared` out a batch alone is made: all of it may fit on no device. Raises WorkloadError where
+    the loss is no scalar, and whatever the user's own code raises.
     """
+    if shared:
+        built.make_batch(batch)
+        return
     loss = built.loss_of(built.model, batch)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise WorkloadError("the loss must be one number, the mean over the batch")

@@ -144,7 +144,7 @@ def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
     """A tiny step through all the machinery: its first use costs a second of a whole core, which no measurement may."""
     model = torch.nn.Linear(2, 2, device=device)
     optimizer = torch.optim.Adam(model.parameters())
-    parallel = strategy(DDP)(model, optimizer, alone)
+    parallel = strategy(DDP)(model, optimizer, alone, device)
     for _ in range(2):
         parallel(torch.zeros(1, 2, device=device)).sum().backward()
         optimizer.step()

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 from . import measuring
-from .device import now, peak_bytes
+from .device import now, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload, Waits
 from .loader import Loader, running
 from .measuring import Patience, gather, meet
@@ -130,7 +130,9 @@ def train(
     world = sum(item.used)
     micro_batch = sum(used * batch for used, batch in zip(item.used, item.batches, strict=True))
     parallel = strategy(item.strategy, item.switches)
-    module = built.model if group is None else parallel(built.model, built.optimizer, group)
+    module = built.model if group is None else parallel(built.model, built.optimizer, group, built.device)
+    if communicates_always(module):
+        reset_peak(built.device)  # the whole model lay in the host's memory, until each rank had its share
     step = partial(
         one_step,
         built,

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .switches import NONE, OFFLOAD, blocks, on
 
-Strategy = Callable[[nn.Module, torch.optim.Optimizer, dist.ProcessGroup], nn.Module]
+Strategy = Callable[[nn.Module, torch.optim.Optimizer, dist.ProcessGroup, torch.device], nn.Module]
 
 DDP = "ddp"
 _STAYS = OffloadPolicy()
@@ -69,7 +69,9 @@ def _unsummed(module: FSDPModule) -> Iterator[None]:
         module.set_requires_gradient_sync(True)
 
 
-def _replicated(model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> nn.Module:
+def _replicated(
+    model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, device: torch.device
+) -> nn.Module:
     """As it comes, with a first bucket of 1 MiB, then 25 MiB, in reverse order."""
     return DistributedDataParallel(model, process_group=group)
 
@@ -78,22 +80,25 @@ def _sharded(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     group: dist.ProcessGroup,
+    device: torch.device,
     *,
     reshard_after_forward: bool,
     offload_policy: OffloadPolicy = _STAYS,
 ) -> nn.Module:
     """The model itself, its parameters replaced by this rank's part of them, in the optimizer too.
 
-    Ranks begin with the weights of the first. Raises ValueError where there are fewer parameters than could be shared,
-    and where the device to be offloaded from is the host itself.
+    It comes in the host's memory, and a group of weights at a time is moved to `device`. Ranks begin with
+    the weights of the first. Raises ValueError where a rank has no parameter, and where the device to be offloaded from
+    is the host itself.
     """
     names = {id(one): name for name, one in model.named_parameters()}
+    if not names:
+        raise ValueError("the model has no parameter: nothing can be shared out")
     for one in [*model.parameters(), *model.buffers()]:
         dist.broadcast(one.data, group=group, group_src=0)
-    device = next(model.parameters()).device.type
-    if offload_policy is not _STAYS and device == "cpu":
+    if offload_policy is not _STAYS and device.type == "cpu":
         raise ValueError(f"{OFFLOAD}: this device is the host's processor, whose memory holds the states already")
-    mesh = DeviceMesh.from_group(group, device)
+    mesh = DeviceMesh.from_group(group, device.type)
     for module in [*blocks(model), model]:
         fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward, offload_policy=offload_policy)
     parts = dict(model.named_parameters())

@@ -23,7 +23,7 @@ from .device import NoSuchDevice, reset_peak, usable
 from .device_check import give_up
 from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
 from .launch import Launch, explain, join, leave, report, wait_for, wait_for_all
-from .precision import SCALED
+from .precision import SCALED, arithmetic
 from .probe import probe
 from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent
 from .profiler import profile
@@ -119,11 +119,13 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         if workload is None:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")
         workload = replace(workload, data=data_path(launch.mailbox, workload) if workload.data else "")
-        asked = {"seed": item.seed, "rank": launch.rank}
-        built = build(launch.code_of(workload), workload, **asked, device=launch.device, precision=item.precision)
+        shared = item.kind == "train" and item.strategy != DDP
+        asked = {"seed": item.seed, "rank": launch.rank, "shared": shared}
+        built = build(launch.code_of(workload), workload, **asked, computing=arithmetic(item.precision, launch.device))
         try:
             switch_on(built.model, item.switches, whole=item.strategy == DDP)
-            try_once(built, item.batches[item.nodes.index(launch.node)] if item.kind == "train" else min(item.batches))
+            batch = item.batches[item.nodes.index(launch.node)] if item.kind == "train" else min(item.batches)
+            try_once(built, batch, shared=shared)
         except BaseException:
             built.close()
             raise

@@ -1,88 +1,93 @@
-"""Does a workload learn in another precision as it does in fp32? Losses over steps, by what the nodes run.
+"""Does a workload learn in its other modes as it does in fp32 and plain data parallelism? By what the nodes run.
 
-`python -m tests.benchmarks.same_mathematics` trains each workload of tasks/node/workloads on this machine's processor,
-in fp32 and in each other precision, from the same weights on the same batches, with several seeds. Losses are means
-over twenty steps; all figures are parts of what fp32 learned from its first to its last: `apart`, how far a precision's
-loss lies from that of fp32, in the mean of the seeds, the most of the windows; `at_end`, the same with its sign in the
-last window; `other_batches`, as `apart`, of fp32 with the same weights on other batches.
+`python -m tests.benchmarks.same_mathematics` trains each workload of tasks/node/workloads on two processes of this
+machine in each mode, from the same weights on the same batches, with several seeds. Losses are means over ranks and
+twenty steps; all figures are parts of what plain fp32 learned from its first to its last: `apart`, how far its loss
+lies from that of plain fp32, in the mean of the seeds, the most of the windows; `at_end`, the same with its sign in the
+last window; `other_batches`, as `apart`, of plain fp32 with the same weights on other batches.
+
+A mode passes where `apart` is at most a tenth of `other_batches`: what a mode changes is then lost in what the order of
+the samples does, which nobody controls for. Where only sums are rounded otherwise (fp32 in any mode), at most a
+hundredth is allowed. Exits 1 where a mode does not pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import pandas as pd
-import torch
 import typer
 
 from models.domain.numeric import FloatArray
-from tasks.node.entrypoint import build
-from tasks.node.precision import NoSuchPrecision
-from tasks.node.record import WorkloadFile
-from tasks.node.steps import one_step
+from models.domain.workload import Mode
+from tasks.node.record import Item, WorkloadFile
 from tasks.reporting.tables import print_frame
-from tests.benchmarks.commands import ROOT
+from tests.benchmarks.ranks import WORKLOADS, served
 
-WORKLOADS = ROOT / "tasks" / "node" / "workloads"
 _WINDOW = 20  # steps: each batch is another, and so is its loss
+_RANKS = 2
+SHARE = {"fp32": 0.01, "bf16": 0.1}  # of what other batches change, by precision
+LAYERED = ("transformer_lm", "residual_cnn")  # they have parts of several layers, which can be recomputed
+MODES = tuple(Mode(*one) for one in product(SHARE, ("ddp", "fsdp", "zero2")))
+RECOMPUTED = (Mode(switches="checkpointing"), Mode("bf16", "fsdp", "checkpointing"))
 
 
-def losses(file: Path, precision: str, *, seed: int, steps: int, batch: int, other_batches: bool = False) -> FloatArray:
-    """(windows,) mean losses of a workload in a precision. Raises NoSuchPrecision where a processor lacks it."""
+def losses(file: Path, modes: Sequence[Mode], *, seed: int, steps: int, batch: int) -> FloatArray:
+    """(1 + modes, windows) mean losses of a workload: plain on other batches, then in each of the modes."""
     workload = WorkloadFile(name=file.stem, digest=file.stem, file=file.name, function="build")
-    device = torch.device("cpu")
-    built = build(file.parent, workload, seed=seed, rank=int(other_batches), device=device, precision=precision)
-    told = [
-        one_step(built, built.model, batch=batch, accumulation_steps=1, scale=1.0, sync=True)
-        for _ in range(max(steps // _WINDOW, 2) * _WINDOW)
+    items = [
+        Item(run_id="", kind="train", nodes=[0, 1], workload=file.stem, batches=[batch] * _RANKS, seed=seed, **one)
+        for one in (mode._asdict() for mode in modes)
     ]
-    windows: FloatArray = np.array(told).reshape(-1, _WINDOW).mean(axis=1)
-    return windows
+    windows = max(steps // _WINDOW, 2)
+    told = served(workload, items, world=_RANKS, losses=windows * _WINDOW)
+    other = served(workload, items[:1], world=_RANKS, losses=windows * _WINDOW, other_batches=True)
+    means: FloatArray = (
+        np.array([one["losses"] for one in (*other, *told)]).reshape(1 + len(modes), windows, -1).mean(axis=2)
+    )
+    return means
 
 
-def compared(file: Path, precisions: Sequence[str], *, seeds: int, steps: int, batch: int) -> pd.DataFrame:
-    """A row a precision: workload, precision, seeds, apart, at_end, other_batches."""
-    trained = partial(losses, file, steps=steps, batch=batch)
-    plain = np.array([trained("fp32", seed=seed) for seed in range(seeds)])
-    others = np.array([trained("fp32", seed=seed, other_batches=True) for seed in range(seeds)])
+def compared(file: Path, modes: Sequence[Mode], *, seeds: int, steps: int, batch: int) -> pd.DataFrame:
+    """A row a mode but the first, plain one: workload, mode, seeds, apart, at_end, other_batches, allowed, passes."""
+    found = np.array([losses(file, modes, seed=seed, steps=steps, batch=batch) for seed in range(seeds)])
+    plain = found[:, 1]
     learned = plain[:, :1] - plain[:, -1:]
+
+    def apart(own: FloatArray) -> float:
+        return float(np.abs((own - plain) / learned).mean(axis=0).max())
+
     rows = []
-    for precision in precisions:
-        found = np.array([trained(precision, seed=seed) for seed in range(seeds)])
-        apart = (found - plain) / learned
-        rows.append(
-            {
-                "workload": file.stem,
-                "precision": precision,
-                "seeds": seeds,
-                "apart": float(np.abs(apart).mean(axis=0).max()),
-                "at_end": float(apart[:, -1].mean()),
-                "other_batches": float(np.abs((others - plain) / learned).mean(axis=0).max()),
-            }
-        )
-    return pd.DataFrame(rows)
+    for at, mode in enumerate(modes[1:], start=2):
+        others = apart(found[:, 0])
+        row = {"workload": file.stem, "mode": str(mode), "seeds": seeds, "apart": apart(found[:, at])}
+        row |= {"at_end": float(((found[:, at] - plain) / learned)[:, -1].mean()), "other_batches": others}
+        rows.append(row | {"allowed": SHARE[mode.precision] * others})
+    table = pd.DataFrame(rows)
+    return table.assign(passes=table["apart"] <= table["allowed"])
 
 
 def main(
     steps: Annotated[int, typer.Option(help="of each training", min=40)] = 200,
-    seeds: Annotated[int, typer.Option(help="trainings in each precision", min=1)] = 5,
-    batch: Annotated[int, typer.Option(help="samples a step", min=1)] = 16,
-    precisions: Annotated[list[str], typer.Option(help="beside fp32, each by itself")] = ["bf16"],  # noqa: B006
+    seeds: Annotated[int, typer.Option(help="trainings in each mode", min=1)] = 5,
+    batch: Annotated[int, typer.Option(help="samples a step of each of two ranks", min=1)] = 8,
     only: Annotated[list[str], typer.Option(help="workloads, by their files' names")] = [],  # noqa: B006
 ) -> None:
-    """Losses in other precisions beside those of fp32."""
+    """Losses in other modes beside those of plain fp32."""
     files = sorted(one for one in WORKLOADS.glob("*.py") if one.stem != "__init__" and one.stem in (only or [one.stem]))
-    try:
-        tables = [compared(one, precisions, seeds=seeds, steps=steps, batch=batch) for one in files]
-    except NoSuchPrecision as error:
-        raise typer.BadParameter(str(error)) from error
-    print_frame(
-        pd.concat(tables, ignore_index=True), f"losses in {steps} steps against those of fp32, parts of what it learned"
-    )
+    tables = []
+    for one in files:
+        modes = MODES + (RECOMPUTED if one.stem in LAYERED else ())
+        tables.append(compared(one, modes, seeds=seeds, steps=steps, batch=batch))
+        print(tables[-1].to_string(), flush=True)
+    table = pd.concat(tables, ignore_index=True)
+    print_frame(table, f"losses in {steps} steps against those of plain fp32, parts of what it learned")
+    if not table["passes"].all():
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

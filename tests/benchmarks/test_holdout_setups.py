@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 
 from models.domain.cluster import Cluster
+from models.domain.workload import Mode, Workload, workload_and_mode
 from tests.benchmarks.trial import FRACTIONS, Unseen, draw, key, split_by_cores
 from tests.models.planning import WORKLOADS, cores_fit, offers
 
 
-def drawn(count: int = 100, seed: int = 1, measured: frozenset[object] = frozenset()) -> list[tuple[Cluster, Unseen]]:
+def drawn(
+    count: int = 100,
+    seed: int = 1,
+    measured: frozenset[object] = frozenset(),
+    workloads: Sequence[Workload] = WORKLOADS,
+) -> list[tuple[Cluster, Unseen]]:
     found = draw(
-        WORKLOADS,
+        workloads,
         offers("on-demand"),
         max_hosts=4,
         fits=cores_fit,
@@ -50,6 +59,17 @@ def test_every_workload_size_and_kind_of_cluster_is_drawn_at_the_stated_batches(
         assert not cores_fit(cluster) and len(item.batches) == len(item.nodes)
         assert sum(item.batches) in {round(part * least[item.workload]) for part in FRACTIONS}
     assert max(Counter(cluster.name for cluster, _ in rows).values()) <= 2 * len(WORKLOADS) + 2
+
+
+def test_each_setup_is_in_a_mode_that_its_workload_tolerates_and_one_host_shares_nothing() -> None:
+    modes = tuple(Mode(*one) for one in product(("fp32", "bf16", "tf32"), ("ddp", "fsdp"), ("none", "checkpointing")))
+    rows = drawn(workloads=[replace(WORKLOADS[0], modes=modes), WORKLOADS[1]])
+    told = [(*workload_and_mode(item.workload), len(item.nodes)) for _, item in rows]
+    assert {mode for name, mode, _ in told if name == WORKLOADS[1].name} == {Mode()}
+    ours = [(mode, hosts) for name, mode, hosts in told if name == WORKLOADS[0].name]
+    assert {mode for mode, _ in ours} == {mode for mode in modes if mode.precision != "tf32"}, "no processor has tf32"
+    assert {hosts for mode, hosts in ours if mode.sharded} == {2, 3, 4} and {hosts for _, hosts in ours} == {1, 2, 3, 4}
+    assert len(set(keys(rows))) == len(rows), "each mode of a setup is another one"
 
 
 def test_a_batch_is_split_exactly_and_by_share() -> None:

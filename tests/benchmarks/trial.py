@@ -17,10 +17,12 @@ import pandas as pd
 
 from models.campaign.campaign import Launch
 from models.campaign.candidates import Measurement
-from models.domain.cluster import Cluster, Offer, parse_cluster, parse_numbers
-from models.domain.workload import Workload
+from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster, parse_numbers
+from models.domain.setup_table import as_variants, variants_of
+from models.domain.workload import Mode, Workload, variant
 from models.monitoring.slow_runs import TAKEN
-from models.step_time.dataset import TrainingData, at_nominal_speed
+from models.step_time.dataset import TrainingData, at_nominal_speed, by_variant
+from models.step_time.machine_specs import computes
 from models.step_time.model import StepTimeModel
 from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve_launch
@@ -78,10 +80,10 @@ def measure_all(here: Workspace, launches: Sequence[Launch], trial_id: str) -> p
 def keys_of(runs: pd.DataFrame) -> set[Key]:
     """What has been measured, as the seeded rule of `tests.benchmarks.trial` knows setups."""
     found = set()
-    for row in runs.itertuples():
+    for workload, row in zip(variants_of(runs), runs.itertuples(), strict=True):
         types = parse_cluster(str(row.cluster))
         batches = parse_numbers(str(row.batch_per_device), len(types), "batch_per_device")
-        found.add(key(str(row.workload), types, batches))
+        found.add(key(workload, types, batches))
     return found
 
 
@@ -102,15 +104,15 @@ def compare(model: StepTimeModel, data: TrainingData, measured: pd.DataFrame) ->
         predicted_step_s=predicted["step_s"].to_numpy(),
         low_s=predicted["step_low_s"].to_numpy(),
         high_s=predicted["step_high_s"].to_numpy(),
-        compute_only_s=predict_compute_only(data, setups),
-        trees_s=predict_trees(data, setups),
+        compute_only_s=predict_compute_only(by_variant(data), as_variants(setups)),
+        trees_s=predict_trees(by_variant(data), as_variants(setups)),
     )
 
 
 def summary(compared: pd.DataFrame) -> pd.DataFrame:
-    """Relative errors of the champion and the baselines, the champion's by kind of setup too; coverage and median width
-    of its intervals. At nominal speed: the same beside what was measured at the nominal speed of the machines.
-    Undisturbed are runs of whose processor time less than a tenth was taken away (node/measuring.py).
+    """Relative errors of the champion and the baselines, the champion's by kind of setup and by mode too; coverage and
+    the median width of its intervals. At nominal speed: the same beside what was measured at the nominal speed of the
+    machines. Undisturbed are runs of whose processor time less than a tenth was taken away (node/measuring.py).
     """
     mixed = compared["cluster"].str.contains("+", regex=False)
     rows = [_scored("champion", "predicted_step_s", compared)]
@@ -124,6 +126,9 @@ def summary(compared: pd.DataFrame) -> pd.DataFrame:
     ):
         if own.any() and not own.all():
             rows.append(_scored(f"  {name}", "predicted_step_s", compared[own]))
+    if set(Mode._fields) <= set(compared):
+        modes = {str(Mode(*one)): own for one, own in compared.groupby(list(Mode._fields), sort=False)}
+        rows += [_scored(f"  {name}", "predicted_step_s", own) for name, own in modes.items() if len(modes) > 1]
     rows += [_scored("compute only", "compute_only_s", compared), _scored("boosted trees", "trees_s", compared)]
     return pd.DataFrame(rows)
 
@@ -151,7 +156,10 @@ FRACTIONS = (0.375, 0.5, 0.75, 1.0, 1.25)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unseen:
-    """One setup to measure on a cluster: the instances that take part and the samples each sees in a step."""
+    """One setup to measure on a cluster: the instances that take part and the samples each sees in a step.
+
+    `workload` is what a model knows it as in its mode.
+    """
 
     workload: str
     nodes: tuple[int, ...]
@@ -177,7 +185,10 @@ def draw(
     count: int,
     seed: int,
 ) -> list[tuple[Cluster, tuple[Unseen, ...]]]:
-    """At least `count` setups (fewer only if there are no more), grouped by the cluster that serves them."""
+    """At least `count` setups (fewer only if there are no more), grouped by the cluster that serves them.
+
+    Each is in a mode that its workload tolerates and its machines can train in, all of them as likely.
+    """
     rng = np.random.default_rng(seed)
     seen = set(measured)
     drawn: list[tuple[Cluster, tuple[Unseen, ...]]] = []
@@ -249,12 +260,22 @@ def _setups(
     kept = []
     for workload, nodes, fraction in wanted:
         types = [cluster.members[node].instance_type for node in nodes]
+        modes = [one for one in workload.modes if _trains(types, one)]
+        if not modes:
+            continue
+        name = variant(workload.name, modes[int(rng.integers(len(modes))) if len(workload.modes) > 1 else 0])
         batches = split_by_cores([t.cores for t in types], round(float(fraction) * workload.global_batch_least))
-        identity = key(workload.name, [t.name for t in types], batches)
+        identity = key(name, [t.name for t in types], batches)
         if identity not in seen:
             seen.add(identity)
-            kept.append(Unseen(workload=workload.name, nodes=nodes, batches=batches))
+            kept.append(Unseen(workload=name, nodes=nodes, batches=batches))
     return tuple(kept)
+
+
+def _trains(types: Sequence[InstanceType], mode: Mode) -> bool:
+    """One device shares nothing, and each must compute in the mode."""
+    several = sum(one.devices for one in types) > 1
+    return (several or not mode.sharded) and all(computes(one.device, mode) for one in types)
 
 
 def split_by_cores(cores: Sequence[float], total: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +20,7 @@ from models.job.job_conditions import Circumstances, Learned, Stated
 from models.planner import candidates as planner_candidates
 from models.planner import planner, ranking
 from models.planner.candidates import Supply
+from models.planner.explanations import made_to_fit
 from models.planner.planner import Plan, candidates, plan
 from tests.models.planning import AS_OF, JointModel, frame, workload
 
@@ -157,7 +159,9 @@ def brute_force(world: dict[str, Any], considered: int) -> list[dict[str, Any]]:
     setups = every_setup(world)
     if not setups:
         return planner.nothing(world["workload"]).rows
-    return ranking.recommend(world["workload"], costs_of(world, setups), top=world["top"], clusters=considered)
+    job, model = world["workload"], world["model"]
+    more = partial(made_to_fit, workload=job, model=model)
+    return ranking.recommend(job, costs_of(world, setups), top=world["top"], clusters=considered, more=more)
 
 
 def costs_of(world: dict[str, Any], setups: list[Setup]) -> JobCosts:

@@ -87,7 +87,9 @@ class LineModel:
     def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
         return (self.a, self.k / CORES[instance_type])
 
-    def peak_bytes(self, workload: str, instance_type: str, batch: int, ranks: int = 1) -> float:
+    def peak_bytes(
+        self, workload: str, instance_type: str, batch: int, ranks: int = 1, *, accumulates: bool = False
+    ) -> float:
         return np.nan
 
     def predict(self, setups: pd.DataFrame) -> pd.DataFrame:
@@ -144,7 +146,9 @@ class JointModel:
     def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
         return self.lines[instance_type]
 
-    def peak_bytes(self, workload: str, instance_type: str, batch: int, ranks: int = 1) -> float:
+    def peak_bytes(
+        self, workload: str, instance_type: str, batch: int, ranks: int = 1, *, accumulates: bool = False
+    ) -> float:
         return self.memory[instance_type] * batch
 
     def least_seconds(self, arrays: SetupArrays) -> np.ndarray:

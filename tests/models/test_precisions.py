@@ -124,7 +124,9 @@ class HalfInBf16(LineModel):
         a, k = super().compute_line(workload, instance_type)
         return (HALF * a, HALF * k) if workload.endswith("bf16") else (a, k)
 
-    def peak_bytes(self, workload: str, instance_type: str, batch: int, ranks: int = 1) -> float:
+    def peak_bytes(
+        self, workload: str, instance_type: str, batch: int, ranks: int = 1, *, accumulates: bool = False
+    ) -> float:
         return batch * 2.0**30 / (32 if workload.endswith("bf16") else 16)
 
     def predict(self, setups: pd.DataFrame) -> pd.DataFrame:

@@ -147,6 +147,19 @@ def test_a_checkpoint_is_told_of_its_writer_and_its_bytes_of_its_workload(
     assert mart(warehouse, "workloads").checkpoint_bytes.tolist() == [1200]
 
 
+def test_seconds_of_compiling_are_told_of_runs_that_compiled(warehouse: Warehouse) -> None:
+    define(warehouse)
+    values = {"step_s": 0.5, "build_s": 30.0, "warmup_s": 12.0}
+    modes = {"a": "compile", "b": "checkpointing+compile", "plain": "none"}
+    load(warehouse, *(body(name, of=setup(switches=one), values=values) for name, one in modes.items()))
+    load(warehouse, body("old", of=setup(switches="compile"), values={"step_s": 0.5}))
+    compiled = launched(warehouse, "local")[3]
+    assert compiled[["run_id", "workload", "strategy", "switches", "seconds"]].values.tolist() == [
+        ["a", "tiny", "ddp", "compile", 42.0],
+        ["b", "tiny", "ddp", "checkpointing+compile", 42.0],
+    ]
+
+
 def test_fixed_work_that_is_not_one_figure_a_machine_is_no_speed(warehouse: Warehouse) -> None:
     define(warehouse)
     load(warehouse, timed("few", 0.01, 0.02) | {"values": {"step_s": 0.5, "reference_s": [0.01]}})
@@ -345,5 +358,5 @@ def test_what_a_file_of_an_older_version_lacks_is_empty(warehouse: Warehouse) ->
     with warehouse.transact() as connection:
         connection.execute("drop view machines; drop view refusals; drop view drift")
     for one in (warehouse, snapshot(warehouse, "local", "tiny")):
-        assert [len(frame) for frame in launched(one, "local")] == [0, 0, 0]
+        assert [len(frame) for frame in launched(one, "local")] == [0, 0, 0, 0]
     assert drifting(warehouse, "local").empty

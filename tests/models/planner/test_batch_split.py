@@ -121,7 +121,9 @@ class Lines:
     def compute_line(self, workload: str, instance_type: str) -> tuple[float, float]:
         return self.lines[instance_type]
 
-    def peak_bytes(self, workload: str, instance_type: str, batch: int, ranks: int = 1) -> float:
+    def peak_bytes(
+        self, workload: str, instance_type: str, batch: int, ranks: int = 1, *, accumulates: bool = False
+    ) -> float:
         return self.peak(instance_type, batch)
 
 

@@ -69,7 +69,7 @@ def test_equal_hosts_share_equally_and_a_faster_host_gets_more() -> None:
 def test_what_does_not_fit_memory_is_left_out_and_what_nobody_knows_stays(
     bytes_a_sample: float, steps: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LineModel, "peak_bytes", lambda self, workload, name, batch, ranks=1: batch * bytes_a_sample)
+    monkeypatch.setattr(LineModel, "peak_bytes", lambda self, _, name, batch, *ranks, **steps: batch * bytes_a_sample)
     found = {(one.cluster.name, one.accumulation_steps) for one in setups(offers("spot"), 1)}
     assert found == {(f"1x{name}", each) for name in CORES for each in steps}, "2 GiB hold 32 samples of 64"
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from models.domain.cluster import Offer
-from models.domain.workload import Goal
+from models.domain.setup_table import SetupArrays
+from models.domain.workload import Goal, Mode, workload_and_mode
 from models.job.job_conditions import Circumstances, Stated
 from models.planner.candidates import Supply
 from models.planner.explanations import obstacle
@@ -59,6 +61,71 @@ def reasons(offers: Sequence[Offer], least: int, most: int | None = None, *, gib
     job = workload("mlp", least, most, Goal(goal="cheapest_within_deadline", hours=9.0))
     rows: list[Row] = plan(job, supply(offers, 2), model).rows
     return {str(row["reason"]) for row in rows if row["status"] == "infeasible"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modes(JointModel):
+    """As JointModel; checkpointing takes a quarter of the memory and half as long again, fsdp one in so many ranks."""
+
+    def peak_bytes(
+        self, workload: str, instance_type: str, batch: int, ranks: int = 1, *, accumulates: bool = False
+    ) -> float:
+        mode = workload_and_mode(workload)[1]
+        part = 0.25 if "checkpointing" in mode.switches else 1 / ranks if mode.sharded else 1.0
+        return super().peak_bytes(workload, instance_type, batch) * part * (1.5 if accumulates else 1.0)
+
+    def least_seconds(self, arrays: SetupArrays) -> np.ndarray:
+        return 0.9 * self.predict_arrays(arrays)["step_s"].to_numpy(float)
+
+    def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
+        found = super().predict_arrays(arrays)
+        slower = [1.5 if "checkpointing" in name else 1.2 if "fsdp" in name else 1.0 for name in arrays.workloads]
+        return found.assign(**{name: found[name] * slower for name in ("step_s", "step_low_s", "step_high_s")})
+
+
+@pytest.mark.parametrize(
+    ("other", "gib_a_sample", "least", "said"),
+    [
+        ((), 0.05, 32, None),  # 1.6 of 2 GiB
+        (
+            (),
+            0.08,
+            32,
+            "made to fit by 2 micro-steps: fp32 in one micro-step needs 2.56 GiB of the 2 GiB of a device of small;",
+        ),
+        ((Mode(switches="checkpointing"),), 0.3, 16, "made to fit by fp32 checkpointing: fp32 in one micro-step needs"),
+        ((Mode(switches="checkpointing"),), 0.05, 32, None),
+        (
+            (Mode(switches="checkpointing"),),
+            1.2,
+            8,
+            "made to fit by fp32 checkpointing in 2 micro-steps: fp32 in one micro-step needs 9.6 GiB",
+        ),
+    ],
+)
+def test_what_makes_a_workload_fit_is_said_with_the_seconds_that_it_costs(
+    other: tuple[Mode, ...], gib_a_sample: float, least: int, said: str | None
+) -> None:
+    lines, memory = {"small": (0.01, 0.0005)}, {"small": gib_a_sample * 2.0**30}
+    model = Modes(lines=lines, gbps=GBPS, memory=memory, slower=0.0, shared=0.01, own=0.01)
+    job = replace(workload("mlp", least), modes=(Mode(), *other))
+    rows = plan(job, supply([offer("small")], 1), model).rows
+    assert rows and all(row["cluster"] == "1xsmall" for row in rows)
+    for row in rows:
+        assert ("made to fit" in row["reason"]) is (said is not None)
+        assert said is None or said in row["reason"]
+    if "checkpointing:" in str(said):
+        assert "s a step against" in rows[0]["reason"] and "if that fitted (+50 %)" in rows[0]["reason"]
+
+
+def test_sharing_out_makes_fit_what_no_machine_holds_alone() -> None:
+    model = Modes(lines=MODEL.lines, gbps=GBPS, memory={"small": 2.0**31}, slower=0.0)
+    plain, shared = (replace(workload("mlp", 2), modes=modes) for modes in ((Mode(),), (Mode(), Mode(strategy="fsdp"))))
+    sold = supply([replace(offer("small"), instance_type=replace(machine("small"), device_memory_gib=1.9))], 4)
+    assert {row["status"] for row in plan(plain, sold, model).rows} == {"infeasible"}
+    first = plan(shared, sold, model).rows[0]
+    assert (first["cluster"], first["strategy"]) == ("2xsmall", "fsdp")
+    assert "made to fit by fp32 fsdp: fp32 in one micro-step needs 2 GiB of the 1.9 GiB" in first["reason"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.domain.setup_table import read_setups
+from models.domain.workload import Mode, variant
 from models.step_time import serialization
 from models.step_time.machine_specs import Machine
 from models.step_time.memory import MemoryModel, fit_memory
@@ -65,9 +66,59 @@ def profiled(workload: str, instance_type: str, fixed: float, per_sample: float)
     )
 
 
-def test_a_profile_says_it_with_the_buckets_and_headroom_added() -> None:
-    model = fitted(ran(), profiled("net", "a.16g", 1e9, 1e6), {"net": 5e7})
-    assert model.peak_bytes("net", "a.16g", 100) == pytest.approx(1.1 * (1e9 + 2 * 5e7 + 1e8))
+def test_a_profile_says_it_with_the_buckets_a_copy_in_flight_and_headroom_added() -> None:
+    model = fitted(ran(), profiled("net", "a.16g", 1e9, 1e7), {"net": 4e7})
+    assert model.peak_bytes("net", "a.16g", 100) == pytest.approx(1.1 * (1e9 + 1e9 + 2 * 4e7))
+    large = fitted(ran(), profiled("net", "a.16g", 1e9, 1e8), {"net": 4e8})
+    assert large.peak_bytes("net", "a.16g", 100) == pytest.approx(1.1 * (1e9 + 1e10 + 4e8 + 5e7))
+    assert large.peak_bytes("net", "a.16g", 100, accumulates=True) == pytest.approx(1.1 * (1e9 + 1e10 + 2 * 4e8 + 5e7))
+
+
+def peaks(fixed: float, gradients: float, sample: float, mode: Mode = Mode()) -> MemoryModel:
+    """A workload of Adam whose one-device profiles are `fixed` and the larger of gradients and activations."""
+    batch = np.array([8, 16, 32])
+    name = variant("net", mode)
+    frame = pd.DataFrame({"workload": name, "instance_type": "a.16g", "batch": batch})
+    return fitted(ran(), frame.assign(peak_bytes=fixed + np.maximum(gradients, sample * batch)), {name: gradients})
+
+
+@pytest.mark.parametrize("sample", [1e6, 2e7, 3e7, 1e8])
+def test_gradients_and_activations_are_told_apart_by_where_peaks_rise_with_the_batch(sample: float) -> None:
+    model = peaks(4e9, 4e8, sample)
+    for batch in (8, 16, 32, 64):
+        alone = 4e9 + max(4e8, sample * batch)
+        told = model.peak_bytes("net", "a.16g", batch) / 1.1 - 4e8 - 5e7
+        assert alone * (1 - 1e-6) <= told <= alone + (4e8 if sample == 1e6 and batch > 32 else 1e-6 * alone)
+
+
+def test_what_ranks_share_is_less_the_more_they_are_and_what_each_gathers_stays() -> None:
+    gradients, sample = 8e9, 4e8  # which weigh as much as each other between batches of 16 and 32
+    modes = {name: Mode(strategy=name) for name in ("ddp", "fsdp", "zero2")}
+    models = {name: peaks(1e9 + 3 * gradients, gradients, sample, mode) for name, mode in modes.items()}
+
+    def told(name: str, ranks: int, **steps: bool) -> float:
+        return models[name].peak_bytes(variant("net", modes[name]), "a.16g", 16, ranks, **steps) / 1.1
+
+    assert told("ddp", 8) == told("ddp", 1) > 5 * gradients
+    # a gigabyte of context, an eighth of weights and states, activations, five or three groups of weights
+    own = 1e9 + 3 * gradients / 8 + 16 * sample
+    assert told("fsdp", 8) == pytest.approx(own + 5 * gradients / 8, rel=1e-6)
+    assert told("zero2", 8) == pytest.approx(own + 7 / 8 * gradients + 3 * gradients / 8, rel=1e-6)
+    for name in ("fsdp", "zero2"):
+        shared = [told(name, ranks) for ranks in (2, 4, 8, 16)]
+        assert shared == sorted(shared, reverse=True)
+        assert told(name, 8, accumulates=True) == pytest.approx(told(name, 8) + gradients)
+
+
+def test_a_sharded_run_allows_its_batch_on_as_many_ranks_or_more() -> None:
+    rows = pd.DataFrame(
+        [{"workload": "net", "cluster": "4xa.16g", "batch_per_device": "8", "layout": "1", "strategy": "fsdp"}]
+    )
+    name = variant("net", Mode(strategy="fsdp"))
+    model = fitted(rows, None, {name: 2e10})
+    assert model.peak_bytes(name, "a.16g", 8, 4) <= 16 * GIB and model.peak_bytes(name, "a.16g", 8, 8) <= 16 * GIB
+    assert model.peak_bytes(name, "a.16g", 8, 2) > 16 * GIB and model.peak_bytes(name, "a.16g", 9, 4) > 16 * GIB
+    assert model.peak_bytes(name, "a.16g", 8, 4, accumulates=True) > 16 * GIB
 
 
 def test_another_type_takes_the_largest_that_was_profiled_and_nobody_knows_a_stranger() -> None:

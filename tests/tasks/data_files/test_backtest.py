@@ -31,7 +31,7 @@ TEST = """step_s,workload,colour,cluster,batch_per_device,sync_s,layout,precisio
 0.050,tiny,,1xnew+1xg9.big,16+16,,,
 
 0.090,gpt,blue,1xg9.big,4,,1,
-0.095,tiny,blue,1xg9.big,32,,1,fp8
+0.095,tiny,blue,1xg9.big,32,,1,bf16
 0.060,tiny
 """
 FACTS = "workload,parameters,gradient_bytes\ntiny,1000000,4000000\n"
@@ -91,7 +91,7 @@ def test_the_test_rows_get_three_columns_more_and_the_report_says_what_was_left_
     said = "\n".join(report.sentences)
     assert "test.csv: column colour is not one of the contract's" in said
     assert "2 of 4 rows are without prediction" in said
-    assert "precision fp8" in said and "workload gpt" in said
+    assert "workload tiny in bf16 (TRAIN has no row of it in that mode)" in said and "workload gpt" in said
     assert "typical machine, since nobody knows them: new" in said
     assert "one device is assumed where layout is empty, since nobody says how many: mine, new" in said
     assert report.summary[["by", "group", "rows"]].values.tolist() == [
@@ -150,7 +150,7 @@ def test_the_catalogue_matters_and_its_holes_do_not(here: Path) -> None:
         ("test", TEST.splitlines()[0] + "\n", "test.csv was refused.*\n.*it has no row"),
         ("test", TEST, "test.csv was refused.*\n.*line 7, column cluster: is empty"),
         ("test", "workload,cluster,batch_per_device,step_s\ntiny,1xa,8,-1\n", "line 2, column step_s"),
-        ("train", "workload,cluster,batch_per_device,step_s,precision\ntiny,1xa,8,1,fp8\n", "nothing to learn from"),
+        ("train", "workload,cluster,batch_per_device,step_s,precision\ntiny,1xa,8,1,fp8\n", "line 2, column precision"),
         (
             "train",
             "workload,cluster,batch_per_device,step_s,provider\ntiny,1xa,8,1,ec2\ntiny,1xa,8,1,local\n",

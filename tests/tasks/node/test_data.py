@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from tasks.node.data import DataMissing, data_path, failure_of, files_of, folder_of
 from tasks.node.entrypoint import WorkloadError, build
 from tasks.node.launch import explain
+from tasks.node.precision import Arithmetic
 from tasks.node.record import CPU, DATA, Devices, Item, Plan, WorkloadFile, record_of
 
 READS = """
@@ -54,16 +54,16 @@ def test_the_entrypoint_gets_its_folder_by_the_name_data_or_is_told_to_take_it(
     (folder / "w.py").write_text(text if fits is not None else text.replace("Path(data", 'Path(more["data"]'))
     near = replace(FAR, data=str(folder / "images"))
     if fits is not False:
-        built = build(folder, near, seed=0, rank=0, device=torch.device("cpu"))
+        built = build(folder, near, seed=0, rank=0, computing=Arithmetic())
         assert built.make_batch(2)[0].shape == (2, 3)
         return
     with pytest.raises(WorkloadError, match=r"build takes no argument `data`, .*write `def build\(data, \.\.\.\)`"):
-        build(folder, near, seed=0, rank=0, device=torch.device("cpu"))
+        build(folder, near, seed=0, rank=0, computing=Arithmetic())
 
 
 def test_one_without_data_is_called_as_ever(folder: Path) -> None:
     (folder / "w.py").write_text(READS.format(parameters=f"data='{folder}/images'"))
-    assert build(folder, replace(FAR, data=""), seed=0, rank=0, device=torch.device("cpu")).parameters == 4
+    assert build(folder, replace(FAR, data=""), seed=0, rank=0, computing=Arithmetic()).parameters == 4
 
 
 def test_a_folder_that_went_away_is_said_and_the_fault_is_not_the_workloads(folder: Path) -> None:

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from tasks.node import processes, profiler
 from tasks.node.entrypoint import LoadedWorkload, WorkloadError, build, own_line, try_once
 from tasks.node.launch import explain
 from tasks.node.loader import Cost, LoaderError, running
 from tasks.node.measuring import Patience
+from tasks.node.precision import Arithmetic
 from tasks.node.record import Item, WorkloadFile
 from tasks.node.steps import train
 from tasks.node.worker import lost_peer
@@ -119,7 +119,7 @@ class Builder:
         file = WorkloadFile(
             name="net", digest="d1", file="d1.py", function="build", source="mine.py", arguments={"loader": loader}
         )
-        self.all.append(build(self.folder, file, seed=seed, rank=rank, device=torch.device("cpu")))
+        self.all.append(build(self.folder, file, seed=seed, rank=rank, computing=Arithmetic()))
         return self.all[-1]
 
 
@@ -241,11 +241,12 @@ import sys, os, signal, time
 from pathlib import Path
 import torch
 from tasks.node.entrypoint import build
+from tasks.node.precision import Arithmetic
 from tasks.node.record import WorkloadFile
 
 text = "DataLoader(Hanging(77), num_workers=2)"
 file = WorkloadFile(name="net", digest="d1", file="d1.py", function="build", arguments={"loader": text})
-made = build(Path(sys.argv[1]), file, seed=0, rank=0, device=torch.device("cpu"))
+made = build(Path(sys.argv[1]), file, seed=0, rank=0, computing=Arithmetic())
 made.loader._batch, made.loader._rebuilt = 4, made.loader._rebuild(4)
 made.loader._begin()
 time.sleep(0.5)

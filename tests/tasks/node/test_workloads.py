@@ -14,6 +14,7 @@ from tasks import node
 from tasks.node.check import _tensors
 from tasks.node.device import to_device
 from tasks.node.entrypoint import LoadedWorkload, WorkloadError, build, try_once
+from tasks.node.precision import arithmetic
 from tasks.node.record import WorkloadFile
 from tasks.node.steps import one_step
 from tasks.node.strategies import strategy
@@ -34,7 +35,7 @@ def build():
 
 def load(folder: Path, file: str, *, seed: int = 0, rank: int = 0, device: str = "cpu") -> LoadedWorkload:
     spec = WorkloadFile(name="w", digest="d", file=file, function="build")
-    return build(folder, spec, seed=seed, rank=rank, device=torch.device(device))
+    return build(folder, spec, seed=seed, rank=rank, computing=arithmetic("fp32", torch.device(device)))
 
 
 def weights(built: LoadedWorkload) -> list[torch.Tensor]:

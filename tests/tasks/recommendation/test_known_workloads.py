@@ -17,7 +17,7 @@ from warehouse.append import append_records, note_instance_types, note_workloads
 
 ROWS = """workload,provider,cluster,batch_per_device,step_s,precision,measured_at
 vit,ec2,1xg5.xlarge,16,0.5,fp32,2026-01-02
-vit,ec2,2xg4dn.12xlarge,16,0.4,fp8,2026-01-03
+vit,ec2,2xg4dn.12xlarge,16,0.4,bf16,2026-01-03
 both,ec2,1xg5.xlarge,16,0.5,,
 both,local,1xs.small,16,0.4,,
 """
@@ -44,7 +44,7 @@ def test_rows_devices_and_facts_are_told_by_provider(here: Workspace) -> None:
     }
     vit = found["vit", "ec2"].as_json()
     assert vit["devices"] == ["A10G", "T4"] and f"{vit['newest_measured_at']:%Y-%m-%d}" == "2026-01-03"
-    assert (vit["measured_rows"], vit["imported_rows"], vit["predicted_from"]) == (0, 2, 1)
+    assert (vit["measured_rows"], vit["imported_rows"], vit["predicted_from"]) == (0, 2, 2)
     facts = found["facts-only", "ec2"].as_json()
     assert (facts["parameters"], facts["gradient_bytes"], facts["flops_per_sample"]) == (10, 40, 1e9)
     assert facts["devices"] == [] and facts["imported_rows"] == 0
@@ -59,9 +59,10 @@ def test_what_was_measured_here_is_told_apart_from_what_was_imported(here: Works
         small = {"provider": "local", "name": "small", "digest": "s1"} | types
         note_instance_types(connection, [small], noted_at=NOON)
         runs = [body("one", of=setup(workload="conv")), body("two", of=setup(workload="conv", batch_per_device="16"))]
+        runs.append(body("three", of=setup(workload="conv", precision="fp8")))  # an older version's import took these
         append_records(connection, runs, refresh_id="r", loaded_at=NOON)
     conv = known(here)["conv", "local"]
-    assert (conv.measured_rows, conv.imported_rows, conv.devices, conv.parameters) == (2, 0, ("cpu",), 10)
+    assert (conv.measured_rows, conv.predicted_from, conv.imported_rows, conv.devices) == (3, 2, 0, ("cpu",))
 
 
 def test_a_workload_that_was_only_noted_is_not_known_and_a_profile_makes_it_so(here: Workspace) -> None:

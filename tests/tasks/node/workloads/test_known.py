@@ -15,6 +15,7 @@ from torch import nn
 
 from tasks.node.check import checked
 from tasks.node.entrypoint import LoadedWorkload, build
+from tasks.node.precision import arithmetic
 from tasks.node.profiler import _flops
 from tasks.node.record import WorkloadFile
 from tasks.node.steps import one_step
@@ -63,7 +64,7 @@ def file_of(settings: Settings, name: str) -> tuple[Path, WorkloadFile]:
 
 def load(settings: Settings, name: str, device: str = "cpu", *, switches: str = "none") -> LoadedWorkload:
     folder, file = file_of(settings, name)
-    built = build(folder, file, seed=0, rank=0, device=torch.device(device))
+    built = build(folder, file, seed=0, rank=0, computing=arithmetic("fp32", torch.device(device)))
     for module in built.model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0  # so that losses can be compared

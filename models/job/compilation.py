@@ -1,0 +1,50 @@
+"""Seconds before the first steps of a model that torch.compile compiles, by workload in its mode.
+
+log seconds = mu + noise     mu ~ normal about the log of the stated prior, by the conjugate normal
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from ..domain.setup_table import rows_of
+from ..domain.workload import Mode, variant
+
+# Of one shape of a small network on one core; of a sharded one each part is compiled. How far others may lie from that,
+# and repeats from each other, is a guess, in logs.
+COMPILE_S = 40.0
+_PRIOR_SD, _REPEAT_SD = 1.0, 0.2
+
+
+def prior_s(mode: Mode) -> float:
+    """Of a workload that was never compiled here; 0 in a mode that compiles nothing."""
+    return mode.compiled * (1 + mode.sharded) * COMPILE_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileModel:
+    """Learned seconds by what a model knows a workload in a mode as (`variant`)."""
+
+    learned: Mapping[str, float] = field(default_factory=dict)
+
+    def seconds(self, workload: str, mode: Mode) -> float:
+        """Expected before the first step, and again on a machine that replaces another."""
+        return self.learned.get(variant(workload, mode), prior_s(mode)) if mode.compiled else 0.0
+
+
+def fit_compilation(compiled: pd.DataFrame) -> CompileModel:
+    """Learned from `compiled`: workload, the columns of its mode, and seconds, one row a run that compiled."""
+    logs: dict[tuple[str, Mode], list[float]] = {}
+    for row in rows_of(compiled):
+        at = str(row["workload"]), Mode(*(str(row[name]) for name in Mode._fields))
+        logs.setdefault(at, []).append(float(np.log(row["seconds"])))
+    learned = {}
+    for (workload, mode), own in logs.items():
+        part = len(own) / (len(own) + (_REPEAT_SD / _PRIOR_SD) ** 2)
+        prior = np.log(prior_s(mode))
+        learned[variant(workload, mode)] = float(np.exp(prior + part * (np.mean(own) - prior)))
+    return CompileModel(learned=learned)
