@@ -57,6 +57,8 @@ MUTANTS = (
         "tasks/node/test_measuring.py"),
     _of("reference-precision", "tasks/node/reference.py", r'torch\.set_float32_matmul_precision\("highest"\)', "pass",
         "tasks/node/test_measuring.py"),
+    _of("tied-weights", "tasks/node/switches.py", r" and all\(times == uses.*\.items\(\)\)", "",
+        "tasks/node/workloads/test_known.py"),
     # What only tests that start hosts hold.
     _of("lease-deadline", _LEASES, r"if now >= self\.deadline_at:", "if False:", "local/test_local_endings.py",
         local=True),
