@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -210,7 +210,7 @@ def _sizes(part: Any) -> Iterator[int]:
     """Every size of the tensors in a part of a batch, and the lengths of its lists."""
     if isinstance(part, Tensor):
         yield from part.shape
-    elif isinstance(part, dict):
+    elif isinstance(part, Mapping):
         for one in part.values():
             yield from _sizes(one)
     elif isinstance(part, list | tuple):

@@ -44,12 +44,8 @@ class Network(nn.Module):
 def build(samples: int = 4096, width: int = 64, lr: float = 0.05):
     model = Network(width)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    data = Shapes(samples, pixels=32)
-
-    def make_batch(batch: int):
-        return next(iter(DataLoader(data, batch_size=batch, shuffle=True)))
-
-    return model, nn.CrossEntropyLoss(), make_batch, optimizer
+    loader = DataLoader(Shapes(samples, pixels=32), batch_size=64, shuffle=True)
+    return model, nn.CrossEntropyLoss(), loader, optimizer
 
 
 def main() -> None:

@@ -62,12 +62,10 @@ class Step(nn.Module):
 def build(width: int = 512, rows: int = 16384):
     module, table = Regression(width, lr=1e-3), Table(rows, batch_size=128)
     table.setup("fit")
-
-    def make_batch(batch: int):
-        table.batch_size = batch
-        return next(iter(table.train_dataloader())), None
-
-    return Step(module), lambda loss, _: loss, make_batch, module.configure_optimizers()["optimizer"]
+    loader = table.train_dataloader()
+    collate = loader.collate_fn
+    loader.collate_fn = lambda samples: (collate(samples), samples)
+    return Step(module), lambda loss, _: loss, loader, module.configure_optimizers()["optimizer"]
 
 
 def main() -> None:

@@ -51,11 +51,12 @@ class Step(torch.nn.Module):
 def build(width: int = 128, layers: int = 4):
     trainer = make_trainer(width, layers, TrainingArguments(learning_rate=3e-4, weight_decay=0.01))
 
-    def make_batch(batch: int):
-        data, collate = trainer.train_dataset, trainer.data_collator
-        return next(iter(torch.utils.data.DataLoader(data, batch, shuffle=True, collate_fn=collate))), None
+    def collate(samples: list):
+        batch = trainer.data_collator(samples)
+        return batch, batch["labels"]
 
-    return Step(trainer), lambda loss, _: loss, make_batch, trainer.create_optimizer()
+    loader = torch.utils.data.DataLoader(trainer.train_dataset, 32, shuffle=True, collate_fn=collate)
+    return Step(trainer), lambda loss, _: loss, loader, trainer.create_optimizer()
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -51,13 +52,14 @@ def alone() -> Iterator[dist.ProcessGroup]:
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """Of a project into whose srift.toml both parts of the page were copied."""
     folder = tmp_path_factory.mktemp("project")
-    (folder / "tasks").symlink_to(ROOT / "tasks")
+    shutil.copytree(ROOT / "tasks" / "node" / "workloads", folder / "tasks" / "node" / "workloads")
     (folder / "srift.toml").write_text(f"{IN_FULL}\n{IN_SMALL}")
     return load_settings(folder / "srift.toml")
 
 
 def file_of(settings: Settings, name: str) -> tuple[Path, WorkloadFile]:
-    path, function = settings.entrypoint(name)
+    source, function = settings.source(name)
+    path = source.files[source.entry]
     arguments = dict(settings.workloads[name].arguments)
     return path.parent, WorkloadFile(name=name, digest=name, file=path.name, function=function, arguments=arguments)
 
@@ -131,7 +133,7 @@ def test_in_small_it_trains_the_same_in_every_mode_and_each_weight_has_its_gradi
     alike = losses(plain, plain.model)
     for named, switches in (("ddp", "none"), ("ddp", "checkpointing"), ("fsdp", "none"), ("fsdp", "checkpointing")):
         built = load(settings, name, switches=switches)
-        module = strategy(named, switches)(built.model, built.optimizer, alone)
+        module = strategy(named, switches)(built.model, built.optimizer, alone, built.device)
         assert losses(built, module) == pytest.approx(alike, rel=1e-4), (named, switches)
         weights = dict(built.model.named_parameters())
         held = {id(one) for group in built.optimizer.param_groups for one in group["params"]}
