@@ -126,12 +126,10 @@ def _make(requirements: str, root: Path, environment: Path, workload: str) -> No
         lines = [f"import site; site.addsitedir({one!r})\n" for one in _own_packages()]
         (packages / "srift-node.pth").write_text("".join(lines))
         torch = torch_version().partition("+")[0]
-        held = Path(scratch) / "held.txt"
-        held.write_text(f"torch=={torch}\n" if torch else "")
         command = [
             *(str(environment / "bin" / "python"), "-I", *pip, "install", "--no-input", "--disable-pip-version-check"),
-            *("--requirement", requirements, "--constraint", str(held)),
-            *([f"torch=={torch}"] if torch else []),  # so that what torch itself needs is kept in mind
+            *("--requirement", requirements),
+            *([f"torch=={torch}"] if torch else []),  # it is here: so it stays, and so does what it needs
         ]
         code, said = _run(command, root, Path(scratch))
         own = sorted(packages.glob("torch-*.dist-info"))
@@ -178,8 +176,8 @@ def _reason(said: str, torch: str, of: str) -> str:
     if _CAUSES in lines:
         causes = list(takewhile(lambda line: not line.startswith(_ADVICE), lines[lines.index(_CAUSES) + 1 :]))
         causes = list(dict.fromkeys(causes))
-        held = [one for one in causes if torch and one.startswith(_ASKED) and one.endswith(f"torch=={torch}")]
-        held += [one for one in causes if one.startswith(f"{_ASKED} (constraint) torch")]
+        held = [one for one in causes if torch and one == f"{_ASKED} torch=={torch}"]
+        held += [one for one in causes if one.startswith(f"{_ASKED} (constraint) torch")]  # of pip's own settings
         told = "; ".join(one.removeprefix(f"{_ASKED} ") for one in causes if one not in held)
         if held and _TORCH.search(told):
             return f"{of} clash with torch {torch}, which the machines have: {told}"

@@ -304,7 +304,9 @@ class Settings(BaseSettings):
                 file = self._file(name, where)
                 return file_source(file, self.root, spec.requirements or ""), function
             folder = self._folder(name, spec.path)
-            own = (self.home, self.root / FILE)  # Srift's: editing a goal must not make another workload
+            own = [self.home, self.root / FILE]  # Srift's: editing a goal must not make another workload
+            if spec.data is not None and isinstance(data := _source(self, name, spec.data), Path):
+                own.append(data)  # which has its own way to a machine
             return folder_source(folder, where, spec.requirements or "", own), function
         except SourceRefused as error:
             raise SettingsError(f"workloads.{name}.{error.key}: {error}") from None

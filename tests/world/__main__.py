@@ -39,6 +39,7 @@ def main() -> int:
         for count in words.machines
     ]
     campaigns += [Campaign(market=market, machines=2, types=UNEQUAL) for market in MARKETS]
+    campaigns.append(Campaign(market="spot", machines=2, repository=True))
     with World(seed=1) as world:
         print(f"EC2 emulated at {world.endpoint}, homes below {folder}", flush=True)
         asked = [] if words.scheduled else campaigns

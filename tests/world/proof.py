@@ -15,6 +15,7 @@ from typing import Any
 
 import duckdb
 
+from tests.wheels import wheel
 from tests.world import World
 
 TYPES = ("g4dn.xlarge", "g5.xlarge", "g6.xlarge")
@@ -39,11 +40,29 @@ max_hosts = {most}
 max_minutes = {minutes}
 
 [workloads.sine]
-entrypoint = "sine.py:build"
+{code}
 samples = 2_000_000
 global_batch = 256
 goals = [{{ goal = "cheapest_within_deadline", hours = 2.0 }}]
 """
+_FILE = 'entrypoint = "sine.py:build"'
+_REPOSITORY_OF_SINE = """\
+path = "repo"
+entrypoint = "train.sine:build"
+requirements = "requirements.txt"
+env = { WIDTH = "256" }"""
+_PARTS = {
+    "train/__init__.py": "",
+    "train/sine.py": """
+import os
+import width  # of a wheel that the machines install
+from . import parts
+
+def build():
+    return parts.build(width.of(os.environ))
+""",
+    "requirements.txt": "--no-index\n--find-links wheels\nwidth\n",
+}
 # A batch whose samples, not its fixed overhead, take the time: else noise decides whether the slower machine of two
 # gets a share at all, and no mixed cluster is a candidate.
 _WORKLOAD = '''
@@ -65,11 +84,15 @@ def build(width: int = 256):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
-    """One refresh of a newcomer: a cluster of at most so many machines, bought in one market."""
+    """One refresh of a newcomer: a cluster of at most so many machines, bought in one market.
+
+    `repository`: what they train is a folder with a wheel to install and a variable, else one plain file.
+    """
 
     market: str
     machines: int
     types: tuple[str, ...] = TYPES[:1]
+    repository: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +109,17 @@ class Operator:
     def settle_in(self, campaign: Campaign, minutes: float) -> None:
         told = {"bucket": self.world.bucket, "profile": self.world.profile, "region": self.world.region}
         wanted = {"market": campaign.market, "most": campaign.machines, "types": json.dumps(campaign.types)}
-        text = _STATES.format(**told, **wanted, minutes=minutes, python=sys.executable)
-        self.folder.mkdir(parents=True)
-        (self.folder / "srift.toml").write_text(text)
-        (self.folder / "sine.py").write_text(_WORKLOAD)
+        code = _REPOSITORY_OF_SINE if campaign.repository else _FILE
+        text = _STATES.format(**told, **wanted, code=code, minutes=minutes, python=sys.executable)
+        files = {"srift.toml": text, "sine.py": _WORKLOAD}
+        if campaign.repository:
+            files |= {f"repo/{name}": part for name, part in _PARTS.items()} | {"repo/train/parts.py": _WORKLOAD}
+            wheel(
+                self.folder / "repo" / "wheels", "width", "1.0", "def of(variables): return int(variables['WIDTH'])\n"
+            )
+        for name, content in files.items():
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / name).write_text(content)
 
     def environment(self) -> dict[str, str]:
         """Of a shell in that folder, with the emulated account's credentials."""

@@ -26,15 +26,17 @@ class Became(Exception):
     """Stands for the command; holds the program, its words, environment and folder."""
 
 
-def became(mailbox: Path, monkeypatch: pytest.MonkeyPatch, workload: WorkloadFile) -> Any:
-    """What preparing node 1 of two for a run on it, and one on node 0 alone, came to."""
+def became(
+    mailbox: Path, monkeypatch: pytest.MonkeyPatch, workload: WorkloadFile, nodes: tuple[int, ...] = (0, 1)
+) -> Any:
+    """What preparing node 1 of two came to, for a run on each of `nodes` alone."""
     plan = Plan(
         lease_id="l",
         attempt=1,
         addresses=["a", "b"],
         expected=[Devices(name=CPU, count=1)] * 2,
         workloads=[workload],
-        items=[Item(run_id=f"r{n}", kind="train", nodes=[n], workload="repo", batches=[8]) for n in (0, 1)],
+        items=[Item(run_id=f"r{n}", kind="train", nodes=[n], workload="repo", batches=[8]) for n in nodes],
     )
     write_json(mailbox / "plan-1.json", plan)
     (mailbox / "workloads").mkdir()
@@ -97,6 +99,13 @@ def test_where_that_cannot_be_every_run_of_the_machine_fails_by_fault_of_the_wor
     assert (run_id, record["status"], record["cause"], record["workload_digest"]) == ("r1", "failed", "", "d")
     assert record["reason"].startswith(said)
     assert capsys.readouterr().err.splitlines()[-1] == f"srift[{EXIT_ITEM_FAILED}]: {record['reason']}"
+
+
+def test_a_machine_that_no_run_needs_installs_nothing_and_waits_with_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = became(tmp_path, monkeypatch, NEEDS, nodes=(0,))
+    assert ended.args[0] == sys.executable and records(tmp_path) == {}
 
 
 def test_an_archive_that_is_none_is_said_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ def root(tmp_path: Path) -> Path:
     wheel(wheels, "greeting", "1.0", "WORD = 'hello'\n")
     wheel(wheels, "ancient", "1.0", "", "torch<2")
     wheel(wheels, "torch", "1.13.0", "__version__ = '1.13.0'\n")
+    wheel(wheels, "torch", f"{TORCH}+other", "")  # that version too, built otherwise
     wheel(wheels, "quarrel", "1.0", "", "greeting>=2")
     return tmp_path
 
@@ -58,6 +59,7 @@ def test_what_is_installed_stands_beside_the_nodes_own_torch_and_is_made_once(ro
         ("ancient", f"clash with torch {TORCH}, which the machines have: ancient 1.0 depends on torch<2"),
         ("torch<2", f"clash with torch {TORCH}, which the machines have: torch<2"),
         ("./wheels/torch-1.13.0-py3-none-any.whl", f"clash with torch {TORCH}, which the machines have: torch 1.13.0 "),
+        (f"torch=={TORCH}+other", f"clash with torch {TORCH}, which the machines have: they bring torch {TORCH}+other"),
         ("quarrel\ngreeting==1.0", "clash with each other: "),
         ("nosuch==3", "could not be installed: Could not find a version that satisfies the requirement nosuch==3"),
         ("one two", "could not be installed: Invalid requirement: 'one two' (from line 3 of requirements.txt)"),
@@ -108,8 +110,10 @@ def test_pip_sees_where_its_index_is_and_no_credentials(tmp_path: Path, monkeypa
 
 def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requirements, "INSTALL_S", 0.5)
-    script = f"sleep 300 & echo $! > {tmp_path}/child; wait"
+    started = time.monotonic()
+    script = f"sleep 60 & echo $! > {tmp_path}/child; wait"
     assert requirements._run(["/bin/sh", "-c", script], tmp_path, tmp_path) == (None, "")
+    assert time.monotonic() - started < 30.0
     child = (tmp_path / "child").read_text().strip()
     stat = Path(f"/proc/{child}/stat")
     assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
