@@ -251,7 +251,11 @@ def dry_run(provider: str, max_usd: float | None) -> list[Launch]:
     """What a refresh would buy now. Starts nothing and writes nothing; works before the first refresh too."""
     workspace = open_workspace(provider)
     now = datetime.now(UTC)
-    return list_of(workspace, offers_now(workspace, now), max_usd)
+    launches = list_of(workspace, offers_now(workspace, now), max_usd)
+    measured = dict.fromkeys(name for launch in launches for name in workload_names(launch))
+    for plan in DataCarrier(workspace).plans(measured, ""):
+        reporter().say(str(plan))
+    return launches
 
 
 def list_of(workspace: Workspace, offers: Sequence[Offer], max_usd: float | None) -> list[Launch]:

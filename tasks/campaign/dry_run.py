@@ -15,6 +15,8 @@ from typing import Any
 from models.campaign.campaign import Launch
 from models.domain.cluster import Cluster, Offer
 
+from ..execution.data import DataCarrier, fetch_s
+from ..execution.job import workload_names
 from ..market.offers import offers_now
 from ..providers.base import ProviderError
 from ..providers.ec2 import api as ec2_api
@@ -72,8 +74,11 @@ def planned(
     """Each launch in turn, as if every one before it had cost what it is expected to."""
     tally = Tally(cap_usd=cap_of(workspace, max_usd), stop_at=float("inf"), refresh_id="dry-run")
     surveyor, why = _surveyor(workspace, clients)
+    carrier = DataCarrier(workspace, clients)
     found = []
     for number, launch in enumerate(launches):
+        plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
+        tally.fetch_s |= {plan.name: fetch_s(plan) for plan in plans}
         allowed = allowance(workspace, launch, tally, now, offers)
         said = [f"would not be launched then: {allowed.refusal}"] if allowed.refusal else []
         requests: list[tuple[str, Mapping[str, Any]]] = []
@@ -83,6 +88,7 @@ def planned(
             requests, more = _requests(workspace, launch.cluster, name, allowed.deadline_s, offers, now, surveyor)
             said += [why] if why else []
             said += more
+            said += [str(plan) for plan in plans]
         worst_usd = None if allowed.refusal else allowed.worst_usd
         found.append(
             Planned(launch=launch, deadline_s=allowed.deadline_s, worst_usd=worst_usd, requests=requests, said=said)

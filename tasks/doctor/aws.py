@@ -30,6 +30,7 @@ from ..providers.ec2.settings import Ec2
 from ..providers.ec2.survey import Network, network_of, root_device, too_small
 from ..workspace.home import Wrong
 from ..workspace.settings import Settings
+from .data import examine_data
 from .findings import Finding, judged, well
 
 AHEAD_S = 240.0  # AWS refuses what was signed more than five minutes before or after its own time
@@ -56,6 +57,7 @@ def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Find
     if enabled.status == "wrong":
         return found
     found += _bucket(account, ec2) if ec2.bucket else []
+    found += examine_data(settings, account.api)
     found.append(_keys())
     found.append(judged("instance profile", lambda: _profile(account, ec2)))
     if "spot" in (*ec2.markets, settings.campaign.market):

@@ -19,6 +19,7 @@ from ..workspace.home import Wrong, check_home, damage, registry_damage
 from ..workspace.settings import Settings
 from ..workspace.workspace import capabilities, provider_of
 from .aws import account_number, examine_ec2
+from .data import addresses_of, examine_data, statements
 from .findings import Finding, judged
 from .iam_policies import policies
 
@@ -29,7 +30,9 @@ LEAST_FREE_MIB = 100
 def examine(settings: Settings, provider: str) -> list[Finding]:
     """Every finding, in the order in which one would put things right. Raises SettingsError on an unknown provider."""
     paid = capabilities(provider).spends_money
-    return examine_home(settings.home) + (examine_ec2(settings) if paid else _local(provider_of(settings, provider)))
+    if paid:
+        return examine_home(settings.home) + examine_ec2(settings)
+    return [*examine_home(settings.home), *_local(provider_of(settings, provider)), *examine_data(settings)]
 
 
 def examine_home(home: Path, *, thorough: bool = True) -> list[Finding]:
@@ -76,8 +79,13 @@ def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None)
 
 
 def policies_of(settings: Settings) -> dict[str, Any]:
-    """The IAM policies with this installation's names, and the account's number where AWS could be asked for it."""
-    return policies(settings.ec2, account_number(settings.ec2))
+    """The IAM policies with this installation's names, and the account's number where AWS could be asked for it.
+
+    Machines may read the data that workloads name in S3.
+    """
+    found = policies(settings.ec2, account_number(settings.ec2))
+    found["node-policy"]["Statement"] += statements(settings.ec2, addresses_of(settings))
+    return found
 
 
 def rebuild_warehouse(home: Path) -> str:

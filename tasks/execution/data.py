@@ -37,6 +37,7 @@ from ..workspace.workload_data import (
     digest_of_data,
     files_below,
     refuse_no_folder,
+    said_bytes,
 )
 from ..workspace.workspace import Workspace
 
@@ -91,16 +92,21 @@ class DataCarrier:
     def __init__(self, workspace: Workspace, clients: Clients | None = None) -> None:
         self._workspace, self._given = workspace, clients
         self._settings: Settings = workspace.settings
+        self._planned: dict[str, DataPlan] = {}  # by name: several launches of a dry run have the same data
 
     def plans(self, names: Iterable[str], region: str) -> list[DataPlan]:
-        """Of those of `names` that have data, as they are now; machines stand in `region`. Moves nothing."""
+        """Of those of `names` that have data, as they are at the first question; machines stand in `region`.
+
+        Moves nothing.
+        """
         found, taken = [], 0
         for name in names:
             data = self._settings.data(name)
             if data is None:
                 continue
             try:
-                plan = self._plan(name, data)
+                plan = self._planned.get(name) or self._plan(name, data)
+                self._planned[name] = plan
                 if not self._workspace.simulated and plan.size is not None:
                     self._refuse_too_much(taken + plan.size, region)
                     taken += plan.size
@@ -305,13 +311,6 @@ def fetch_s(plan: DataPlan) -> float:
     if plan.files is None or not plan.place.startswith(S3):
         return 0.0
     return (plan.size or 0) / FETCHED_BYTES_PER_S + len(plan.files) / FETCHED_FILES_PER_S
-
-
-def said_bytes(size: float) -> str:
-    """For a sentence: `3.2 GiB`."""
-    return (
-        f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size:.0f} bytes"
-    )
 
 
 @dataclass(slots=True)

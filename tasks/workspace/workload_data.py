@@ -161,3 +161,11 @@ def digest_of_data(text: str, files: dict[str, int] | None) -> str:
     """Twelve hex digits of the text, and of names and sizes where it names a folder."""
     told = json.dumps([text.rstrip("/") or text, files])
     return hashlib.sha256(told.encode()).hexdigest()[:12]
+
+
+def said_bytes(size: int) -> str:
+    """For a sentence: `3.2 GiB`."""
+    for unit, of in (("GiB", 2**30), ("MiB", 2**20)):
+        if size >= of:
+            return f"{size / of:.1f} {unit}"
+    return f"{size} bytes"

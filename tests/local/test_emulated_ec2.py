@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from models.campaign.campaign import Launch
+from models.campaign.candidates import Measurement
+from models.domain.cluster import Cluster
+from tasks.campaign.budget import Tally
+from tasks.campaign.campaign import serve_launch
+from tasks.execution.collect import collect
+from tasks.workspace.workspace import open_workspace
 from tests.local.emulated import needs_machines
 from tests.world import World
-from tests.world.proof import UNEQUAL, Campaign, prove
+from tests.world.proof import UNEQUAL, Campaign, Operator, prove
 
 pytestmark = [pytest.mark.local, pytest.mark.emulated, needs_machines]
 
@@ -26,3 +37,72 @@ def test_machines_of_both_markets_equal_and_unequal_are_bought_trained_on_and_gi
     assert {market for market, _ in proof.clusters} == {"spot", "on-demand"}
     assert {"ec2:RunInstances", "ec2:CreateFleet", "s3:PutObject"} <= actions
     assert not [one for one in spoken if "srift:" in one], "a machine had something to complain of"
+
+
+READS = """
+import os
+from pathlib import Path
+import torch
+
+def build(data):
+    width = len(Path(data, "deep", "width.txt").read_text())
+    assert not os.access(data, os.W_OK) and not any(os.access(one, os.W_OK) for one in Path(data).rglob("*"))
+    assert os.getuid() != 0 and not [name for name in os.environ if name.startswith("AWS")]
+    model = torch.nn.Linear(width, 1)
+
+    def make_batch(batch):
+        return torch.randn(batch, width), torch.randn(batch, 1)
+
+    return model, torch.nn.MSELoss(), make_batch, torch.optim.SGD(model.parameters(), lr=0.01)
+"""
+
+
+def test_machines_fetch_data_that_their_users_code_reads_and_what_they_may_not_read_costs_its_own_runs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near = tmp_path / "project" / "near"
+    with World(seed=5) as world:
+        operator = Operator(folder=tmp_path / "project", world=world)
+        operator.settle_in(Campaign(market="spot", machines=2), 2.0)
+        (tmp_path / "project" / "reads.py").write_text(READS)
+        (near / "deep").mkdir(parents=True)
+        (near / "deep" / "width.txt").write_text("xxx")
+        (near / "large.bin").write_bytes(os.urandom(20_000_000))
+        file = tmp_path / "project" / "srift.toml"
+        addresses = {"near": "near", "far": f"s3://{world.bucket}/elsewhere"}
+        stated = [f'[workloads.{name}]\ndata = "{data}"\n{OF_DATA}' for name, data in addresses.items()]
+        file.write_text(file.read_text() + "".join(stated))
+        world.client("s3").put_object(Bucket=world.bucket, Key="elsewhere/deep/width.txt", Body=b"xxxx")
+        for name, value in operator.environment().items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(tmp_path / "project")
+        workspace = open_workspace("ec2")
+        workspace.warehouse.migrate()
+        offers = workspace.provider.offers(datetime.now(UTC))
+        monkeypatch.setattr("tasks.campaign.budget.current_offers", lambda _: offers)
+        offer = next(one for one in offers if one.market == "spot")
+        runs = [
+            Measurement(kind="train", workload=name, nodes=nodes, batches=(8,) * len(nodes), reason="r", est_s=9.0)
+            for name, nodes in (("near", (0, 1)), ("far", (0, 1)), ("sine", (0,)), ("near", (1,)))
+        ]
+        launch = Launch(cluster=Cluster.of((2, offer)), items=tuple(runs), est_s=60.0, est_usd=0.01, reason="r")
+        tally = Tally(cap_usd=5.0, stop_at=time.monotonic() + 200.0, refresh_id="r")
+        served = serve_launch.fn(workspace, launch, "r-00", tally)
+        tally.add(served, collect.fn(workspace, "r", datetime.now(UTC)), load_s=0.0)
+        stored = world.client("s3").list_objects_v2(Bucket=world.bucket, Prefix="srift/data/")["Contents"]
+        assert world.faults() == [] and world.alive() == []
+    records = workspace.warehouse.select("raw_records").set_index("run_id")
+    bodies = {run_id: json.loads(body) for run_id, body in records["body"].items()}
+    assert {run_id: body["status"] for run_id, body in bodies.items()} == {
+        "r-00-000": "measured", "r-00-001": "failed", "r-00-002": "measured", "r-00-003": "measured"
+    }, (served.outcome, bodies)  # fmt: skip
+    assert {bodies[f"r-00-00{n}"]["values"]["parameters"] for n in (0, 3)} == {3 + 1}
+    failed = bodies["r-00-001"]
+    assert (
+        "the machines' role may not list or read them (AccessDenied)" in failed["reason"] and failed["cause"] == "data"
+    )
+    assert list(tally.lacking) == ["far"] and workspace.provider.ended() == []
+    assert sorted(one["Size"] for one in stored) == [3, 20_000_000]
+
+
+OF_DATA = 'entrypoint = "reads.py:build"\nsamples = 1000\nglobal_batch = 16\n'

@@ -13,9 +13,11 @@ from typer.testing import CliRunner
 from flows.cli import app
 from models.campaign.budget import billed_s, dearest_usd_per_hour
 from models.campaign.campaign import Launch
+from models.campaign.candidates import Measurement
 from models.domain.cluster import Cluster, Offer
 from tasks.campaign import budget as caps
 from tasks.campaign import dry_run
+from tasks.execution import data as execution_data
 from tasks.providers.ec2.capacity_ladder import ladder
 from tasks.providers.ec2.prices import billed
 from tasks.providers.ec2.settings import Ec2
@@ -155,3 +157,28 @@ def test_nothing_is_taken_for_granted_about_spot_where_its_price_is_known() -> N
     found, said = dry_run.with_spot(listed, "spot")
     assert {one.market for one in found} == {"on-demand", "spot"} and "as high as on demand" in said
     assert dry_run.with_spot(listed, "on-demand") == (listed, "")
+
+
+def test_what_would_be_uploaded_or_fetched_is_said_and_counted_in_the_deadline(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = here.settings.root
+    (root / "images").mkdir()
+    (root / "images" / "1.jpg").write_bytes(b"x" * 2**20)
+    plain = (root / "srift.toml").read_text()
+    item = Measurement(kind="train", workload="conv", nodes=(0,), batches=(8,), reason="r", est_s=1.0)
+    one = replace(launch("g4dn.xlarge", 1), items=(item,))
+    before_s = dry_run.planned(here, [one], offers(), 5.0, NOW)[0].deadline_s
+    monkeypatch.setattr(execution_data, "FETCHED_BYTES_PER_S", 2**20 / 1000)
+    for data, says in (("images", "1.0 MiB in 1 files would be uploaded to s3://mine-1/srift/data/"),
+                       ("s3://photos/cats", "1.0 MiB in 1 files lie in s3://photos/cats/, which each machine fetches"),
+                       ("s3://photos/dogs", "s3://photos/dogs/ holds no object")):  # fmt: skip
+        (root / "srift.toml").write_text(plain.replace("samples", f'data = "{data}"\nsamples'))
+        with account() as aws:
+            aws.plain("s3").create_bucket(Bucket="photos")
+            aws.plain("s3").put_object(Bucket="photos", Key="cats/1.jpg", Body=b"x" * 2**20)
+            (plan,) = dry_run.planned(open_workspace("ec2"), [one], offers(), 50.0, NOW, aws.clients)
+            assert not {"put_object", "get_object"} & {method for method, _ in aws.asked}
+        assert any(says in sentence for sentence in plan.said), plan.said
+        assert says in dry_run.as_text([plan], 5.0)
+        assert plan.deadline_s - before_s == pytest.approx(1000.01 if "dogs" not in data else 0.0, abs=60.0)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tasks.doctor import report
 from tasks.doctor.aws import examine_ec2
 from tasks.doctor.iam_policies import ACCOUNT, NAMES, policies
 from tasks.providers.ec2.settings import Ec2
@@ -112,10 +113,55 @@ def test_tags_are_written_by_exactly_the_calls_that_make_something(recorded: Rec
 
 
 def test_a_machine_may_do_in_s3_what_its_client_does_and_nothing_else() -> None:
-    """GET with a key is GetObject, PUT is PutObject; listings and deletions it has none of."""
-    text = ast.unparse(ast.parse((ROOT / "tasks" / "node" / "on_ec2" / "s3.py").read_text()))
-    assert set(re.findall(r"'(GET|PUT|POST|DELETE|HEAD)'", text)) == {"GET", "PUT"} and "list-type" not in text
-    assert allowed("node-policy") == {"s3:GetObject", "s3:PutObject"}
+    """GET with a key is GetObject, PUT is PutObject, the listing is of data alone; deletions it has none of."""
+    client, fetch = (
+        ast.unparse(ast.parse((ROOT / "tasks" / "node" / "on_ec2" / f"{name}.py").read_text()))
+        for name in ("s3", "fetch")
+    )
+    assert set(re.findall(r"'(GET|PUT|POST|DELETE|HEAD)'", client + fetch)) == {"GET", "PUT"}
+    assert "list-type" not in client and "list-type" in fetch
+    assert allowed("node-policy") == {"s3:GetObject", "s3:PutObject", "s3:ListBucket"}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "may"),
+    [
+        ("team/srift/data/abcd/", True),
+        ("team/srift/", False),
+        ("", False),
+        ("team/srift/leases/", False),
+        (None, False),
+    ],
+)
+def test_a_machine_lists_the_data_and_nothing_else_of_the_bucket(prefix: str | None, may: bool) -> None:
+    node = statements("node-policy")
+    assert allows(node, "s3:ListBucket", "arn:aws:s3:::mine-1", "AROA:i-1", prefix) is may
+    for key, read in (("data/abcd/cats/1.jpg", True), ("database/x", False)):
+        resource = f"arn:aws:s3:::mine-1/team/srift/{key}"
+        assert allows(node, "s3:GetObject", resource, "AROA:i-1") is read
+        assert allows(node, "s3:PutObject", resource, "AROA:i-1") is False
+
+
+def test_the_policies_of_an_installation_let_machines_read_what_its_workloads_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "account_number", lambda _: None)
+    file = project(tmp_path)
+    own = file.read_text()
+    (tmp_path / "w.py").write_text("def build(data): ...\n")
+    workload = '[workloads.{0}]\nentrypoint = "w.py:build"\nsamples = 9\nglobal_batch = 1\ndata = "s3://{1}"\n'
+    named = {"a": "photos/cats", "b": "photos/cats/", "c": "whole", "d": "mine-1/srift/data/abcd"}
+    file.write_text(own + "".join(workload.format(*one) for one in named.items()))
+    settings = load_settings(file)
+    node = report.policies_of(settings)["node-policy"]["Statement"]
+    for bucket, prefix, may in (("photos", "cats/", True), ("photos", "dogs/", False), ("whole", "", True)):
+        assert allows(node, "s3:ListBucket", f"arn:aws:s3:::{bucket}", "AROA:i-1", prefix) is may
+        assert allows(node, "s3:GetObject", f"arn:aws:s3:::{bucket}/{prefix}1.jpg", "AROA:i-1") is may
+        assert not allows(node, "s3:PutObject", f"arn:aws:s3:::{bucket}/{prefix}1.jpg", "AROA:i-1")
+    assert len({one["Sid"] for one in node}) == len(node)
+    file.write_text(own)
+    plain = policies(settings.ec2)["node-policy"]
+    assert report.policies_of(load_settings(file))["node-policy"] == plain
 
 
 def test_every_call_of_aws_carries_the_name_of_its_action() -> None:
@@ -153,7 +199,7 @@ def test_a_machine_may_write_what_it_tells_and_nowhere_else_though_a_star_of_iam
     assert allows(statements("node-policy"), "s3:PutObject", resource, "AROA:i-1") is may
     read = statements("node-policy")[0]
     assert read["Action"] == "s3:GetObject"
-    below = ("code/*", "leases/*/${aws:userid}/in/*")
+    below = ("code/*", "data/*", "leases/*/${aws:userid}/in/*")
     assert read["Resource"] == [f"arn:aws:s3:::mine-1/team/srift/{one}" for one in below]
 
 

@@ -219,7 +219,7 @@ def test_an_upload_that_fails_is_said(
     aws.faults = [Fault(action="s3:PutObject", code="AccessDenied", times=9)]
     assert "could not be uploaded: this AWS identity may not call s3:PutObject" in carrier.carry(plan).problem
     monkeypatch.setattr(execution_data, "_LARGEST_PUT_BYTES", 15)
-    (plan,) = carrier.plans(["conv"], REGION)
+    (plan,) = DataCarrier(workspace, aws.clients).plans(["conv"], REGION)
     assert "2.jpg has more than 5 GiB" in plan.problem and "`aws s3 sync" in plan.problem
 
 

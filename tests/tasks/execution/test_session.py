@@ -17,7 +17,7 @@ import pytest
 from models.domain.cluster import Cluster
 from tasks.campaign.campaign import serve
 from tasks.execution import job as job_module
-from tasks.execution import mailbox
+from tasks.execution import liveness, mailbox
 from tasks.execution.job import Job, Served
 from tasks.node.processes import EXIT_NO_DEVICE
 from tasks.node.record import Devices, Item, WorkloadFile, write_json
@@ -450,3 +450,75 @@ def test_on_dearer_machines_than_asked_for_the_money_ends_sooner(
     assert seen.mailbox is not None
     envelope = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())["b"]
     assert envelope["usd_per_hour"] == pytest.approx(2 * got_usd), "as it was got, not as it was asked for"
+
+
+ADDRESS = "s3://mine-1/cats/"
+DENIED = f"the data of {ADDRESS} could not be fetched: the machines' role may not list or read them"
+
+
+def with_data(runs: str, source: Path) -> Job:
+    """Each run's workload has data that machines fetch."""
+    source.write_text("def build(data): ...\n")
+    digest = digest_of(source.read_bytes(), "build", {}, "aabb")
+    spec = WorkloadFile(
+        name="tiny", digest=digest, file="workloads/w.py", function="build", data=ADDRESS, data_digest="aabb"
+    )
+    return replace(job(runs), files=((spec, source),))
+
+
+def has(state: str, *nodes: int, **more: Any) -> Step:
+    told = {"aabb": {"state": state} | more}
+    return lambda cluster: [cluster.say("data.json", node, **told) for node in nodes or range(len(cluster.states))]
+
+
+def asked_for(cluster: FakeCluster) -> None:
+    body = json.loads((cluster.mailbox / "data.json").read_text())
+    assert body == {"data": {"aabb": ADDRESS}} and not (cluster.mailbox / "plan.json").exists()
+
+
+def test_there_is_no_plan_before_all_have_their_data_however_long_it_takes(tmp_path: Path) -> None:
+    slow = [asked_for, ready, *waits(2000), has("ready", 0), has("fetching", 1, bytes=1), *waits(2000), asked_for]
+    script = (*slow, has("ready", 1), armed(1), reported("a"), finished(1))
+    seen, _ = served(tmp_path, with_data("a", tmp_path / "w.py"), *script)
+    assert (seen.recorded, seen.rows, seen.lacked_data) == ({"a"}, [], {})
+    assert seen.seconds["start hosts"] > 400.0, "it is a part of start-up"
+    assert plan(seen)["workloads"][0]["data"] == ADDRESS
+
+
+def test_data_that_cannot_be_had_hold_nobody_up_and_their_workload_is_told(tmp_path: Path) -> None:
+    script = (ready, has("ready", 0), has("failed", 1, reason=DENIED), armed(1), reported("a"), finished(1))
+    seen, _ = served(tmp_path, with_data("a", tmp_path / "w.py"), *script)
+    assert seen.recorded == {"a"} and seen.lacked_data == {"tiny": DENIED}, "the runs' own records say so too"
+
+
+def test_data_that_do_not_come_in_time_are_said_with_how_far_they_were(tmp_path: Path) -> None:
+    script = (ready, has("ready", 0), has("fetching", 1, bytes=7, of_bytes=70))
+    seen, _ = served(tmp_path, with_data("ab", tmp_path / "w.py"), *script, stop_at=100.0)
+    said = f"node 1 had fetched 7 of 70 bytes of {ADDRESS} when the campaign's time is up"
+    assert rows(seen) == [("r-00-launch", "failed", said)]
+
+
+@pytest.mark.parametrize("state", [NodeState(alive=False, reason="it is gone"), None])
+def test_a_machine_that_is_lost_while_it_fetches_is_not_waited_for(
+    tmp_path: Path, state: NodeState | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if state is None:  # it hangs: the others' heartbeats are heard
+        monkeypatch.setattr(liveness, "silent_nodes", lambda box, _: [1] if (box.path / "silent").exists() else [])
+    lost = becomes(1, state) if state else lambda cluster: (cluster.mailbox / "silent").touch()
+    of = with_data("sb", tmp_path / "w.py")
+    script = (ready, has("ready", 0), has("fetching", 1), *waits(100), lost, *waits(3), only(0, "armed-1.json"))
+    seen, _ = served(tmp_path, of, *script, reported("s"), finished(1, 0))
+    assert seen.recorded == {"s"}
+    why = "it is gone" if state else "fell silent"
+    assert [(one["run_id"], why in one["reason"]) for one in seen.rows] == [("r-00-launch", True)]
+
+
+def test_a_machine_in_anothers_place_gets_its_data_before_it_gets_work(tmp_path: Path) -> None:
+    script = (
+        ready, has("ready"), armed(1), reported("a"), at("b"), sells(1), becomes(1, TAKEN), new(1), *waits(50),
+        lambda cluster: cluster.say("wrong", 0) if (cluster.mailbox / "node-1" / "data.json").exists() else None,
+        has("ready", 1), armed(2), *waits(1), armed(3), reported("b-again-2"), finished(3), finished(2),
+    )  # fmt: skip
+    seen, cluster = served(tmp_path, with_data("ab", tmp_path / "w.py"), *script)
+    assert seen.recorded == {"a", "b-again-2"} and cluster.replaced == [1], seen.outcome
+    assert not (cluster.mailbox / "node-0" / "wrong").exists(), "what the one before said of its data was believed"

@@ -1,0 +1,20 @@
+"""Photos as a dataset: one folder a class, decoded and cropped when they are asked for."""
+
+from __future__ import annotations
+
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
+
+
+def loader(folder: str, *, pixels: int, workers: int) -> DataLoader:
+    """Batches of photos and their classes. Its batch size is replaced by the one that is measured."""
+    prepare = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(pixels),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ]
+    )
+    photos = datasets.ImageFolder(folder, transform=prepare)
+    return DataLoader(photos, batch_size=32, shuffle=True, num_workers=workers, drop_last=True)

@@ -1,0 +1,83 @@
+"""The doctor of data: what is not there is wrong, what cannot be seen is noted with what a policy must hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.doctor.aws import examine_ec2
+from tasks.doctor.data import examine_data
+from tasks.doctor.findings import Finding
+from tasks.workspace.settings import Settings, load_settings
+from tests.account import Account, account, project
+from tests.world.policy import allows
+
+
+@pytest.fixture
+def aws() -> Iterator[Account]:
+    with account() as made:
+        made.plain("s3").create_bucket(Bucket="photos")
+        made.plain("s3").put_object(Bucket="photos", Key="cats/1.jpg", Body=b"x" * 2**20)
+        yield made
+
+
+def having(folder: Path, data: str) -> Settings:
+    file = project(folder)
+    file.write_text(file.read_text().replace("samples", f'data = "{data}"\nsamples'))
+    return load_settings(file)
+
+
+def of_data(aws: Account, settings: Settings) -> list[tuple[str, str]]:
+    found = [one for one in examine_ec2(settings, aws.clients) if one.check.startswith("data of ")]
+    assert {one.check for one in found} == {"data of conv"}
+    return [(one.status, one.says) for one in found]
+
+
+def test_an_address_that_can_be_listed_is_well_and_the_statement_for_the_machines_is_printed(
+    aws: Account, tmp_path: Path
+) -> None:
+    well, note = of_data(aws, having(tmp_path, "s3://photos/cats"))
+    assert well == ("ok", "1 objects of 1.0 MiB at s3://photos/cats/")
+    assert note[0] == "note" and "policy of the machines' role (srift-node) must hold [{" in note[1]
+    statements = json.loads(note[1][note[1].index("[") :])
+    assert allows(statements, "s3:ListBucket", "arn:aws:s3:::photos", "u", "cats/")
+    assert allows(statements, "s3:GetObject", "arn:aws:s3:::photos/cats/1.jpg", "u")
+    assert not allows(statements, "s3:GetObject", "arn:aws:s3:::photos/dogs/1.jpg", "u")
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "says"),
+    [
+        ("s3://photos/dogs", "wrong", "s3://photos/dogs/ holds no object: is its prefix right?"),
+        ("s3://nobody/cats", "wrong", "there is no bucket called nobody"),
+        ("images", "wrong", "no folder"),
+    ],
+)
+def test_what_is_not_there_is_wrong(aws: Account, tmp_path: Path, data: str, status: str, says: str) -> None:
+    first = of_data(aws, having(tmp_path, data))[0]
+    assert first[0] == status and says in first[1]
+
+
+def test_one_that_this_identity_may_not_list_is_noted_for_machines_may(aws: Account, tmp_path: Path) -> None:
+    settings = having(tmp_path, "s3://photos/cats")
+    aws.refuse["list_objects_v2"] = "AccessDenied"
+    first = of_data(aws, settings)[0]
+    assert first[0] == "note" and "may not be listed by this AWS identity" in first[1]
+
+
+def test_what_does_not_fit_on_a_volume_is_wrong(aws: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.doctor.data.KEPT_FREE_BYTES", 100 * 2**30)
+    first = of_data(aws, having(tmp_path, "s3://photos/cats"))[0]
+    assert first[0] == "wrong" and "[ec2] volume_gib is 100: set it to 101" in first[1]
+
+
+def test_a_folder_is_looked_at_for_local_hosts_too_and_an_address_for_machines_alone(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "1.jpg").write_bytes(b"x")
+    says = f"1 files of 1 bytes in {tmp_path / 'images'}"
+    assert list(examine_data(having(tmp_path, "images"))) == [Finding("data of conv", "ok", says)]
+    assert list(examine_data(having(tmp_path, "s3://photos/cats"))) == []
+    assert list(examine_data(load_settings(project(tmp_path)))) == []
