@@ -4,8 +4,8 @@
 ones that are unpacked for milliseconds, by the rank itself, by one worker and by two. It profiles them on two instance
 types, trains them on each alone and on one cluster of two, fits what ships on that, predicts clusters of other sizes or
 types, and then measures these. `loading_s` is what a step takes longer than the same network's with samples that cost
-nothing, measured and predicted; input limits truly where that is over a fifth of it. Exits 1 where hosts were refused,
-as they are while others of this machine run.
+nothing, measured and predicted; input limits truly where that is over a fifth of it, and no less than what was waited
+for gradients. Exits 1 where hosts were refused, as they are while others of this machine run.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ def judged(model: StepTimeModel, measured: pd.DataFrame) -> pd.DataFrame:
     step_s = measured["step_s"].to_numpy(float)
     free = measured[measured["workload"] == "fast"].groupby("cluster")["step_s"].median()
     longer = step_s - measured["cluster"].map(free).to_numpy(float)
-    truly = np.where(longer > _LIMITS * step_s, "input", "other")
+    most = np.maximum(_LIMITS * step_s, np.nan_to_num(measured["sync_s"].to_numpy(float)))
+    truly = np.where(longer > most, "input", "other")
     return pd.DataFrame(
         {
             "workload": measured["workload"],
@@ -154,6 +155,7 @@ def judged(model: StepTimeModel, measured: pd.DataFrame) -> pd.DataFrame:
             "high": told["step_high_s"],
             "off_%": 100 * (told["step_s"] / step_s - 1),
             "within": (told["step_low_s"] <= step_s) & (step_s <= told["step_high_s"]),
+            "sync_s": measured["sync_s"],
             "waited_s": measured["input_s"],
             "loading_s": longer,
             "loading predicted": told["input_s"],
