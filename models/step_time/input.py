@@ -43,7 +43,7 @@ _PROFILED_SD, _SCALED_SD, _ELSEWHERE_SD = 0.05, 0.15, 0.3
 _OFF_SD, _PSEUDO = 0.15, 4.0  # of all of a workload's seconds of loading; rows that this counts for
 _TELLING = 0.3  # slope of the log of a step by that of loading, from which a row tells how long loading takes
 _LEAST_REST = 0.02  # of a step
-_H = 1e-4  # of slopes
+_H, _EQUAL = 1e-4, 1e-9  # of slopes; of sums in another order
 _GRID = 31  # quantiles each of the rest and of loading
 
 
@@ -116,8 +116,10 @@ class Wait:
 
     def helped_by(self, rest_s: FloatArray, part: FloatArray) -> list[str]:
         """More of what would shorten the wait: "loader workers" or "processors"; empty where there is none."""
-        some = self.step_s(rest_s, part) > rest_s
-        return [str(one) for one in np.where(some, np.where(self.by_workers, "loader workers", "processors"), "")]
+        step_s = self.step_s(rest_s, part)
+        reached = self.by_workers & ((self.before_s > 0) | (self.supply_s >= (1 - _EQUAL) * step_s))
+        helped = np.where(reached, "loader workers", "processors")
+        return [str(one) for one in np.where(step_s > rest_s, helped, "")]
 
     def take(self, at: IntArray) -> Wait:
         """Of the setups at these positions."""
@@ -191,7 +193,7 @@ class Loaders:
             beside_s=beside_s,
             crowd=crowd.max(axis=1, initial=0.0),
             log_sd=np.hypot(sd, more_sd).max(axis=1, initial=0.0),
-            by_workers=lone.any(axis=1) | (by_workers_s > np.maximum(supply_s, beside_s)),
+            by_workers=lone.any(axis=1) | (by_workers_s > (1 + _EQUAL) * np.maximum(supply_s, beside_s)),
         )
 
 

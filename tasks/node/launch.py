@@ -24,6 +24,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from .device import backend, name_of, own_device
 from .entrypoint import own_line
+from .loader import in_words
 from .measuring import Patience
 from .processes import EXIT_LOST_PEER, EXIT_MAILBOX, exit_line
 from .record import Devices, Item, Plan, RankLayout, WorkloadFile, write_json
@@ -182,6 +183,7 @@ def report(launch: Launch, name: str, body: Any) -> None:
 
 def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
     """One line: the kind of error, the first line of its message, and where in the file of `workload` it arose."""
+    error = in_words(error)
     text = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
     if text and workload is not None and workload.folder:  # a file of the folder by the name that its user knows
         text[0] = re.sub(rf"(?<![\w/])/\S*/{re.escape(workload.folder)}/", "", text[0])

@@ -9,10 +9,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import CodeType
@@ -26,6 +28,7 @@ from .processes import die_with_parent
 
 _WITHIN_S = 60.0  # a batch, where the user set no timeout: workers that hang must not hang a launch
 _LEAVE_S = 2.0  # what workers have to end in, once torch has ended them
+_MOST_PATH = 70  # characters of a folder in which workers can have a socket, whose path has 107 at most [unix(7)]
 _ENDLESS = 2**62  # samples: no pass over the data ends within a measurement
 _KEPT = ("num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "persistent_workers", "in_order")
 _OF_WORKERS = ("timeout", "prefetch_factor", "multiprocessing_context")
@@ -41,20 +44,33 @@ class LoaderError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Begin:
-    """The user's `worker_init_fn`, in a worker that ends with its rank, however that ends."""
+    """The user's `worker_init_fn`, in a worker that ends with its rank, however that ends.
+
+    `folder`: where its sockets are made, by which it hands its batches over.
+    """
 
     own: Callable[[int], None] | None
+    folder: str
 
     def __call__(self, worker: int) -> None:
         die_with_parent()
+        tempfile.tempdir = self.folder
         if self.own is not None:
             self.own(worker)
+
+
+@cache
+def _short(folder: str) -> str:
+    """The folder by a name that is no longer than a socket's may be, for this process and those that it starts."""
+    if len(os.fsencode(folder)) <= _MOST_PATH:
+        return folder
+    return f"/proc/{os.getpid()}/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY)}"
 
 
 class Loader:
     """Batches of a rank: `loader(batch)` waits for the next one of so many samples.
 
-    `workers` is the number of processes that the user asked for. With `in_process` the rank loads by itself instead.
+    `workers` is the number of processes that the user asked for.
     """
 
     def __init__(self, given: DataLoader[Any], *, seed: int, made_in: CodeType | None = None) -> None:
@@ -101,6 +117,11 @@ class Loader:
             raise self._said(error) from error
         return self._checked(made, batch)
 
+    def load_in_process(self) -> None:
+        """From now on the rank loads by itself, whatever its user asked for."""
+        self.close()
+        self.in_process = True
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the workers; those that have ended get none, torch says so at the next batch."""
         for one in self._processes:
@@ -124,7 +145,7 @@ class Loader:
     def _rebuild(self, batch: int) -> DataLoader[Any]:
         given, dataset = self.given, self.given.dataset
         asked: dict[str, Any] = {name: getattr(given, name) for name in _KEPT}
-        asked["worker_init_fn"] = _Begin(given.worker_init_fn)
+        asked["worker_init_fn"] = _Begin(given.worker_init_fn, _short(tempfile.gettempdir()))
         if self.in_process or not self.workers:
             asked |= {"num_workers": 0, "persistent_workers": False}
         else:
@@ -172,18 +193,8 @@ class Loader:
                 raise LoaderError(f"the {name} that its loader gave are not of {batch} samples{first}", self._codes())
         return made[0], made[1]
 
-    def _said(self, error: Exception) -> Exception:
-        """The error in words, where torch's are of its own processes; the user's own as it is."""
-        text = str(error).strip()
-        first, last = (text.splitlines() or [""])[0], (text.splitlines() or [""])[-1]
-        if "Original Traceback" in text:
-            return LoaderError(f"in a worker of its loader: {last}\n{text}", self._codes())
-        if "DataLoader timed out" in first:
-            within_s = self.given.timeout or _WITHIN_S
-            return LoaderError(f"its loader gave no batch within {within_s:.0f} s", self._codes())
-        if "DataLoader worker" in first:
-            return LoaderError(f"a worker of its loader died: {first}", self._codes())
-        return error
+    def _said(self, error: Exception) -> BaseException:
+        return in_words(error, self._codes(), within_s=self.given.timeout or _WITHIN_S)
 
     def _codes(self) -> tuple[CodeType, ...]:
         """The functions that make a batch, and the one that made the loader: some of them are the user's."""
@@ -191,6 +202,20 @@ class Loader:
         made = [getattr(kind, name, None) for name in ("__iter__", "__getitem__", "__getitems__")]
         codes = [getattr(one, "__code__", None) for one in (*made, self.given.collate_fn)]
         return tuple(one for one in (*codes, self.made_in) if one is not None)
+
+
+def in_words(error: BaseException, codes: tuple[CodeType, ...] = (), *, within_s: float = _WITHIN_S) -> BaseException:
+    """A LoaderError for what torch says of its workers, who may die at any moment of a step; any other as it is."""
+    if isinstance(error, LoaderError):
+        return error
+    lines = str(error).strip().splitlines() or [""]
+    if "Original Traceback" in str(error):
+        return LoaderError(f"in a worker of its loader: {lines[-1]}\n{error}", codes)
+    if "DataLoader timed out" in lines[0]:
+        return LoaderError(f"its loader gave no batch within {within_s:.0f} s", codes)
+    if "DataLoader worker" in lines[0]:
+        return LoaderError(f"a worker of its loader died: {lines[0]}", codes)
+    return error
 
 
 @contextmanager

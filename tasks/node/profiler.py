@@ -33,7 +33,7 @@ def profile(
     """
     rows: list[dict[str, Any]] = []
     if built.loader is not None:
-        built.loader.in_process = True
+        built.loader.load_in_process()
     for batch in sorted(item.batches):
         try:
             rows.append(patience.undisturbed(partial(_parts, built, batch), None))

@@ -60,6 +60,27 @@ def build(at):
     return model, torch.nn.MSELoss(), make_batch, torch.optim.SGD(model.parameters(), lr=0.1)
 """
 
+LOADED = """
+import os, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Rows(Dataset):
+    def __init__(self, dies_at):
+        self.dies_at, self.seen = dies_at, 0
+    def __len__(self):
+        return 1000
+    def __getitem__(self, place):
+        self.seen += 1
+        if self.seen == self.dies_at and os.environ["RANK"] == "1":
+            os._exit(7)
+        return torch.ones(4), torch.ones(1)
+
+def build(dies_at=0):
+    model = torch.nn.Linear(4, 1)
+    loader = DataLoader(Rows(dies_at), batch_size=5, num_workers=1)
+    return model, torch.nn.MSELoss(), loader, torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
 
 QUICK = {"warmup_steps": 2, "least_steps": 8, "most_steps": 12, "most_s": 2.0}
 LONGER = QUICK | {"least_steps": 10, "most_steps": 14}
@@ -149,6 +170,7 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
     (mailbox / "workloads").mkdir()
     (mailbox / "workloads/two.py").write_text(TWO_KINDS)
     (mailbox / "workloads/faulty.py").write_text(FAULTY)
+    (mailbox / "workloads/loaded.py").write_text(LOADED)
     shutil.copy(Path(node.__file__).parent / "workloads/wide_mlp.py", mailbox / "workloads/wide.py")
     running = Agents(mailbox, tmp_path / "away")
     try:
@@ -300,6 +322,32 @@ def test_the_device_that_failed_is_named_and_not_its_neighbour_that_lost_it(agen
     assert [one["worker_exit_code"] for one in ends] == [3, 4]
     assert "row 17 is not a number" in ends[0]["reason"] and "node 0 device 1" in ends[0]["reason"]
     assert "node 0 device 1: ValueError: row 17" in agents.records()["late"]["reason"]
+
+
+def test_a_loaders_workers_serve_their_item_and_none_is_left_and_one_that_dies_is_the_items_fault(
+    agents: Agents,
+) -> None:
+    workloads = [workload("loaded"), workload("loaded", "dying", dies_at=60), workload("two")]
+    loads = Item(run_id="loads", kind="train", nodes=[0, 1], workload="loaded", batches=[6, 2], **QUICK)
+    profile = Item(run_id="profile", kind="profile", nodes=[0], workload="loaded", batches=[4, 8, 16])
+    after = Item(
+        run_id="after", kind="train", nodes=[0, 1], workload="two", batches=[4, 4], warmup_steps=2, least_steps=9999,
+        most_steps=9999, most_s=60.0,
+    )  # fmt: skip
+    agents.plan(1, workloads, [loads, profile, after])
+    agents.wait_for(lambda: under_way(agents.mailbox / "node-1/heartbeat.json") == "after")
+    ranks = [one for agent in agents.processes for one in descendants(agent.pid) if b"node.worker" in command_line(one)]
+    assert len([one for one in ranks if b"torch.distributed.run" not in command_line(one)]) == 2, "nobody loads now"
+    records = agents.records()
+    assert {run: one["reason"] for run, one in records.items()} == {"loads": "", "profile": ""}
+    assert records["loads"]["values"]["loader_workers"] == 1 and "load_s" in records["profile"]["values"]
+
+    dies = Item(run_id="dies", kind="train", nodes=[0, 1], workload="dying", batches=[5, 5], **LONGER)
+    agents.plan(2, workloads, [dies])
+    assert [one["exit_code"] != 0 for one in agents.finished(2)] == [True, True]
+    assert "a worker of its loader died" in agents.records()["dies"]["reason"]
+    for agent in agents.processes:
+        agents.wait_for(lambda pid=agent.pid: not descendants(pid))
 
 
 def under_way(heartbeat: Path) -> str:

@@ -276,6 +276,21 @@ def test_the_reason_says_how_near_the_nearest_measurement_is() -> None:
     assert ends == ["limited by compute", "measured itself", "nearest measurement 1.5 doublings away"]
 
 
+def test_a_reason_that_names_input_says_what_would_shorten_the_wait() -> None:
+    row = {"usd": 1.0, "hours": 1.0, "p_best": 1.0, "bottleneck": "input"}
+    asked = {"goal": Goal(goal="cheapest"), "clusters": 3, "input_by": "loader workers"}
+    assert explain.winner(row, None, **asked).endswith("limited by input (more loader workers would help)")  # type: ignore[arg-type]
+    assert explain.winner(row | {"bottleneck": "compute"}, None, **asked).endswith("limited by compute")  # type: ignore[arg-type]
+    job, setups = workload(), [Setup(workload="conv", cluster=Cluster(members=(offer("small"),)), layout=(1,),
+                                     batch_per_device=(48,))]  # fmt: skip
+    predicted = MODEL.predict(frame(setups)).assign(bottleneck="input", input_by="processors")
+    draws = np.full((1, 4), float(predicted["step_s"].iloc[0]))
+    assert (
+        "(more processors would help)"
+        in of(recommend(job, job_costs(job, setups, predicted, draws)), "cheapest")[0]["reason"]
+    )
+
+
 def test_a_cluster_of_which_one_split_meets_the_constraint_is_not_shown_as_missing_it_too() -> None:
     """Another split of the winner is cheaper on average and misses the deadline too often: it is no tempting rival."""
     job = workload("mlp", 64, None, replace(DEADLINE, hours=3.0), samples=64 * 3600)

@@ -135,6 +135,8 @@ def test_by_hand() -> None:
         (machine(8.0, 4), 9, "processors"),
         (machine(0.4), 0, "processors"),
         (machine(0.4), 2, "processors"),
+        (machine(0.3), 1, "processors"),
+        (machine(8.0), 1, "loader workers"),
         (machine(8.0), 0, "loader workers"),
     ],
 )

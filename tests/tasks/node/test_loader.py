@@ -236,6 +236,18 @@ def test_workers_stand_still_outside_of_what_is_measured_and_are_gone_afterwards
     assert [state(one) for one in workers] == ["", ""] and not workers_of(made)
 
 
+def test_workers_hand_batches_over_however_long_the_path_of_their_folder_is(
+    built: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    made = built("DataLoader(Rows(50), num_workers=1)")
+    assert made.make_batch(4)[0].shape == (4, 4)
+    made.close()
+    assert list(deep.iterdir()) == []
+
+
 RANK = """
 import sys, os, signal, time
 from pathlib import Path
@@ -275,6 +287,8 @@ def test_workers_end_with_their_rank_however_that_ends(built: Builder) -> None:
 def test_a_profile_tells_what_a_sample_costs_its_processor_with_no_worker_at_all(built: Builder) -> None:
     made = built("DataLoader(Slow(50), batch_size=2, num_workers=3)")
     item = Item(run_id="p", kind="profile", nodes=[0], batches=[2, 4])
+    try_once(made, 2)
+    assert len(workers_of(made)) == 3
     told = pytest.MonkeyPatch()
     told.setattr(profiler, "_buckets", lambda *_: [])
     told.setattr(profiler, "_BATCH_S", 0.01)
