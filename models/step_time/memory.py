@@ -7,7 +7,7 @@
                          activation bytes per operation x operations per sample
 
                beside                                                  working
-    ddp        G + min(G, C)         buckets, and a copy in flight     max(a b, G)
+    ddp        G                     buckets, summed in place          max(a b, G)
     fsdp       3 W' + 2 G' - (1 - 1/n) S                               max(a b, G / n)
     zero2      W (1 - 1/n) + W' + 2 G' - (1 - 1/n) S                   max(a b, G / n)
     peak      <= memory of any device on which that batch or a larger one has run
@@ -39,8 +39,7 @@ Ran = tuple[float, float, float]  # bytes of a device, largest batch that ran on
 
 # What runs on local hosts took beyond what is predicted: the allocator's gaps, and what lives longer than it must
 # (BENCHMARKS.md).
-_HEADROOM = 0.1
-_IN_FLIGHT = 50e6  # two of DDP's buckets of 25 MiB: one being summed, one waiting
+_HEADROOM = 0.05
 # A process with torch and its communication: 0.35 GB on local hosts, with a CUDA context and NCCL's buffers more.
 _CONTEXT = 0.8e9
 # Bytes kept for the backward pass per operation of forward and backward: twice the 0.1 GB that a ResNet-50 keeps for
@@ -99,7 +98,7 @@ class MemoryModel:
         sharing = mode.sharded and ranks > 1
         gradients = held.gradients / ranks if sharing and not accumulates else held.gradients
         working = max(activations, gradients) if measured and not accumulates else activations + gradients
-        beside = _shared(mode, held, ranks) if sharing else held.gradients + min(held.gradients, _IN_FLIGHT)
+        beside = _shared(mode, held, ranks) if sharing else held.gradients
         peak = (max(base + beside, 0.0) + working) * (1 + _HEADROOM * measured)
         ran = (self.accumulated if accumulates else self.ran).get(workload, ())
         return min([peak, *(memory for memory, most, fewest in ran if batch <= most and ranks >= fewest)])

@@ -128,6 +128,8 @@ def build(
         )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise WorkloadError(f"the fourth part that {workload.function} returns is no torch optimizer")
+    if not any(one.requires_grad for one in model.parameters()):  # the other ranks would wait for its gradients
+        raise WorkloadError("the model has no parameter to train")
     for part in (loss,) if shared else (model, loss):
         if isinstance(part, nn.Module):
             part.to(device)

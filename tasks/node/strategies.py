@@ -23,13 +23,15 @@ from .switches import NONE, OFFLOAD, blocks, on
 Strategy = Callable[[nn.Module, torch.optim.Optimizer, dist.ProcessGroup, torch.device], nn.Module]
 
 DDP = "ddp"
+_CPU = torch.device("cpu")
 _STAYS = OffloadPolicy()
 
 
-def strategy(name: str, switches: str = NONE) -> Strategy:
+def strategy(name: str, switches: str = NONE, device: torch.device = _CPU) -> Strategy:
     """The strategy called `name`: what makes the module to call, and has the optimizer train its parameters.
 
-    Every rank of the group must call it. Raises ValueError listing the known ones, and where it cannot offload.
+    Every rank of the group must call it. Raises ValueError listing the known ones, and where it cannot offload: no
+    states are shared out, or the `device` to be offloaded from is the host's processor.
     """
     if name not in STRATEGIES:
         raise ValueError(f"unknown strategy {name!r}; known: {', '.join(sorted(STRATEGIES))}")
@@ -37,6 +39,8 @@ def strategy(name: str, switches: str = NONE) -> Strategy:
         return STRATEGIES[name]
     if name == DDP:
         raise ValueError(f"{OFFLOAD} with {DDP}: no states are shared out; take fsdp or zero2 with it")
+    if device.type == "cpu":
+        raise ValueError(f"{OFFLOAD}: this device is the host's processor, whose memory holds the states already")
     return partial(STRATEGIES[name], offload_policy=CPUOffloadPolicy())
 
 
@@ -88,16 +92,11 @@ def _sharded(
     """The model itself, its parameters replaced by this rank's part of them, in the optimizer too.
 
     It comes in the host's memory, and a group of weights at a time is moved to `device`. Ranks begin with
-    the weights of the first. Raises ValueError where a rank has no parameter, and where the device to be offloaded from
-    is the host itself.
+    the weights of the first.
     """
     names = {id(one): name for name, one in model.named_parameters()}
-    if not names:
-        raise ValueError("the model has no parameter: nothing can be shared out")
     for one in [*model.parameters(), *model.buffers()]:
         dist.broadcast(one.data, group=group, group_src=0)
-    if offload_policy is not _STAYS and device.type == "cpu":
-        raise ValueError(f"{OFFLOAD}: this device is the host's processor, whose memory holds the states already")
     mesh = DeviceMesh.from_group(group, device.type)
     for module in [*blocks(model), model]:
         fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward, offload_policy=offload_policy)

@@ -108,7 +108,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
             return None, ""
         if item.kind == "profile" and item.used != [1]:
             raise ValueError("a profile is of one device of one node")
-        strategy(item.strategy, item.switches)
+        strategy(item.strategy, item.switches, launch.device)
         if item.strategy != DDP and item.precision == SCALED:
             raise ValueError(
                 f"{item.strategy} in {SCALED}: no rank sees all gradients, so that none can scale them; take bf16"

@@ -57,6 +57,8 @@ def holdout(
     trial_id = f"holdout-{new_refresh_id(datetime.now(UTC))}"
     with reporting_to(live_reporter()):
         measured = measure_all(here, [launch_of(*one, "setup drawn to judge the champion") for one in drawn], trial_id)
+    if measured.empty:
+        raise typer.BadParameter("nothing was measured: the lines above say why")
     compared = compare(champion.model, data, measured)
     folder = here.home / "trials"
     folder.mkdir(exist_ok=True)

@@ -2,9 +2,9 @@
 
 `python -m tests.benchmarks.same_mathematics` trains each workload of tasks/node/workloads on two processes of this
 machine in each mode, from the same weights on the same batches, with several seeds. Losses are means over ranks and
-twenty steps; all figures are parts of what plain fp32 learned from its first to its last: `apart`, how far its loss
-lies from that of plain fp32, in the mean of the seeds, the most of the windows; `at_end`, the same with its sign in the
-last window; `other_batches`, as `apart`, of plain fp32 with the same weights on other batches.
+twenty steps; all figures are parts of what plain fp32 learned from its first to its last: `apart`, how far a mode's
+loss lies from that of plain fp32, in the mean of the seeds, the most of the windows; `at_end`, the same with its sign
+in the last window; `other_batches`, as `apart`, of plain fp32 with the same weights on other batches.
 
 A mode passes where `apart` is at most a tenth of `other_batches`: what a mode changes is then lost in what the order of
 the samples does, which nobody controls for. Where only sums are rounded otherwise (fp32 in any mode), at most a
@@ -36,25 +36,24 @@ MODES = tuple(Mode(*one) for one in product(SHARE, ("ddp", "fsdp", "zero2")))
 RECOMPUTED = (Mode(switches="checkpointing"), Mode("bf16", "fsdp", "checkpointing"))
 
 
-def losses(file: Path, modes: Sequence[Mode], *, seed: int, steps: int, batch: int) -> FloatArray:
-    """(1 + modes, windows) mean losses of a workload: plain on other batches, then in each of the modes."""
+def losses(file: Path, modes: Sequence[Mode], *, seeds: int, steps: int, batch: int) -> FloatArray:
+    """(seeds, 1 + modes, windows) mean losses of a workload: plain on other batches, then in each of the modes."""
     workload = WorkloadFile(name=file.stem, digest=file.stem, file=file.name, function="build")
-    items = [
-        Item(run_id="", kind="train", nodes=[0, 1], workload=file.stem, batches=[batch] * _RANKS, seed=seed, **one)
-        for one in (mode._asdict() for mode in modes)
-    ]
     windows = max(steps // _WINDOW, 2)
-    told = served(workload, items, world=_RANKS, losses=windows * _WINDOW)
-    other = served(workload, items[:1], world=_RANKS, losses=windows * _WINDOW, other_batches=True)
-    means: FloatArray = (
-        np.array([one["losses"] for one in (*other, *told)]).reshape(1 + len(modes), windows, -1).mean(axis=2)
-    )
-    return means
+    plain = {"run_id": "", "kind": "train", "nodes": [0, 1], "workload": file.stem, "batches": [batch] * _RANKS}
+
+    def told(wanted: Sequence[Mode], *, other_batches: bool) -> FloatArray:
+        items = [Item(**plain, seed=seed, **mode._asdict()) for seed, mode in product(range(seeds), wanted)]
+        rows = served(workload, items, world=_RANKS, losses=windows * _WINDOW, other_batches=other_batches)
+        means = np.array([one["losses"] for one in rows]).reshape(seeds, len(wanted), windows, _WINDOW).mean(axis=3)
+        return np.asarray(means, dtype=float)
+
+    return np.concatenate([told(modes[:1], other_batches=True), told(modes, other_batches=False)], axis=1)
 
 
 def compared(file: Path, modes: Sequence[Mode], *, seeds: int, steps: int, batch: int) -> pd.DataFrame:
     """A row a mode but the first, plain one: workload, mode, seeds, apart, at_end, other_batches, allowed, passes."""
-    found = np.array([losses(file, modes, seed=seed, steps=steps, batch=batch) for seed in range(seeds)])
+    found = losses(file, modes, seeds=seeds, steps=steps, batch=batch)
     plain = found[:, 1]
     learned = plain[:, :1] - plain[:, -1:]
 

@@ -81,6 +81,28 @@ def build(dies_at=0):
     return model, torch.nn.MSELoss(), loader, torch.optim.SGD(model.parameters(), lr=0.1)
 """
 
+# Rank 1's model may be frozen; products may be too large for any scale of fp16, or no number at all.
+ODD = """
+import os, torch
+
+class Times(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.weight, self.factor = torch.nn.Parameter(torch.ones(4)), factor
+    def forward(self, inputs):
+        return (inputs * self.weight).sum(1) * self.factor
+
+def build(factor=1.0, frozen=False):
+    model = Times(factor)
+    if frozen and os.environ["RANK"] == "1":
+        model.weight.requires_grad_(False)
+    def make_batch(batch):
+        return torch.ones(batch, 4), torch.zeros(batch)
+    def loss(output, target):
+        return (output - target).mean()
+    return model, loss, make_batch, torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
 
 QUICK = {"warmup_steps": 2, "least_steps": 8, "most_steps": 12, "most_s": 2.0}
 LONGER = QUICK | {"least_steps": 10, "most_steps": 14}
@@ -171,6 +193,7 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
     (mailbox / "workloads/two.py").write_text(TWO_KINDS)
     (mailbox / "workloads/faulty.py").write_text(FAULTY)
     (mailbox / "workloads/loaded.py").write_text(LOADED)
+    (mailbox / "workloads/odd.py").write_text(ODD)
     shutil.copy(Path(node.__file__).parent / "workloads/wide_mlp.py", mailbox / "workloads/wide.py")
     running = Agents(mailbox, tmp_path / "away")
     try:
@@ -244,6 +267,65 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
 
     write_json(agents.mailbox / "done.json", {})
     assert [process.wait(timeout=10) for process in agents.processes] == [0, 0]
+
+
+def test_ranks_that_share_train_as_those_that_do_not_and_a_share_may_be_empty(agents: Agents) -> None:
+    def item(run_id: str, workload: str, batches: list[int], **changes: Any) -> Item:
+        return Item(run_id=run_id, kind="train", nodes=[0, 1], workload=workload, batches=batches, **QUICK | changes)
+
+    items = [
+        item(f"{workload}-{strategy}", workload, batches, strategy=strategy, accumulation_steps=2)
+        for workload, batches in (("two", [6, 2]), ("wide", [4, 4]))
+        for strategy in ("ddp", "fsdp", "zero2")
+    ]
+    agents.plan(1, [workload("two"), workload("wide", width=300, frames=1)], items)
+    assert [one["exit_code"] for one in agents.finished(1)] == [0, 0]
+    values = {run: one["values"] for run, one in agents.records().items()}
+    for strategy in ("fsdp", "zero2"):
+        assert values[f"two-{strategy}"]["last_loss"] == pytest.approx(3.0, abs=1e-3), "one weight, on rank 0 alone"
+        shared, plain = values[f"wide-{strategy}"], values["wide-ddp"]
+        assert shared["first_loss"] == pytest.approx(plain["first_loss"], rel=1e-4)
+        assert shared["sync_s"] is None and shared["rank_compute_s"] == [], "weights are gathered in every step"
+
+
+def test_what_cannot_be_trained_in_a_mode_is_a_record_with_its_reason_and_costs_no_other(agents: Agents) -> None:
+    workloads = [
+        workload("odd", "frozen", frozen=True),
+        workload("odd", "large", factor=float("inf")),
+        workload("odd", "no-number", factor=float("nan")),
+        workload("two"),
+    ]
+
+    def item(run_id: str, workload: str, **changes: Any) -> Item:
+        return Item(run_id=run_id, kind="train", nodes=[0, 1], workload=workload, batches=[2, 2], **QUICK | changes)
+
+    said = {
+        "no-weights": "node 1: WorkloadError: the model has no parameter to train",
+        "no-weights-shared": "node 1: WorkloadError: the model has no parameter to train",
+        "fp16": "gradients in fp16 overflow at every scale to",
+        "fp16-nan": "gradients in fp16 overflow at every scale to",
+        "nan": "the loss went from nan to nan",
+        "fp16-shared": "fsdp in fp16: no rank sees all gradients, so that none can scale them; take bf16",
+        "offload": "offload: this device is the host's processor, whose memory holds the states already",
+        "not-layered": "checkpointing: the model has no part of several layers",
+    }
+    items = [
+        item("no-weights", "frozen"),
+        item("no-weights-shared", "frozen", strategy="fsdp"),
+        item("fp16", "large", precision="fp16"),
+        item("fp16-nan", "no-number", precision="fp16"),
+        item("nan", "no-number"),
+        item("fp16-shared", "two", precision="fp16", strategy="fsdp"),
+        item("offload", "two", strategy="fsdp", switches="offload"),
+        item("not-layered", "two", switches="checkpointing"),
+        item("after", "two"),
+    ]
+    agents.plan(1, workloads, items)
+    assert [one["exit_code"] for one in agents.finished(1)] == [0, 0], "none of them ends the launch"
+    records = agents.records()
+    for run, words in said.items():
+        assert records[run]["status"] == "failed" and words in records[run]["reason"], records[run]["reason"]
+    assert records["after"]["status"] == "measured"
 
 
 def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents: Agents) -> None:
