@@ -120,8 +120,14 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")
         workload = replace(workload, data=data_path(launch.mailbox, workload) if workload.data else "")
         shared = item.kind == "train" and item.strategy != DDP
-        asked = {"seed": item.seed, "rank": launch.rank, "shared": shared}
-        built = build(launch.code_of(workload), workload, **asked, computing=arithmetic(item.precision, launch.device))
+        built = build(
+            launch.code_of(workload),
+            workload,
+            seed=item.seed,
+            rank=launch.rank,
+            computing=arithmetic(item.precision, launch.device),
+            shared=shared,
+        )
         try:
             switch_on(built.model, item.switches, whole=item.strategy == DDP)
             batch = item.batches[item.nodes.index(launch.node)] if item.kind == "train" else min(item.batches)

@@ -80,8 +80,8 @@ def _values(item: Item, workload: WorkloadFile, *, rank: int, losses: int, other
     assert group is not None
     reset_peak(_CPU)
     shared = item.strategy != DDP
-    asked = {"seed": item.seed, "rank": rank + others, "shared": shared}
-    built = build(WORKLOADS, workload, computing=arithmetic(item.precision, _CPU), **asked)
+    computing = arithmetic(item.precision, _CPU)
+    built = build(WORKLOADS, workload, seed=item.seed, rank=rank + others, computing=computing, shared=shared)
     switch_on(built.model, item.switches, whole=not shared)
     try_once(built, item.batches[0], shared=shared)
     if losses:
