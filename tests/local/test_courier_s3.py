@@ -94,7 +94,6 @@ def test_a_lease_is_served_through_s3(
         return DataBucket(name, region="us-east-1", endpoint=endpoint, keys=metadata.keys)
 
     delivery = Delivery(
-        directory=directory,
         store=MachineStore(bucket, root),
         start=lambda rank, _: Agent(directory, directory / f"node-{rank}"),
         notice=metadata.notice,

@@ -124,13 +124,12 @@ def environment(user: pwd.struct_passwd, home: Path) -> dict[str, str]:
 class Delivery:
     """One machine. `start(rank, deadline_unix)` gives the agent, of user id `owner`; it and `notice` raise OSError.
 
-    `data` fetches what the controller names.
+    `data` fetches what the controller names; its mailbox is the machine's.
     """
 
     def __init__(
         self,
         *,
-        directory: Path,
         store: MachineStore,
         start: Callable[[int, float], AgentProcess],
         notice: Callable[[], dict[str, str] | None],
@@ -139,9 +138,9 @@ class Delivery:
         data: Fetcher,
     ) -> None:
         self._data, self._told_data, self._told_data_at = data, dict[str, Any](), float("-inf")
-        self._directory, self._store, self._start, self._notice, self._owner = directory, store, start, notice, owner
+        self._directory, self._store, self._start, self._notice, self._owner = data.mailbox, store, start, notice, owner
         self._ends, self._grace_s = time.monotonic() + deadline_s, min(_GRACE_S, deadline_s / 5)
-        self._inbox = Inbox(directory, store.get)
+        self._inbox = Inbox(data.mailbox, store.get)
         self._outbox: Outbox | None = None
         self._noticed: dict[str, str] = {}
         self._next_inbox = self._next_notice = float("-inf")
@@ -327,7 +326,6 @@ def deliver(arguments: argparse.Namespace, metadata: Metadata, store: MachineSto
     if reason:
         return reason
     delivery = Delivery(
-        directory=arguments.directory,
         store=store,
         start=partial(AgentProcess, user, arguments.python, arguments.directory, address),
         notice=metadata.notice,

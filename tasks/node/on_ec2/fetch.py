@@ -143,10 +143,10 @@ class _Disk(Exception):
 
 
 class Fetcher:
-    """Fetches into `mailbox`, one address after the other, in a thread. `opened(name)` is a connection to a bucket."""
+    """Fetches below `mailbox`, one address after the other, in a thread. `opened(name)` is a connection to a bucket."""
 
     def __init__(self, mailbox: Path, opened: Callable[[str], DataBucket]) -> None:
-        self._mailbox, self._opened = mailbox, opened
+        self.mailbox, self._opened = mailbox, opened
         self._states: dict[str, dict[str, Any]] = {}
         self._lock, self._over = threading.Lock(), threading.Event()
         self._waiting: list[tuple[str, str]] = []
@@ -185,7 +185,7 @@ class Fetcher:
                 why = str(error) if isinstance(error, NotFetched) else f"{type(error).__name__}: {error}"
                 reason = f"the data of {address} could not be fetched: {why}"
                 with suppress(OSError):  # a full disk: the controller is told, and no folder is there
-                    write_file(failure_of(self._mailbox, digest), reason.encode())
+                    write_file(failure_of(self.mailbox, digest), reason.encode())
                 self._say(digest, state=FAILED, reason=reason)
 
     def _fetch(self, digest: str, address: str) -> None:
@@ -194,7 +194,7 @@ class Fetcher:
         needed = sum(one.size for one in objects.values())
         self._say(digest, of_bytes=needed)
         self._refuse_no_room(needed)
-        target = folder_of(self._mailbox, digest)
+        target = folder_of(self.mailbox, digest)
         beside = target.with_name(f"{digest}.part")
         own = threading.local()
 
@@ -247,7 +247,7 @@ class Fetcher:
         return found
 
     def _refuse_no_room(self, needed: int) -> None:
-        free = shutil.disk_usage(self._mailbox).free
+        free = shutil.disk_usage(self.mailbox).free
         if needed + KEPT_FREE_BYTES > free:
             lacking_gib = -(-(needed + KEPT_FREE_BYTES - free) // 2**30)
             raise NotFetched(

@@ -63,7 +63,8 @@ def test_nothing_is_served_behind_a_fence_that_does_not_hold(
 class Data:
     """In place of what fetches: a test says how far it is."""
 
-    def __init__(self) -> None:
+    def __init__(self, mailbox: Path) -> None:
+        self.mailbox = mailbox
         self.asked: dict[str, str] = {}
         self.told: dict[str, dict[str, Any]] = {}
         self.stopped = False
@@ -91,12 +92,12 @@ class World:
         self.code: int | None = None
         self.started = self.ended = -1.0
         self.given: dict[str, str] | None = None
-        self.data: Any = Data()
+        self.data: Any = Data(directory)
         self.place()
 
     def serve(self, deadline_s: float = 1000.0) -> str:
         self.delivery = Delivery(
-            directory=self.directory, store=self, start=self.start, notice=self.notice, owner=os.getuid(),
+            store=self, start=self.start, notice=self.notice, owner=os.getuid(),
             deadline_s=deadline_s, data=self.data,
         )  # fmt: skip
         return self.delivery.serve()
