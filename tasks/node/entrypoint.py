@@ -6,7 +6,7 @@ import importlib.util
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +56,12 @@ class LoadedWorkload:
 
 
 def build(
-    mailbox: Path,
-    workload: WorkloadFile,
-    *,
-    seed: int,
-    rank: int,
-    device: torch.device,
-    precision: str = "fp32",
-    shared: bool = False,
+    mailbox: Path, workload: WorkloadFile, *, seed: int, rank: int, device: torch.device, precision: str = "fp32"
 ) -> LoadedWorkload:
     """Load and call the entrypoint: equal weights on every rank, other data on each.
 
     On a GPU, that GPU is torch's default device while the entrypoint and its batch maker run, so that plain torch makes
-    everything there; what they make elsewhere is moved. A model that is `shared` out is made in the host's memory and
-    stays there: its parts alone must fit on a device.
+    everything there; what they make elsewhere is moved.
 
     Raises WorkloadError where it does not fit the contract, NoSuchPrecision where the device does not compute so, and
     whatever the user's own code raises.
@@ -84,7 +76,7 @@ def build(
     function = getattr(module, workload.function, None)
     if not callable(function):
         raise WorkloadError(f"no function {workload.function!r} in the file of workload {workload.name!r}")
-    with _default(_CPU if shared else device):
+    with _default(device):
         parts = function(**workload.arguments)
     if not isinstance(parts, tuple) or len(parts) != 4:
         raise WorkloadError(f"{workload.function} must return (model, loss, make_batch, optimizer)")
@@ -95,7 +87,7 @@ def build(
         raise WorkloadError(f"the fourth part that {workload.function} returns is no torch optimizer")
     if not any(one.requires_grad for one in model.parameters()):  # the other ranks would wait for its gradients
         raise WorkloadError("the model has no parameter to train")
-    for part in (loss,) if shared else (model, loss):
+    for part in (model, loss):
         if isinstance(part, nn.Module):
             part.to(device)
     torch.manual_seed(seed + 1000 * (rank + 1))
@@ -107,6 +99,18 @@ def build(
         device=device,
         arithmetic=computing,
     )
+
+
+def build_to_share(
+    mailbox: Path, workload: WorkloadFile, *, seed: int, rank: int, device: torch.device, precision: str
+) -> LoadedWorkload:
+    """As `build`, but that the model lies in the host's memory: shares of it alone must fit on a device."""
+    built = build(mailbox, workload, seed=seed, rank=rank, device=_CPU)
+    computing = arithmetic(precision, device)  # it holds for the process
+    if isinstance(built.loss, nn.Module):
+        built.loss.to(device)
+    batches = _on_device(built.make_batch, device)
+    return replace(built, make_batch=batches, device=device, arithmetic=computing)
 
 
 def own_line(error: BaseException, workload: WorkloadFile) -> str:

@@ -178,7 +178,9 @@ def report(launch: Launch, name: str, body: Any) -> None:
 def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
     """One line: the kind of error, the first line of its message, and where in the file of `workload` it arose."""
     text = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
-    said = f"{type(error).__name__}: {text[0]}"[:500] if text else type(error).__name__
+    # torch.compile names the backend on the first line, and what went wrong on the second
+    words = " ".join(text[: 2 if text and text[0].endswith(":") else 1])
+    said = f"{type(error).__name__}: {words}"[:500] if text else type(error).__name__
     where = "" if workload is None else own_line(error, workload)
     return f"{said} ({where})" if where else said
 

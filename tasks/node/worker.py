@@ -19,7 +19,7 @@ import torch.distributed as dist
 from .checkpoint import write_checkpoint
 from .device import NoSuchDevice, reset_peak, usable
 from .device_check import give_up
-from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
+from .entrypoint import LoadedWorkload, WorkloadError, build, build_to_share, try_once
 from .launch import Launch, explain, join, leave, report, wait_for, wait_for_all
 from .precision import SCALED
 from .probe import probe
@@ -115,8 +115,8 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         if workload is None:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")
         shared = item.kind == "train" and item.strategy != DDP
-        asked = {"seed": item.seed, "rank": launch.rank, "precision": item.precision, "shared": shared}
-        built = build(launch.mailbox, workload, **asked, device=launch.device)
+        asked = {"seed": item.seed, "rank": launch.rank, "device": launch.device, "precision": item.precision}
+        built = (build_to_share if shared else build)(launch.mailbox, workload, **asked)
         switch_on(built.model, item.switches, whole=item.strategy == DDP)
         batch = item.batches[item.nodes.index(launch.node)] if item.kind == "train" else min(item.batches)
         try_once(built, batch, shared=shared)

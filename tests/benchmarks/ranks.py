@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from tasks.node.checkpoint import write_checkpoint
 from tasks.node.device import reset_peak
-from tasks.node.entrypoint import build, try_once
+from tasks.node.entrypoint import build, build_to_share, try_once
 from tasks.node.measuring import Patience
 from tasks.node.profiler import profile
 from tasks.node.record import Item, WorkloadFile
@@ -79,8 +79,8 @@ def _values(item: Item, workload: WorkloadFile, *, rank: int, losses: int, other
     assert group is not None
     reset_peak(_CPU)
     shared = item.strategy != DDP
-    asked = {"seed": item.seed, "rank": rank + others, "precision": item.precision, "shared": shared}
-    built = build(WORKLOADS, workload, device=_CPU, **asked)
+    asked = {"seed": item.seed, "rank": rank + others, "precision": item.precision}
+    built = (build_to_share if shared else build)(WORKLOADS, workload, device=_CPU, **asked)
     switch_on(built.model, item.switches, whole=not shared)
     try_once(built, item.batches[0], shared=shared)
     if losses:
