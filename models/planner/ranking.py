@@ -57,7 +57,11 @@ def recommend(
     known = pd.DataFrame() if runs is None else runs
     measured = runs_of(costs.setups, known)
     many = len(np.unique(costs.cluster)) if clusters is None else clusters
-    return [row for goal in goals_of(workload) for row in _rank(workload, goal, costs, measured, top, many, more)]
+
+    def about(index: int) -> tuple[int, str]:
+        return measured[index], more(costs.setups[index])
+
+    return [row for goal in goals_of(workload) for row in _rank(workload, goal, costs, about, top, many)]
 
 
 def goals_of(workload: Workload) -> list[Goal]:
@@ -81,12 +85,11 @@ def _rank(
     workload: Workload,
     goal: Goal,
     costs: JobCosts,
-    measured: Sequence[int],
+    about: Callable[[int], tuple[int, str]],
     top: int,
     clusters: int,
-    more: Callable[[Setup], str],
 ) -> list[Row]:
-    """The rows of one goal."""
+    """The rows of one goal; `about` a setup says how often it was measured, and what else there is to say."""
     aim, what, limit = goal.objective, goal.constraint, goal.limit
     aimed, other = costs.expected(aim), costs.expected("hours" if aim == "usd" else "usd")
     usable = np.isfinite(costs.hours) & (costs.hours > 0) & np.isfinite(aimed)
@@ -121,7 +124,7 @@ def _rank(
             row["p_meets_constraint"] = float(meeting.chance[index])
             if missing[index]:
                 row["status"] = "misses_constraint"
-        row["measured_runs"] = measured[index]
+        row["measured_runs"] = about(index)[0]
         row["p_best"] = p_best.get(index, 0.0)
         rows.append(row)
     first, *rest = rows
@@ -138,7 +141,7 @@ def _rank(
     for row in rest:
         row["reason"] = explain.loser(row, first, goal)
     for row, index in zip(rows, listed, strict=True):
-        row["reason"] = "; ".join(one for one in (row["reason"], more(costs.setups[index])) if one)
+        row["reason"] = "; ".join(one for one in (row["reason"], about(index)[1]) if one)
     return rows
 
 

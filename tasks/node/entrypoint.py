@@ -130,7 +130,7 @@ def build(
         raise WorkloadError(f"the fourth part that {workload.function} returns is no torch optimizer")
     if not any(one.requires_grad for one in model.parameters()):  # the other ranks would wait for its gradients
         raise WorkloadError("the model has no parameter to train")
-    for part in (loss,) if shared else (model, loss):
+    for part in (model, loss):
         if isinstance(part, nn.Module):
             part.to(device)
     own_seed = seed + 1000 * (rank + 1)

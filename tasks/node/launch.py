@@ -187,7 +187,9 @@ def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
     text = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
     if text and workload is not None and workload.folder:  # a file of the folder by the name that its user knows
         text[0] = re.sub(rf"(?<![\w/])/\S*/{re.escape(workload.folder)}/", "", text[0])
-    said = f"{type(error).__name__}: {text[0]}"[:500] if text else type(error).__name__
+    # torch.compile names the backend on the first line, and what went wrong on the second
+    words = " ".join(text[: 2 if text and text[0].endswith(":") else 1])
+    said = f"{type(error).__name__}: {words}"[:500] if text else type(error).__name__
     where = "" if workload is None else own_line(error, workload)
     return f"{said} ({where})" if where else said
 

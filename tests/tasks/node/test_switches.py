@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from tasks.node.launch import explain
 from tasks.node.strategies import strategy
 from tasks.node.switches import blocks, on, switch_on
 
@@ -95,6 +96,22 @@ def test_a_compiled_model_trains_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     model = Loss()
     assert trained("compile", model) == pytest.approx(trained("none", Loss()), rel=1e-5)
     assert model._compiled_call_impl is not None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_a_graph_that_does_not_compile_is_an_error_in_one_line_and_nothing_is_trained_uncompiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no kernel for this graph")
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", refuse)
+    model = stack()
+    with pytest.raises(Exception, match="no kernel for this graph") as error:
+        trained("compile", model)
+    said = explain(error.value)
+    assert "no kernel for this graph" in said and "\n" not in said
+    assert all(one.grad is None for one in model.parameters())
 
 
 def test_a_model_of_single_layers_has_nothing_to_recompute() -> None:
