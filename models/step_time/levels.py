@@ -105,7 +105,38 @@ class Block:
     slopes: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # J_c
     off: FloatArray = field(default_factory=lambda: np.zeros(0))  # log measured - log formula at z
     outlying: FloatArray = field(default_factory=lambda: np.zeros(0))  # factors of the noise's variance
-    solved: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # slopes and off, whitened by `factor`
+    neighbours: Neighbours | None = None  # what predictions ask of it, once the fit is done
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """A fitted cell's rows, those of equal features as one: their mean by precision. They are equally near to any other
+    row, so that predictions are the same [D]: with E (rows, places) of ones, D the noise of rows and k any covariances,
+
+        k E' (E K E' + D)^-1 y = k (K + N)^-1 N E' D^-1 y,      N = (E' D^-1 E)^-1
+    """
+
+    features: FloatArray  # (places, 5)
+    place: IntArray  # (rows,)
+    weight: FloatArray  # (rows,) in the mean of its place
+    factor: FloatArray  # Cholesky of K + N
+    solved: FloatArray  # slopes and residuals at the places, whitened by `factor`
+
+    def whitened(self, values: FloatArray) -> FloatArray:
+        """(places, columns) of values by row."""
+        return _whitened(self.factor, self.place, self.weight[:, None] * values)
+
+
+def _whitened(factor: FloatArray, place: IntArray, weighed: FloatArray) -> FloatArray:
+    pooled = np.zeros((len(factor), weighed.shape[1]))
+    np.add.at(pooled, place, weighed)
+    return np.asarray(scipy.linalg.solve_triangular(factor, pooled, lower=True), dtype=float)
+
+
+def distinct(features: FloatArray) -> tuple[FloatArray, IntArray]:
+    """(places, features) those that differ, and (rows,) which each row has."""
+    found, place = np.unique(features, axis=0, return_inverse=True)
+    return found, np.asarray(place, dtype=np.intp).reshape(-1)
 
 
 class Columns:
@@ -268,12 +299,24 @@ class Regression:
         own = {str(name): own for (level, name), own in self.columns.groups.items() if level == "kind"}
         return {name: float(spread * self.z[columns[at]]) for name, columns in own.items()}
 
-    def solved(self, block: Block) -> FloatArray:
-        """(rows, columns + 1) slopes and residuals of a block, whitened by its covariance."""
-        if not block.solved.size:
-            sides = np.column_stack([block.slopes, block.off])
-            block.solved = scipy.linalg.solve_triangular(block.factor, sides, lower=True)
-        return block.solved
+    def neighbours(self, block: Block) -> Neighbours:
+        """What predictions ask of a fitted cell's rows."""
+        if block.neighbours is None:
+            features, place = distinct(self.rows.features[block.at])
+            precision = 1 / self._noise(block)
+            whole = np.bincount(place, precision)
+            weight, spread = precision / whole[place], self.residual[block.name]
+            factor = np.asarray(
+                np.linalg.cholesky(kernel(features, features, spread) + np.diag(1 / whole)), dtype=float
+            )
+            sides = weight[:, None] * np.column_stack([block.slopes, block.off])
+            block.neighbours = Neighbours(features, place, weight, factor, _whitened(factor, place, sides))
+        return block.neighbours
+
+    def _noise(self, block: Block) -> FloatArray:
+        """(rows,) variance of the noise."""
+        noise = self.residual[block.name][2] ** 2 / self.weight[block.at] * block.outlying
+        return np.asarray(noise + 1e-8, dtype=float)
 
     def to_dict(self) -> dict[str, Any]:
         """What was learned, as plain values."""
@@ -354,8 +397,7 @@ class Regression:
     def _factor(self) -> None:
         for block in self.blocks:
             spread, features = self.residual[block.name], self.rows.features[block.at]
-            noise = spread[2] ** 2 / self.weight[block.at] * block.outlying
-            covariance = kernel(features, features, spread) + np.diag(noise + 1e-8)
+            covariance = kernel(features, features, spread) + np.diag(self._noise(block))
             block.factor = np.asarray(np.linalg.cholesky(covariance), dtype=float)
 
     def _linearise(self, z: FloatArray) -> tuple[float, FloatArray]:

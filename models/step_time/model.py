@@ -34,7 +34,7 @@ from .dataset import (
 )
 from .formula import Times
 from .input import Loaders, separated
-from .levels import LENGTHS, Block, Regression, Rows, kernel
+from .levels import LENGTHS, Block, Regression, Rows, distinct, kernel
 from .machine_specs import Machine, data_sheets, device_kind, read_machines, sheets_of
 from .memory import MemoryModel, fit_memory
 from .nearest import Nearness
@@ -248,8 +248,9 @@ class StepTimeModel:
             slopes[np.ix_(part.at, part.columns)] = part.slopes
             for key, own in part.unknown:
                 unknown.setdefault(key, np.zeros((many, own.shape[1])))[part.at] = own
-            alike = kernel(part.features, part.features, part.spread) * np.multiply.outer(part.several, part.several)
-            near[np.ix_(part.at, part.at)] = part.wider**2 * (alike - part.white.T @ part.white)
+            white = part.white[:, part.near_at]
+            left = kernel(part.features, part.features, part.spread) - white.T @ white
+            near[np.ix_(part.at, part.at)] = part.wider**2 * left * np.multiply.outer(part.several, part.several)
         level = slopes @ self._covariance() @ slopes.T
         for own in unknown.values():
             level += own @ own.T
@@ -292,7 +293,7 @@ class StepTimeModel:
                 own += slopes @ _random(seed, key).standard_normal((slopes.shape[1], half))
             field_, told = self._drawn_near(part, count=half, seed=seed)
             own += part.alone.slope[:, None] * self._drawn_alone(part, count=half, seed=seed)[part.alone.point]
-            near = field_.at(part.features) * part.several[:, None] - part.white.T @ told
+            near = (field_.at(part.features) - (part.white.T @ told)[part.near_at]) * part.several[:, None]
             random = _random(seed, ("run", part.cell))
             run = _Field.draw(_APART, np.full(1, np.sqrt(part.noise)), random=random, count=half)
             mean[part.at], off[part.at] = part.mean, part.widened * own + part.wider * near + run.at(part.features)
@@ -318,7 +319,7 @@ class StepTimeModel:
                 noise = _random(seed, ("noise", part.cell)).standard_normal((len(measured), count))
                 sd = part.spread[2] * np.sqrt(part.block.outlying / self.regression.weight[part.block.at])
                 off = field_.at(measured) + sd[:, None] * noise
-                told = np.asarray(scipy.linalg.solve_triangular(part.block.factor, off, lower=True), dtype=float)
+                told = self.regression.neighbours(part.block).whitened(off)
             kept[part.cell] = field_, told
         return kept[part.cell]
 
@@ -407,9 +408,9 @@ class StepTimeModel:
         held: dict[tuple[str, str], tuple[float, float]] = self._made.setdefault("held", {})
         if block.name not in held:
             fit, spread = self.regression, self.regression.residual_of(*block.name)[0]
-            features = fit.rows.features[block.at]
-            white = scipy.linalg.solve_triangular(block.factor, kernel(features, features, spread), lower=True)
-            moved = white.T @ fit.solved(block)[:, -1]
+            known = fit.neighbours(block)
+            alike = kernel(known.features, known.features, spread)
+            moved = scipy.linalg.solve_triangular(known.factor, alike, lower=True).T @ known.solved[:, -1]
             held[block.name] = min(float(moved.min()), 0.0), max(float(moved.max()), 0.0)
         return held[block.name]
 
@@ -452,14 +453,16 @@ class StepTimeModel:
             several = (own.line.ranks > 1).astype(float)
             spread, wider = fit.residual_of(workload, kind)
             near, mean, block = several * (spread[:2] ** 2).sum(), base, self._blocks().get((workload, kind))
-            white = np.zeros((0, len(at)))
+            features, near_at = distinct(own.features)
+            white = np.zeros((0, len(features)))
             if block is not None:
-                cross = kernel(own.features, fit.rows.features[block.at], spread) * several[:, None]
-                white = scipy.linalg.solve_triangular(block.factor, cross.T, lower=True)
-                solved = fit.solved(block)
-                mean = base + np.clip(white.T @ solved[:, -1], *self._held(block))
-                slopes = slopes - white.T @ solved[:, :-1]
-                near = np.maximum(near - (white**2).sum(axis=0), 0.0)
+                known = fit.neighbours(block)
+                cross = kernel(known.features, features, spread)
+                white = scipy.linalg.solve_triangular(known.factor, cross, lower=True, overwrite_b=True)
+                moved = (white.T @ known.solved)[near_at] * several[:, None]
+                mean = base + np.clip(moved[:, -1], *self._held(block))
+                slopes = slopes - moved[:, :-1]
+                near = np.maximum(near - several * np.einsum("ij,ij->j", white, white)[near_at], 0.0)
             yield _Part(
                 cell=(workload, kind),
                 at=at,
@@ -477,6 +480,7 @@ class StepTimeModel:
                 features=own.features,
                 several=several,
                 white=white,
+                near_at=near_at,
                 block=block,
             )
 
@@ -644,7 +648,8 @@ class _Part:
     widened: float  # factor on the levels' spread
     features: FloatArray
     several: FloatArray  # 1 for more than one device
-    white: FloatArray
+    white: FloatArray  # (measured places, distinct features) their covariance, whitened
+    near_at: IntArray  # (rows,) into the distinct features
     block: Block | None
 
 

@@ -11,6 +11,7 @@ import pytest
 from models.domain.numeric import Z_90
 from models.step_time.dataset import TrainingData
 from models.step_time.formula import MEAN, NAMES
+from models.step_time.levels import kernel
 from models.step_time.model import StepTimeModel, fit
 from models.step_time.one_device import OneDevice
 
@@ -136,6 +137,28 @@ def test_intervals_hold_what_leaving_cells_out_and_repeated_runs_say(everything:
     assert doubted[0] > 1.5 * begun[0] and doubted[1] == begun[1]
     model = replace(model, measured=replace(model.measured, run_sd=0.5))
     assert min(widths()) > 2 * Z_90 * 0.5
+
+
+def test_placements_of_one_cluster_count_as_one_neighbour_and_say_what_they_say_apart(everything: pd.DataFrame) -> None:
+    random = np.random.default_rng(1)
+    placed = everything[everything["layout"] == "4+4"]
+    orders = [placed.assign(layout=one, step_s=placed["step_s"] * np.exp(0.05 * random.standard_normal(len(placed))))
+              for one in ("4+2+1", "1+2+4", "2+4+1")]  # fmt: skip
+    orders = [one.assign(cluster="3x" + one["cluster"].str[2:]) for one in orders]
+    model = fitted(pd.concat([everything, *orders], ignore_index=True))
+    fit = model.regression
+    for block in fit.blocks:
+        known, spread = fit.neighbours(block), fit.residual[block.name]
+        assert len(known.features) < len(known.place) == len(block.at)
+        elsewhere = known.features + 0.3
+        apart = kernel(fit.rows.features[block.at], elsewhere, spread)
+        white = np.linalg.solve(block.factor, apart)
+        sides = np.linalg.solve(block.factor, np.column_stack([block.slopes, block.off]))
+        pooled = np.linalg.solve(known.factor, kernel(known.features, elsewhere, spread))
+        assert np.allclose(pooled.T @ known.solved, white.T @ sides, rtol=1e-9, atol=1e-11)
+        assert np.allclose(pooled.T @ pooled, white.T @ white, rtol=1e-9, atol=1e-13)
+        drawn = random.standard_normal((len(block.at), 3))
+        assert np.allclose(pooled.T @ known.whitened(drawn), white.T @ np.linalg.solve(block.factor, drawn), atol=1e-9)
 
 
 def test_no_prediction_undercuts_the_least_seconds(everything: pd.DataFrame) -> None:
