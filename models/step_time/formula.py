@@ -2,7 +2,8 @@
 
     step = (s - 1) t + t - f t + ((f t)^p + (C - L)^p)^(1/p) + L       s accumulation steps
          + the optimizer
-    t    = T1(b) [1 + sigma h (T1(b) / T1(b0))^eta],  h = ((k - 1)/3)^q       k devices on a machine share it
+    t    = T1(b) [1 + sigma h (T1(b) / T1(b0))^eta],  h = ((k - 1)/3)^q       k devices on a machine share it,
+           q > 1: what they share is free until it runs short, so that each costs more than the one before [D]
     C    = s beta(m) 2 (n - 1)/n G / R + alpha m (1 + G / 25 MB)   n devices on m machines, G bytes of gradient; and
            what the fullest machine's k devices add inside: s' (k / 2)^c (k - 1)/k G
     R    = 50 (B / 50)^gamma                                       of B Gbit/s, the slowest link's nominal rate
@@ -52,7 +53,7 @@ PARAMETERS: dict[str, Parameter] = {
     "logit_hidden": Parameter(0.5, 1.0, 0.5, 0.5),
     "log_slowdown": Parameter(-2.5, 0.8, 0.5, 0.4),
     "slowdown_batch": Parameter(0.0, 0.3, 0.2, 0.2),
-    "log_crowding": Parameter(0.3, 0.2, 0.2, 0.2),
+    "log_crowding": Parameter(-1.0, 0.5, 0.4, 0.4),  # log(q - 1)
 }
 NAMES = tuple(PARAMETERS)
 MEAN = np.array([one.mean for one in PARAMETERS.values()])
@@ -122,7 +123,8 @@ def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
     """(rows, members) t of a micro-step."""
     tall = {name: value[name][:, None] for name in ("log_slowdown", "slowdown_batch", "log_crowding")}
     others = np.maximum(line.devices - 1, 0) / 3
-    crowd = np.where(others > 0, np.maximum(others, 1e-9) ** np.minimum(np.exp(tall["log_crowding"]), _STEEPEST), 0.0)
+    power = 1 + np.exp(np.minimum(tall["log_crowding"], np.log(_STEEPEST - 1)))
+    crowd = np.where(others > 0, np.maximum(others, 1e-9) ** power, 0.0)
     part = np.maximum(line.alone_s / np.where(line.middle_s > 0, line.middle_s, 1.0), 1e-6)
     # below -1 a step would take the longer the smaller its batch is
     slower = 1 + np.exp(np.minimum(tall["log_slowdown"], 3.0)) * crowd * part ** np.maximum(tall["slowdown_batch"], -1)

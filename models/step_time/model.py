@@ -313,7 +313,8 @@ class StepTimeModel:
             self._made["drawn"], self._made["near"], self._made["trained"] = (count, seed), {}, {}
         kept: dict[tuple[str, str], tuple[_Field, FloatArray]] = self._made["near"]
         if part.cell not in kept:
-            field_, told = _Field.of(part, seed=seed, count=count), np.zeros((0, count))
+            field_ = _Field.of(part, seed=seed, count=count)
+            told: FloatArray = np.zeros((0, count))
             if part.block is not None:
                 measured = self.regression.rows.features[part.block.at]
                 noise = _random(seed, ("noise", part.cell)).standard_normal((len(measured), count))

@@ -64,7 +64,7 @@ NEUTRAL: dict[str, float] = {
     "inside_devices": 0.0,
     "log_slowdown": -20.0,
     "slowdown_batch": 0.0,
-    "log_crowding": 0.0,
+    "log_crowding": -20.0,
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from models.domain.numeric import Z_90
 from models.step_time.dataset import TrainingData
-from models.step_time.formula import MEAN, NAMES
+from models.step_time.formula import MEAN, NAMES, Line, compute_seconds
 from models.step_time.levels import kernel
 from models.step_time.model import StepTimeModel, fit
 from models.step_time.one_device import OneDevice
@@ -204,6 +204,19 @@ def test_bad_or_few_rows_give_finite_positive_seconds(everything: pd.DataFrame, 
     assert (predicted[:, 1] < predicted[:, 0]).all()
     assert (predicted[:, 0] < predicted[:, 2]).all()
     assert np.isfinite(model.draws(asked(known), count=4, seed=0)).all()
+
+
+def test_each_device_of_a_machine_slows_the_others_more_than_the_one_before() -> None:
+    """Whatever was learned: what they share is free until it runs short."""
+    devices = np.arange(1.0, 9.0)
+    same = np.ones((8, 1))
+    line = Line(
+        **dict.fromkeys(Line.__slots__, np.ones(8)) | {"alone_s": same, "middle_s": same, "devices": devices[:, None]}
+    )
+    for learned in np.random.default_rng(0).normal(0, 3, (50, len(NAMES))):
+        value = dict(zip(NAMES, np.repeat(learned[:, None], 8, axis=1), strict=True))
+        more = np.diff(compute_seconds(line, value)[:, 0])
+        assert more.min() > 0 and (np.diff(more) >= -1e-9 * more[1:]).all()
 
 
 def test_nothing_to_learn_from_is_said() -> None:
