@@ -115,7 +115,12 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         if workload is None:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")
         shared = item.kind == "train" and item.strategy != DDP
-        asked = {"seed": item.seed, "rank": launch.rank, "device": launch.device, "precision": item.precision}
+        asked: dict[str, Any] = {
+            "seed": item.seed,
+            "rank": launch.rank,
+            "device": launch.device,
+            "precision": item.precision,
+        }
         built = (build_to_share if shared else build)(launch.mailbox, workload, **asked)
         switch_on(built.model, item.switches, whole=item.strategy == DDP)
         batch = item.batches[item.nodes.index(launch.node)] if item.kind == "train" else min(item.batches)

@@ -65,9 +65,9 @@ def measured(sized: Sized, ranks: list[int]) -> tuple[list[dict[str, Any]], list
     workload = WorkloadFile(
         name=sized.name, digest=sized.name, file=f"{sized.name}.py", function="build", arguments=dict(sized.arguments)
     )
-    plain = {"run_id": "", "nodes": [0], "workload": sized.name, "batches": list(sized.batches)}
+    plain: dict[str, Any] = {"run_id": "", "nodes": [0], "workload": sized.name, "batches": list(sized.batches)}
     for precision, switches in product(("fp32", "bf16"), ("none", "checkpointing") if sized.layered else ("none",)):
-        mode = {"precision": precision, "switches": switches}
+        mode: dict[str, Any] = {"precision": precision, "switches": switches}
         profiled = Item(**plain, **mode, kind="profile")
         (told,) = served(workload, [profiled], world=1)
         if switches == "none":

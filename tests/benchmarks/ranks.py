@@ -79,7 +79,7 @@ def _values(item: Item, workload: WorkloadFile, *, rank: int, losses: int, other
     assert group is not None
     reset_peak(_CPU)
     shared = item.strategy != DDP
-    asked = {"seed": item.seed, "rank": rank + others, "precision": item.precision}
+    asked: dict[str, Any] = {"seed": item.seed, "rank": rank + others, "precision": item.precision}
     built = (build_to_share if shared else build)(WORKLOADS, workload, device=_CPU, **asked)
     switch_on(built.model, item.switches, whole=not shared)
     try_once(built, item.batches[0], shared=shared)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -40,7 +40,13 @@ def losses(file: Path, modes: Sequence[Mode], *, seeds: int, steps: int, batch: 
     """(seeds, 1 + modes, windows) mean losses of a workload: plain on other batches, then in each of the modes."""
     workload = WorkloadFile(name=file.stem, digest=file.stem, file=file.name, function="build")
     windows = max(steps // _WINDOW, 2)
-    plain = {"run_id": "", "kind": "train", "nodes": [0, 1], "workload": file.stem, "batches": [batch] * _RANKS}
+    plain: dict[str, Any] = {
+        "run_id": "",
+        "kind": "train",
+        "nodes": [0, 1],
+        "workload": file.stem,
+        "batches": [batch] * _RANKS,
+    }
 
     def told(wanted: Sequence[Mode], *, other_batches: bool) -> FloatArray:
         items = [Item(**plain, seed=seed, **mode._asdict()) for seed, mode in product(range(seeds), wanted)]

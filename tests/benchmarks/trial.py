@@ -127,7 +127,7 @@ def summary(compared: pd.DataFrame) -> pd.DataFrame:
         if own.any() and not own.all():
             rows.append(_scored(f"  {name}", "predicted_step_s", compared[own]))
     if set(Mode._fields) <= set(compared):
-        modes = {str(Mode(*one)): own for one, own in compared.groupby(list(Mode._fields), sort=False)}
+        modes = {str(Mode(*map(str, one))): own for one, own in compared.groupby(list(Mode._fields), sort=False)}
         rows += [_scored(f"  {name}", "predicted_step_s", own) for name, own in modes.items() if len(modes) > 1]
     rows += [_scored("compute only", "compute_only_s", compared), _scored("boosted trees", "trees_s", compared)]
     return pd.DataFrame(rows)
