@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .switches import NONE, OFFLOAD, blocks, on
@@ -103,7 +104,21 @@ def _sharded(
     parts = dict(model.named_parameters())
     for held in optimizer.param_groups:
         held["params"] = [parts[names[id(one)]] if id(one) in names else one for one in held["params"]]
+    for one in [one for one in optimizer.state if id(one) in names]:  # Adagrad's are made with it, of whole weights
+        optimizer.state[parts[names[id(one)]]] = _shares(optimizer.state.pop(one), parts[names[id(one)]])
     return model
+
+
+def _shares(state: dict[str, object], part: nn.Parameter) -> dict[str, object]:
+    """A parameter's state with each of its tensors shared out as the parameter is, alike on all ranks as they are."""
+    if not isinstance(part, DTensor):
+        return state
+    kept = dict(state)
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor) and value.shape == part.shape:
+            there = value.to(part.to_local().device)
+            kept[name] = distribute_tensor(there, part.device_mesh, part.placements, src_data_rank=None)
+    return kept
 
 
 STRATEGIES: dict[str, Callable[..., nn.Module]] = {

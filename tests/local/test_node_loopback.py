@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -9,16 +10,21 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from tasks import node
 from tasks.node.processes import descendants
 from tasks.node.record import CPU, Devices, Item, Plan, WorkloadFile, write_json
+from tasks.node.strategies import strategy
 
 pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
 
@@ -274,18 +280,38 @@ def test_ranks_that_share_train_as_those_that_do_not_and_a_share_may_be_empty(ag
         return Item(run_id=run_id, kind="train", nodes=[0, 1], workload=workload, batches=batches, **QUICK | changes)
 
     items = [
-        item(f"{workload}-{strategy}", workload, batches, strategy=strategy, accumulation_steps=2)
+        item(f"{workload}-{name}", workload, batches, strategy=name, accumulation_steps=2)
         for workload, batches in (("two", [6, 2]), ("wide", [4, 4]))
-        for strategy in ("ddp", "fsdp", "zero2")
+        for name in ("ddp", "fsdp", "zero2")
     ]
     agents.plan(1, [workload("two"), workload("wide", width=300, frames=1)], items)
     assert [one["exit_code"] for one in agents.finished(1)] == [0, 0]
     values = {run: one["values"] for run, one in agents.records().items()}
-    for strategy in ("fsdp", "zero2"):
-        assert values[f"two-{strategy}"]["last_loss"] == pytest.approx(3.0, abs=1e-3), "one weight, on rank 0 alone"
-        shared, plain = values[f"wide-{strategy}"], values["wide-ddp"]
+    for name in ("fsdp", "zero2"):
+        assert values[f"two-{name}"]["last_loss"] == pytest.approx(3.0, abs=1e-3), "one weight, on rank 0 alone"
+        shared, plain = values[f"wide-{name}"], values["wide-ddp"]
         assert shared["first_loss"] == pytest.approx(plain["first_loss"], rel=1e-4)
         assert shared["sync_s"] is None and shared["rank_compute_s"] == [], "weights are gathered in every step"
+
+
+def test_states_made_with_the_optimizer_are_shared_out_and_no_whole_weight_is_kept() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
+    whole = weakref.ref(next(model.parameters()))
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
+    try:
+        assert dist.group.WORLD is not None
+        shared = strategy("fsdp")(model, optimizer, dist.group.WORLD, torch.device("cpu"))
+        gc.collect()
+        assert whole() is None, "a rank would hold all weights beside its share"
+        sums = [state["sum"] for state in optimizer.state.values()]
+        assert len(sums) == 4 and all(isinstance(one, DTensor) and one.to_local().eq(0.5).all() for one in sums)
+        shared(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        again = [state["sum"] for state in optimizer.state.values()]
+        assert all(one is other for one, other in zip(again, sums, strict=True))
+    finally:
+        dist.destroy_process_group()
 
 
 def test_what_cannot_be_trained_in_a_mode_is_a_record_with_its_reason_and_costs_no_other(agents: Agents) -> None:

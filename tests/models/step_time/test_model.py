@@ -275,7 +275,7 @@ def test_compute_line_and_memory_serve_the_planner() -> None:
     world = World(1)
     forward, backward, _ = world.device("lm", "s.small", 12)
     assert intercept + 12 * slope == pytest.approx(forward + backward, rel=0.06)
-    assert model.peak_bytes("lm", "s.small", 24) == pytest.approx(1.05 * (2e8 + 1.5e7 + 2.4e7 + 5e6), rel=1e-3)
+    assert model.peak_bytes("lm", "s.small", 24) == pytest.approx(1.075 * (2e8 + 1.5e7 + 2.4e7 + 5e6), rel=3e-3)
 
 
 @dataclass
