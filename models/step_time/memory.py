@@ -100,7 +100,12 @@ class MemoryModel:
         working = max(activations, gradients) if measured and not accumulates else activations + gradients
         beside = _shared(mode, held, ranks) if sharing else held.gradients
         peak = (max(base + beside, 0.0) + working) * (1 + _HEADROOM * measured)
-        ran = (self.accumulated if accumulates else self.ran).get(workload, ())
+        ran = self.ran.get(workload, ())
+        if accumulates:
+            # samples whose activations, of (memory - 2 G) / batch at most, make room for the gradients
+            least = [max(1 - held.gradients / max(memory - 2 * held.gradients, 1.0), 0.0) for memory, _, _ in ran]
+            fewer = [(memory, most * part, few) for (memory, most, few), part in zip(ran, least, strict=True)]
+            ran = (*self.accumulated.get(workload, ()), *fewer)
         return min([peak, *(memory for memory, most, fewest in ran if batch <= most and ranks >= fewest)])
 
     def _line(self, workload: str, instance_type: str) -> tuple[Line | None, bool]:

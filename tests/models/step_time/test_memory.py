@@ -142,6 +142,15 @@ def test_what_ran_is_never_refused(runs: list[tuple[str, int]], gradient_bytes: 
         assert gib is None or model.peak_bytes("net", name, batch) <= gib * GIB
 
 
+def test_what_ran_in_one_micro_step_allows_several_of_as_much_less_as_gradients_weigh() -> None:
+    model = fitted(ran(("net", "a.16g", 64)), None, {"net": 1e9})
+    a = (16 * GIB - 2e9) / 64  # 237 MB a sample at most, so that a gigabyte is five samples
+    several = [batch for batch in range(1, 65) if model.peak_bytes("net", "a.16g", batch, accumulates=True) <= 16 * GIB]
+    assert several == list(range(1, int(64 - 1e9 / a) + 1)) and several[-1] == 59
+    frame = ran(("net", "a.16g", 64)).assign(accumulation_steps=2)
+    assert fitted(frame, None, {"net": 1e9}).peak_bytes("net", "a.16g", 64, accumulates=True) <= 16 * GIB
+
+
 def test_beyond_what_ran_is_refused_on_the_same_device_and_allowed_on_a_larger_one() -> None:
     model = fitted(ran(("net", "a.16g", 64)), None, {"net": 1e8})
     assert model.peak_bytes("net", "a.16g", 65) > 16 * GIB
