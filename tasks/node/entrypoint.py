@@ -130,7 +130,8 @@ def build(
         raise WorkloadError(f"the fourth part that {workload.function} returns is no torch optimizer")
     if not any(one.requires_grad for one in model.parameters()):  # the other ranks would wait for its gradients
         raise WorkloadError("the model has no parameter to train")
-    for part in (model, loss):
+    computing.hold()  # a script may ask for faster products
+    for part in (loss,) if shared else (model, loss):
         if isinstance(part, nn.Module):
             part.to(device)
     own_seed = seed + 1000 * (rank + 1)
@@ -159,6 +160,7 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
     if spec is None or spec.loader is None:
         raise WorkloadError(f"{workload.file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where torch's compiler and processes that load data look for it
     spec.loader.exec_module(module)
     return module
 

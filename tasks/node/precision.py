@@ -33,6 +33,11 @@ class Arithmetic:
     device: torch.device = _CPU
     scaler: torch.amp.GradScaler | None = None
 
+    def hold(self) -> None:
+        """Set the format of this process's products of 32-bit numbers, whatever other code has set."""
+        torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
+
     def forward(self) -> AbstractContextManager[object]:
         """Around the forward pass and the loss."""
         dtype = _AUTOCAST.get(self.precision)
@@ -73,10 +78,10 @@ def arithmetic(precision: str, device: torch.device) -> Arithmetic:
         raise NoSuchPrecision(f"tf32 needs an NVIDIA GPU of Ampere or later; this is {_named(device)}: train in fp32")
     if precision == "bf16" and capability is not None and capability < _AMPERE:
         raise NoSuchPrecision(f"bf16 needs a GPU of Ampere or later; this is {_named(device)}: train in fp16 or fp32")
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
     scaler = torch.amp.GradScaler(device.type) if precision == SCALED else None
-    return Arithmetic(precision, device, scaler)
+    computing = Arithmetic(precision, device, scaler)
+    computing.hold()
+    return computing
 
 
 def _named(device: torch.device) -> str:

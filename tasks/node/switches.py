@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ NONE = "none"
 CHECKPOINTING, COMPILE, OFFLOAD = SWITCHES = ("checkpointing", "compile", "offload")
 _LISTS = (nn.ModuleList, nn.ModuleDict)  # are never called themselves
 _CALL_THEIR_PARTS = (nn.Sequential, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
+_SHAPES = 128  # graphs of one model: each block, batch and kind of step has its own
 _BLOCKS = 8  # a block holds at most a so-manieth of all weights, where modules are as small
 
 
@@ -44,9 +46,30 @@ def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
         for block in recomputed:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if COMPILE in named:
-        torch.compiler.reset()  # what was compiled for other items counts towards limits, beyond which it is not
+        torch.compiler.reset()  # what was compiled for other items counts towards limits
+        torch._dynamo.utils.counters.clear()
+        torch._dynamo.config.recompile_limit = _SHAPES
+        torch._dynamo.config.fail_on_recompile_limit_hit = True  # beyond it torch would go on uncompiled
         for part in [model] if whole else blocks(model):
-            part.compile(dynamic=False)
+            _compile(part)
+
+
+def _compile(part: nn.Module) -> None:
+    """Have what `part` computes compiled, by a function around it: torch's compiler leaves torch's own classes alone.
+
+    Hooks, by which weights are gathered, stay outside.
+    """
+    forward = part.forward
+
+    def compute(*inputs: Any, **named: Any) -> Any:
+        return forward(*inputs, **named)
+
+    part.forward = torch.compile(compute, dynamic=False)  # type: ignore[method-assign]
+
+
+def compiled_nothing(switches: str) -> bool:
+    """Whether compilation is on and there is not one compiled graph since it was switched on, after a few steps."""
+    return COMPILE in on(switches) and torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

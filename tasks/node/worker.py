@@ -30,7 +30,7 @@ from .profiler import profile
 from .record import Item, RankLayout, plan_from_json, record_of
 from .steps import train
 from .strategies import DDP, strategy
-from .switches import switch_on
+from .switches import compiled_nothing, switch_on
 
 _PEER_LOST = re.compile(r"gloo|nccl|connection|timed? ?out|socket|broken pipe", re.IGNORECASE)
 
@@ -169,6 +169,8 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[d
         if values and launch.rank == 0 and item.strategy == DDP and item.workload not in launch.written:
             launch.written.add(item.workload)
             values |= write_checkpoint(built)
+    if not problem and compiled_nothing(item.switches):
+        return {}, "compile: torch's compiler found nothing in this model to compile, so that nothing is gained by it"
     return values | {"taken_share": patience.taken_share} | patience.reference_values(item.used), problem
 
 

@@ -10,9 +10,15 @@ import pytest
 import torch
 from torch import nn
 
+from tasks.node import workloads
+from tasks.node.entrypoint import build, try_once
 from tasks.node.launch import explain
+from tasks.node.precision import Arithmetic
+from tasks.node.record import WorkloadFile
 from tasks.node.strategies import strategy
-from tasks.node.switches import blocks, on, switch_on
+from tasks.node.switches import blocks, compiled_nothing, on, switch_on
+
+WORKLOADS = Path(workloads.__file__).parent
 
 
 @pytest.fixture(autouse=True)
@@ -93,9 +99,23 @@ def test_a_compiled_model_trains_the_same(tmp_path: Path, monkeypatch: pytest.Mo
         def forward(self, values: torch.Tensor) -> torch.Tensor:
             return self.net(values).mean()
 
-    model = Loss()
-    assert trained("compile", model) == pytest.approx(trained("none", Loss()), rel=1e-5)
-    assert model._compiled_call_impl is not None
+    assert trained("compile", Loss()) == pytest.approx(trained("none", Loss()), rel=1e-5)
+    assert not compiled_nothing("compile")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute")
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("name", sorted(path.stem for path in WORKLOADS.glob("[!_]*.py")))
+def test_something_is_compiled_of_each_workload_whole_and_by_blocks(
+    name: str, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda graph, *_, **__: graph.forward)
+    file = WorkloadFile(name=name, digest=name, file=f"{name}.py", function="build")
+    built = build(WORKLOADS, file, seed=0, rank=0, computing=Arithmetic())
+    switch_on(built.model, "compile", whole=whole)
+    assert compiled_nothing("compile"), "before the first step"
+    try_once(built, 4)
+    assert not compiled_nothing("compile") and not compiled_nothing("none")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")

@@ -14,7 +14,7 @@ from tasks import node
 from tasks.node.check import _tensors
 from tasks.node.device import to_device
 from tasks.node.entrypoint import LoadedWorkload, WorkloadError, build, try_once
-from tasks.node.precision import arithmetic
+from tasks.node.precision import Arithmetic, arithmetic
 from tasks.node.record import WorkloadFile
 from tasks.node.steps import one_step
 from tasks.node.strategies import strategy
@@ -127,3 +127,21 @@ def test_a_loss_for_each_sample_is_refused() -> None:
 def test_an_unknown_strategy_is_answered_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="unknown strategy 'dpp'; known: ddp, fsdp, zero2"):
         strategy("dpp")
+
+
+def test_a_model_to_be_shared_out_stays_in_the_hosts_memory_and_its_loss_goes_to_the_device(tmp_path: Path) -> None:
+    text = ELSEWHERE.replace("torch.nn.MSELoss()", "torch.nn.CrossEntropyLoss(weight=torch.ones(3))")
+    (tmp_path / "w.py").write_text(text)
+    spec = WorkloadFile(name="w", digest="d", file="w.py", function="build")
+    for shared, where in ((True, "cpu"), (False, "meta")):
+        computing = Arithmetic("fp32", torch.device("meta"))
+        built = build(tmp_path, spec, seed=0, rank=0, computing=computing, shared=shared)
+        assert next(built.model.parameters()).device.type == where
+        assert isinstance(built.loss, torch.nn.CrossEntropyLoss) and built.loss.weight is not None
+        assert built.loss.weight.device.type == "meta"
+
+
+def test_a_script_that_asks_for_faster_products_trains_in_the_precision_stated(tmp_path: Path) -> None:
+    (tmp_path / "w.py").write_text(f'{ELSEWHERE}\ntorch.set_float32_matmul_precision("high")\n')
+    load(tmp_path, "w.py")
+    assert torch.get_float32_matmul_precision() == "highest" and not torch.backends.cuda.matmul.allow_tf32
