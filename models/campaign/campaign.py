@@ -6,10 +6,10 @@ off the global batch, per second it takes:
     value = sum over features f of weight_f / (1 + runs that share f)                   what no model has met yet
     value = expected fall of the regret of the table's choices                what the model knows
 
-First every workload is profiled on every instance type, by few launches that hold all types. Then the launch follows
-with the best value per part of the caps that it uses up (dollars or seconds, whichever it uses more of), and so on; a
-launch ends where one more run is worth less per second than it is. Where no run is expected to change a choice, the
-list ends, however much is left.
+First every workload is profiled on every instance type, by few launches that hold all types: unsharded, whether or not
+it tolerates to be trained so. Then the launch follows with the best value per part of the caps that it uses up (dollars
+or seconds, whichever it uses more of), and so on; a launch ends where one more run is worth less per second than it is.
+Where no run is expected to change a choice, the list ends, however much is left.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from itertools import product
 from ..domain.cluster import Cluster, Offer
 from ..domain.numeric import ROUNDING
 from ..domain.setup_table import Key
-from ..domain.workload import Workload, workload_and_mode
+from ..domain.workload import Workload, variant, workload_and_mode
 from ..planner.enumeration import Refusal, clusters_of
 from ..step_time.machine_specs import computes
 from .acquisition import Coverage, DecisionValue, Model, Past, stale_types
@@ -99,17 +99,30 @@ def shopping_list(
         parts, expected = list(_parts(clusters).values()), None if model is None else model.expected_step
         candidates = training_runs(workloads, parts, past.profiles, expected_step=expected, costs=campaign.costs)
     layouts = {offer.instance_type.name: offer.instance_type.devices for offer in priced}
-    known = Coverage.of(workloads, past, layouts=layouts, seed=campaign.seed)
-    known.profiled |= {
-        (one.name, offer.instance_type.name)
+    known = Coverage.of([*workloads, *_only_profiled(workloads)], past, layouts=layouts, seed=campaign.seed)
+    wanted = {
+        (_profiled_as(one).name, offer.instance_type.name)
         for one, offer in product(workloads, priced)
-        if (mode := workload_and_mode(one.name)[1]).sharded or not computes(offer.instance_type.device, mode)
-    }  # on which there is nothing to profile: one device shares nothing
+        if computes(offer.instance_type.device, workload_and_mode(one.name)[1])
+    }
+    known.profiled |= set(product(known.workloads, layouts)) - wanted
     left = [candidate for key, candidate in candidates.items() if key not in known.settled]
     if model is not None:
         types = model.types - past.drifting.keys() - stale_types(past.runs, past.stale_before)
         known.decision_value = DecisionValue.of(replace(model, types=types), left, layouts=layouts)
     return _buy(campaign, clusters, left, known)
+
+
+def _only_profiled(workloads: Sequence[Workload]) -> list[Workload]:
+    """What sharded ones of `workloads` are profiled as and is not among them: not tolerated, so never trained."""
+    met = {one.name for one in workloads}
+    return list({one.name: one for one in map(_profiled_as, workloads) if one.name not in met}.values())
+
+
+def _profiled_as(workload: Workload) -> Workload:
+    """A variant in its mode of one device, which shares nothing: its profiles are copied (`dataset.by_variant`)."""
+    name, mode = workload_and_mode(workload.name)
+    return replace(workload, name=variant(name, mode.alone)) if mode.sharded else workload
 
 
 def _parts(clusters: Sequence[Cluster]) -> dict[tuple[str, ...], Cluster]:

@@ -6,18 +6,21 @@
                          (memory - 2 G) / batch              over every run that is known to have fitted
                          activation bytes per operation x operations per sample
 
-               beside                                                  working
-    ddp        G                     buckets, summed in place          max(a b, G)
-    fsdp       3 W' + 2 G' - (1 - 1/n) S                               max(a b, G / n)
-    zero2      W (1 - 1/n) + W' + 2 G' - (1 - 1/n) S                   max(a b, G / n)
+                     beside                                            working
+    ddp              G                     buckets, summed in place    max(a b, G)
+    fsdp             3 W' + 2 G' - (1 - 1/n) S                         max(a b, G / n)
+    zero2            W (1 - 1/n) + W' + 2 G' - (1 - 1/n) S             max(a b, G / n)
+    fsdp, offload    3 W' + 2 G' + (W' + G') / n - S                   a b
+    zero2, offload   W + W' + 2 G' + (W' + G') / n - S                 a b
     peak      <= memory of any device on which that batch or a larger one has run
 
 with S bytes of weights and optimizer's states, W = G of weights, n ranks. Activations are freed as gradients come to
 be, which is why the larger of both counts; of several micro-steps each but the first finds gradients there: then, and
 from facts, both count, and gradients are whole on every rank until the last micro-step sums them. A group of weights is
 gathered into W', by a buffer of as many bytes, while the next one is; its gradients G' are copied to be summed, while
-those of the group before still are. Too cautious rather than not: a batch that is refused is run in accumulation steps,
-one that does not fit is not run at all.
+those of the group before still are. What is offloaded lies in the host's memory; only the device's is asked for here,
+which holds a rank's part of one group of weights and of gradients on their way too. Too cautious rather than not: a
+batch that is refused is run in accumulation steps, one that does not fit is not run at all.
 """
 
 from __future__ import annotations
@@ -96,7 +99,8 @@ class MemoryModel:
         base, sample = line
         held, activations = self.held.get(workload, Held()), sample * batch
         sharing = mode.sharded and ranks > 1
-        gradients = held.gradients / ranks if sharing and not accumulates else held.gradients
+        summed = 0.0 if mode.offloaded else held.gradients / ranks
+        gradients = summed if sharing and not accumulates else held.gradients
         working = max(activations, gradients) if measured and not accumulates else activations + gradients
         beside = _shared(mode, held, ranks) if sharing else held.gradients
         peak = (max(base + beside, 0.0) + working) * (1 + _HEADROOM * measured)
@@ -119,9 +123,10 @@ class MemoryModel:
 
 def _shared(mode: Mode, held: Held, ranks: int) -> float:
     """Bytes beside those of one device where ranks share: less than none where they share more than they gather."""
-    elsewhere = 1 - 1 / ranks
+    elsewhere = 1.0 if mode.offloaded else 1 - 1 / ranks
     gathered = 3 * held.group if mode.strategy == "fsdp" else elsewhere * held.gradients + held.group
-    return gathered + 2 * held.group - elsewhere * held.states
+    moving = 2 * held.group / ranks if mode.offloaded else 0.0
+    return gathered + 2 * held.group + moving - elsewhere * held.states
 
 
 def _base(held: Held) -> float:
@@ -157,10 +162,9 @@ def fit_memory(
     facts: dict[str, Line] = {}
     for workload in sorted({*largest, *gradient_bytes, *flops_per_sample} - {name for name, _ in lines}):
         held = sizes.get(workload, Held())
-        # the least that may stand beside the activations: weights and gradients, or a share of them
-        bounds = [
-            max(memory - 2 * held.gradients / ranks, 0.0) / batch for memory, batch, ranks in largest.get(workload, ())
-        ]
+        # the least that may stand beside the activations: weights and gradients, a share of them, or neither
+        least = 0.0 if workload_and_mode(workload)[1].offloaded else 2 * held.gradients
+        bounds = [max(memory - least / ranks, 0.0) / batch for memory, batch, ranks in largest.get(workload, ())]
         if flops_per_sample.get(workload, 0.0) > 0:
             bounds.append(per_operation * flops_per_sample[workload])
         if bounds:

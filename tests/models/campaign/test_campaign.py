@@ -21,11 +21,12 @@ from models.campaign.candidates import Costs, Expected, Measurement, training_ru
 from models.campaign.value_of_information import Belief, choice, choice_set_of
 from models.domain.cluster import Cluster, Offer, cluster_name
 from models.domain.setup_table import row_key, rows_of
-from models.domain.workload import Goal, Workload, joined
+from models.domain.workload import Goal, Mode, Workload, joined, variant
 from models.job.cost import job_costs
 from models.planner.candidates import Supply
 from models.planner.planner import candidates
 from models.planner.ranking import recommend
+from models.step_time.dataset import TrainingData, by_variant
 from tests.models.planning import (
     AS_OF,
     CORES,
@@ -162,6 +163,41 @@ def test_the_first_campaign_covers_everything_and_does_so_early() -> None:
     sizes = [size for item, _ in lines(launches, "probe") for size in item.message_bytes]
     assert (min(sizes), max(sizes)) == (4096, 8 * 2**20)
     assert {2, 3, 4} <= {len(members) for _, members in lines(launches, "probe")}
+
+
+def profiles_bought(*modes: Mode, device: str = "cpu") -> tuple[set[tuple[str, str]], set[str]]:
+    """(workload, instance type) profiled, and the workloads trained, where the mlp tolerates `modes` alone."""
+    jobs = replace(workload("mlp", 64), modes=modes).variants
+    kinds = [replace(machine(name), device=device) for name in ("large", "whole")]
+    sold = [replace(offer(one.name), instance_type=one) for one in kinds]
+    launches = shop(jobs=jobs, sold=sold, market=sold[0].market, max_usd=10.0, max_seconds=4000.0)
+    bought = [(item.workload, members[0]) for item, members in lines(launches, "profile")]
+    assert len(bought) == len(set(bought)), "each once"
+    return set(bought), {item.workload for item, _ in lines(launches, "train")}
+
+
+def test_a_workload_of_sharded_modes_alone_is_profiled_unsharded_and_trained_only_as_it_tolerates() -> None:
+    ddp, fsdp, zero2 = (Mode(strategy=one) for one in ("ddp", "fsdp", "zero2"))
+    on_both = {("mlp", "large"), ("mlp", "whole")}
+    assert profiles_bought(ddp)[0] == profiles_bought(ddp, fsdp)[0] == on_both
+    assert profiles_bought(fsdp) == (on_both, {"mlp in fp32 fsdp"})
+    assert profiles_bought(fsdp, zero2) == (on_both, {"mlp in fp32 fsdp", "mlp in fp32 zero2"})
+    compiled = Mode("bf16", "fsdp", "compile+offload")
+    alone = {("mlp in bf16 compile", "large"), ("mlp in bf16 compile", "whole")}
+    assert profiles_bought(compiled, device="A10G") == (alone, {variant("mlp", compiled)})
+    assert profiles_bought(compiled) == (set(), set()), "a processor has nothing to offload to"
+
+
+def test_the_profile_of_one_device_serves_the_sharded_mode_and_is_not_bought_again() -> None:
+    fsdp = replace(workload("mlp", 64), modes=(Mode(strategy="fsdp"),)).variants
+    profiles = measured(shop(jobs=fsdp))[1]
+    assert set(profiles["workload"]) == {"mlp"}
+    frames = dict.fromkeys(("runs", "buckets", "probes", "workloads", "instance_types"), NOTHING)
+    known = by_variant(TrainingData(profiles=profiles, **frames), [one.name for one in fsdp]).profiles
+    own = {name: rows.drop(columns="workload").reset_index(drop=True) for name, rows in known.groupby("workload")}
+    assert set(own) == {"mlp", fsdp[0].name}
+    pd.testing.assert_frame_equal(own["mlp"], own[fsdp[0].name])
+    assert not list(lines(shop(profiles=known, jobs=fsdp), "profile"))
 
 
 def test_training_runs_divide_a_batch_exactly_mostly_the_workloads_own() -> None:

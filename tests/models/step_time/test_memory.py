@@ -110,6 +110,36 @@ def test_what_ranks_share_is_less_the_more_they_are_and_what_each_gathers_stays(
         assert told(name, 8, accumulates=True) == pytest.approx(told(name, 8) + gradients)
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "zero2"])
+def test_what_is_offloaded_needs_no_more_on_the_device_and_fits_where_its_states_would_not(strategy: str) -> None:
+    gradients, sample = 8e9, 4e8
+    stays, goes = Mode(strategy=strategy), Mode(strategy=strategy, switches="offload")
+    models = {mode: peaks(1e9 + 3 * gradients, gradients, sample, mode) for mode in (stays, goes)}
+
+    def told(mode: Mode, batch: int, ranks: int, **steps: bool) -> float:
+        return models[mode].peak_bytes(variant("net", mode), "a.16g", batch, ranks, **steps) / 1.075
+
+    kept = {"fsdp": 3.0, "zero2": 2.0}[strategy]  # times the weights; whole ones stay gathered on each under zero2
+    for ranks in (2, 4, 8):
+        moving = gradients / 4 / ranks  # an eighth of weights, and of gradients, of which each moves its part
+        for batch in (1, 16, 64):
+            summed = max(gradients / ranks - batch * sample, 0.0)
+            less = told(stays, batch, ranks) - told(goes, batch, ranks)
+            assert less == pytest.approx(kept * gradients / ranks + summed - moving) and less > 0
+            less = told(stays, batch, ranks, accumulates=True) - told(goes, batch, ranks, accumulates=True)
+            assert less == pytest.approx(kept * gradients / ranks - moving), "gradients are whole till the last step"
+    if strategy == "fsdp":
+        assert 1.075 * told(goes, 16, 2) < 16 * GIB < 1.075 * told(stays, 16, 2)
+
+
+def test_a_run_that_was_offloaded_says_no_less_of_its_activations_than_its_device_holds() -> None:
+    rows = {"workload": "net", "cluster": "4xa.16g", "batch_per_device": "8", "layout": "1", "strategy": "fsdp"}
+    name = variant("net", Mode(strategy="fsdp", switches="offload"))
+    model = fitted(pd.DataFrame([rows | {"switches": "offload"}]), None, {name: 2e10})
+    assert model.peak_bytes(name, "a.16g", 8, 4) <= 16 * GIB
+    assert model.facts[name][1] == pytest.approx(16 * GIB / 8)
+
+
 def test_a_sharded_run_allows_its_batch_on_as_many_ranks_or_more() -> None:
     rows = pd.DataFrame(
         [{"workload": "net", "cluster": "4xa.16g", "batch_per_device": "8", "layout": "1", "strategy": "fsdp"}]
