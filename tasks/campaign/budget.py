@@ -34,6 +34,9 @@ from ..workspace.workspace import Workspace
 # Of the deadline on EC2, beside the work: machines may take ten minutes to report themselves, torchrun two more.
 EC2_START_UP_S = 720.0
 EC2_LEAST_START_UP_S = 300.0  # with less, money would be spent on machines that end before they could have measured
+# What an installation is expected to take, of the INSTALL_S that it is given: a guess, since torch is there already and
+# the rest are mostly wheels. With less, too, machines would end before they could have measured.
+LEAST_INSTALL_S = INSTALL_S / 5
 # For measuring again what a machine's host disturbed, part of what a launch is expected to take: hosts take processors
 # away for minutes, which costs nothing here and is paid for on EC2.
 _LOCAL_PATIENCE, _EC2_PATIENCE = 1.0, 0.25
@@ -62,27 +65,28 @@ def allowance(
     caps, unknown = caps_of(workspace, tally, now, known)
     if unknown:
         return Allowance(refusal=unknown)
+    installs = _installs(workspace, launch)
     price = pure.dearest_usd_per_hour(launch.cluster, known, _spot_margin(workspace))
     return pure.allow(
         None if price is None else price + len(launch.cluster.members) * _beside(workspace),
-        wished_s=2 * launch.est_s + EC2_START_UP_S + _installing_s(workspace, launch) + tally.fetch_s_of(launch),
-        least_s=launch.est_s + EC2_LEAST_START_UP_S + tally.fetch_s_of(launch),
+        wished_s=2 * launch.est_s + EC2_START_UP_S + installs * INSTALL_S + tally.fetch_s_of(launch),
+        least_s=launch.est_s + EC2_LEAST_START_UP_S + installs * LEAST_INSTALL_S + tally.fetch_s_of(launch),
         caps=caps,
         late=LATE_S,
     )
 
 
-def _installing_s(workspace: Workspace, launch: Launch) -> float:
-    """What machines may take to install the requirements of the workloads of `launch`, one after the other."""
+def _installs(workspace: Workspace, launch: Launch) -> int:
+    """How many workloads of `launch` have requirements: paid machines install them one after the other."""
     workloads = workspace.settings.workloads
-    return INSTALL_S * sum(
-        name in workloads and workloads[name].requirements is not None for name in workload_names(launch)
-    )
+    return sum(name in workloads and workloads[name].requirements is not None for name in workload_names(launch))
 
 
 def patience_s(workspace: Workspace, launch: Launch, tally: Tally, deadline_s: float) -> float:
     """Seconds that `launch` may put into measuring again what was disturbed, and still end in time."""
-    start_up_s = EC2_START_UP_S + tally.fetch_s_of(launch) if workspace.spends_money else START_UP_S
+    start_up_s = START_UP_S
+    if workspace.spends_money:
+        start_up_s = EC2_START_UP_S + _installs(workspace, launch) * INSTALL_S + tally.fetch_s_of(launch)
     spare_s = deadline_s - launch.est_s - start_up_s
     share = _EC2_PATIENCE if workspace.spends_money else _LOCAL_PATIENCE
     left_s = tally.stop_of(launch) - time.monotonic() - launch.est_s

@@ -40,7 +40,8 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     """workload, entrypoint, batch (samples of one device), `notes`, and `precisions`: what `node.check` says of each.
 
     Its requirements are installed first, for which `timeout_s` does not count. Its data are read where they lie, those
-    in S3 where they were fetched for local hosts; else a note says so.
+    in S3 where they were fetched for local hosts; else a note says so, as one does of strategies and switches, which
+    are not tried.
     Raises SettingsError where the workload is unknown or has no entrypoint, CheckFailed where its requirements cannot
     be installed, it takes too long or ends the process that runs it.
     """
@@ -59,6 +60,11 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     notes = list(source.left_out)
     if not isolation.namespaces:
         notes.append(f"this machine's network was in reach, as it is on no local host: {isolation.why_not}")
+    untried = [one for one in (*stated.strategies, *stated.switches) if one not in ("ddp", "none")]
+    if untried:
+        notes.append(
+            f"not tried here: {', '.join(untried)}; one process made its steps without them, a refresh measures them"
+        )
     with tempfile.TemporaryDirectory(prefix="srift-check-") as place:
         folder, package = Path(place) / "home", Path(place) / "code" / "node"
         _lay_out(folder, package, file, source)

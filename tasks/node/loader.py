@@ -26,7 +26,9 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from .processes import die_with_parent
 
-_WITHIN_S = 60.0  # a batch, where the user set no timeout: workers that hang must not hang a launch
+# Most seconds of a batch, whatever timeout the user set: workers that hang must not hang a launch, and the rank whose
+# loader is late says so before a collective of the others ends (Plan.timeout_s), who would tell of a lost peer.
+_WITHIN_S = 45.0
 _LEAVE_S = 2.0  # what workers have to end in, once torch has ended them
 _MOST_PATH = 70  # characters of a folder in which workers can have a socket, whose path has 107 at most [unix(7)]
 _ENDLESS = 2**62  # samples: no pass over the data ends within a measurement
@@ -150,7 +152,7 @@ class Loader:
             asked |= {"num_workers": 0, "persistent_workers": False}
         else:
             asked |= {name: getattr(given, name) for name in _OF_WORKERS}
-            asked["timeout"] = given.timeout or _WITHIN_S
+            asked["timeout"] = self._within_s
         if not isinstance(dataset, IterableDataset):
             order = torch.Generator().manual_seed(self.seed)
             try:
@@ -194,7 +196,11 @@ class Loader:
         return made[0], made[1]
 
     def _said(self, error: Exception) -> BaseException:
-        return in_words(error, self._codes(), within_s=self.given.timeout or _WITHIN_S)
+        return in_words(error, self._codes(), within_s=self._within_s)
+
+    @property
+    def _within_s(self) -> float:
+        return min(self.given.timeout or _WITHIN_S, _WITHIN_S)
 
     def _codes(self) -> tuple[CodeType, ...]:
         """The functions that make a batch, and the one that made the loader: some of them are the user's."""

@@ -28,16 +28,21 @@ def environment_at(home: Path, spec: WorkloadFile) -> Path:
 def install_at(home: Path, spec: WorkloadFile, source: Source) -> str:
     """The Python that has the requirements of `spec`, which are installed first where they are not. Says that they are.
 
-    Raises NotInstalled with the reason.
+    Raises NotInstalled with the reason, a full disk among them.
     """
     environment = environment_at(home, spec)
     if installed(environment) is None:
         reporter().say(f"installing the requirements of workload {spec.name} ({spec.requirements})")
     started = time.monotonic()
     # pip may write beside what it builds: it gets a copy, not the user's folder
-    with tempfile.TemporaryDirectory(prefix="srift-requirements-") as folder:
-        unpack(source.travels_as(source.read()), Path(folder) / "code")
-        python = install(spec.requirements, Path(folder) / "code", environment, spec.name)
+    try:
+        with tempfile.TemporaryDirectory(prefix="srift-requirements-") as folder:
+            unpack(source.travels_as(source.read()), Path(folder) / "code")
+            python = install(spec.requirements, Path(folder) / "code", environment, spec.name)
+    except OSError as error:
+        raise NotInstalled(
+            f"requirements of workload {spec.name} could not be installed on this machine: {error}"
+        ) from error
     if time.monotonic() - started > 1.0:
         reporter().say(f"installed within {time.monotonic() - started:.0f} s: {environment}")
     return python

@@ -129,7 +129,10 @@ _NOT_ITS_OWN = {
     "MASTER_ADDR MASTER_PORT RANK LOCAL_RANK GROUP_RANK ROLE_* WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE"
     " TORCHELASTIC_* TORCH_ELASTIC_*": "torchrun sets it for each rank",
     "GLOO_* NCCL_* TORCH_NCCL_* TORCH_GLOO_* TP_SOCKET_*": "by it machines find each other on the measured links",
-    "OMP_* MKL_* CUDA_VISIBLE_DEVICES": "it says with how much of a machine is measured",
+    "OMP_* MKL_* OPENBLAS_* NUMEXPR_* CUDA_VISIBLE_DEVICES": "it says with how much of a machine is measured",
+    "NVIDIA_TF32_OVERRIDE TORCHDYNAMO_* TORCH_COMPILE_* TORCHINDUCTOR_* ACCELERATE_MIXED_PRECISION": (
+        "precision and compilation are what is measured; state them as `precisions` and `switches`"
+    ),
 }
 
 

@@ -123,9 +123,7 @@ def folder_source(folder: Path, module: str, requirements: str, without: Collect
     """The code below `folder`, less what lies `without`. Raises SourceRefused."""
     found, left_out = _files(folder, {path.resolve() for path in without})
     _refuse_too_much(found, folder)
-    taken = [name for name in (f"{_AGENT}.py", f"{_AGENT}/__init__.py") if name in found]
-    if taken:
-        raise SourceRefused("path", f"{folder / taken[0]} has the name of the package that runs on machines: rename it")
+    _refuse_our_name(found, "path")
     needed = _needed(folder, requirements, found) if requirements else ()
     return Source(
         files=found,
@@ -147,8 +145,16 @@ def file_source(path: Path, root: Path, requirements: str) -> Source:
     needed = _needed(root, requirements, None)
     files = {path.name: path} | {name: root / name for name in needed}
     files = dict(sorted(files.items()))
+    _refuse_our_name(files, "entrypoint")
     _refuse_too_much(files, root, "requirements")
     return Source(files=files, entry=path.name, requirements=requirements, needed=needed)
+
+
+def _refuse_our_name(files: Mapping[str, Path], key: str) -> None:
+    """Raises SourceRefused where the folder that code runs in would hide the package that runs it."""
+    for name in (f"{_AGENT}.py", f"{_AGENT}/__init__.py"):
+        if name in files:
+            raise SourceRefused(key, f"{files[name]} has the name of the package that runs on machines: rename it")
 
 
 def _files(folder: Path, without: Collection[Path]) -> tuple[dict[str, Path], list[str]]:

@@ -192,7 +192,7 @@ MUTANTS = (
         "tasks/workspace/test_secrets.py tasks/providers/ec2/test_provider.py"),
     _of("loader-workers", "tasks/node/loader.py", r"( +)die_with_parent\(\)", r"\1pass", "tasks/node/test_loader.py",
         local=True),
-    _of("loader-timeout", "tasks/node/loader.py", r"given\.timeout or _WITHIN_S(?=\n)", "0",
+    _of("loader-timeout", "tasks/node/loader.py", r"min\(self\.given\.timeout or _WITHIN_S, _WITHIN_S\)", "0",
         "tasks/node/test_loader.py"),
     _of("agent-environment", "tasks/node/agent.py", r"\{name: os\.environ\[name\] for name in _KEPT.*?\}",
         "dict(os.environ)", "tasks/node/test_agent.py"),

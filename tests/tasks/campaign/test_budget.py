@@ -93,17 +93,36 @@ def test_a_launch_lasts_as_long_as_it_wishes_where_money_is_plenty(here: Workspa
     assert allowed.worst_usd == pytest.approx(at_worst(PRICE, allowed.deadline_s, machines=2))
 
 
-def test_machines_that_install_requirements_are_paid_for_as_long_as_that_may_take(here: Workspace) -> None:
-    plain = caps.allowance(here, launch(here), tally(1000.0), NOON)
+def with_requirements(here: Workspace) -> tuple[Workspace, set[str]]:
+    """Where the workloads of `launch` have requirements; and their names."""
     named = {wanted.trained[0] for wanted in launch(here).items if wanted.workload}
     able = {
         name: one.model_copy(update={"requirements": "requirements.txt"} if name in named else {})
         for name, one in here.settings.workloads.items()
     }
-    needing = replace(here, settings=here.settings.model_copy(update={"workloads": able}))
+    return replace(here, settings=here.settings.model_copy(update={"workloads": able})), named
+
+
+def test_machines_that_install_requirements_are_paid_for_as_long_as_that_may_take(here: Workspace) -> None:
+    plain = caps.allowance(here, launch(here), tally(1000.0), NOON)
+    needing, named = with_requirements(here)
     allowed = caps.allowance(needing, launch(here), tally(1000.0), NOON)
     assert named and allowed.deadline_s == plain.deadline_s + 300.0 * len(named)
     assert allowed.worst_usd > plain.worst_usd
+
+
+def test_a_launch_whose_money_ends_while_it_installs_is_not_made_and_installing_is_no_time_to_be_patient_in(
+    here: Workspace,
+) -> None:
+    needing, _ = with_requirements(here)
+    least_s = 600.0 + caps.EC2_LEAST_START_UP_S
+    within_least = tally(at_worst(PRICE, least_s, machines=2) + 1e-6)
+    assert not refusal(here, within_least) and "this campaign's cap" in refusal(needing, within_least)
+    assert not refusal(needing, tally(at_worst(PRICE, least_s + caps.LEAST_INSTALL_S, machines=2) + 1e-6))
+    whole_s = 2 * 600.0 + caps.EC2_START_UP_S
+    assert caps.patience_s(here, launch(here), tally(), whole_s) == 150.0
+    assert caps.patience_s(needing, launch(here), tally(), whole_s + 300.0) == 150.0
+    assert caps.patience_s(needing, launch(here), tally(), whole_s - 200.0) == 100.0
 
 
 def test_patience_is_part_of_what_a_launch_takes_and_ends_in_time(

@@ -107,6 +107,17 @@ def test_where_no_network_can_be_taken_away_it_is_said(tmp_path: Path, monkeypat
     assert found["notes"] == ["this machine's network was in reach, as it is on no local host: unshare is missing"]
 
 
+def test_strategies_and_switches_that_were_not_tried_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workload_check, "detect", lambda: Isolation(kind="namespaces"))
+    monkeypatch.setattr(workload_check, "_asked", lambda *_, **__: [])
+    settings = project(tmp_path)
+    assert check_workload(settings, "net", timeout_s=120)["notes"] == []
+    modes = 'strategies = ["ddp", "fsdp"]\nswitches = ["none", "compile"]\n[workloads.imported]'
+    (tmp_path / "srift.toml").write_text(TOML.replace("[workloads.imported]", modes))
+    [note] = check_workload(load_settings(tmp_path / "srift.toml"), "net", timeout_s=120)["notes"]
+    assert note.startswith("not tried here: fsdp, compile;")
+
+
 def test_one_that_waits_or_ends_the_process_is_said(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match="did not make two steps of 16 samples in 3 s"):
         check_workload(project(tmp_path, "import time; time.sleep(60)"), "net", timeout_s=3)

@@ -18,7 +18,7 @@ from tasks.node.launch import explain
 from tasks.node.loader import Cost, LoaderError, running
 from tasks.node.measuring import Patience
 from tasks.node.precision import Arithmetic
-from tasks.node.record import Item, WorkloadFile
+from tasks.node.record import Item, Plan, WorkloadFile
 from tasks.node.steps import train
 from tasks.node.worker import lost_peer
 
@@ -152,6 +152,17 @@ def test_what_the_user_set_stays_but_the_batch_and_the_order(built: Builder) -> 
     for name in ("num_workers", "prefetch_factor", "persistent_workers", "timeout", "collate_fn", "generator"):
         assert getattr(rebuilt, name) == getattr(given, name)
     assert rebuilt.batch_size == 4 and made.make_batch(6)[0].shape == (6, 4), "another batch, another loader"
+
+
+@pytest.mark.parametrize("timeout", [0, 7, 600])
+def test_a_loader_is_waited_for_shorter_than_a_collective_whose_peers_would_hide_its_reason(
+    built: Builder, timeout: int
+) -> None:
+    made = built(f"DataLoader(Rows(50), batch_size=3, num_workers=1, timeout={timeout})")
+    made.make_batch(4)
+    assert made.loader is not None and made.loader._rebuilt is not None
+    waits_s = made.loader._rebuilt.timeout
+    assert waits_s == 7 if timeout == 7 else 30.0 <= waits_s <= Plan.timeout_s - 10.0
 
 
 def test_a_stream_is_read_as_it_is_and_begins_again_when_it_ends(built: Builder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -56,3 +57,27 @@ def test_each_workloads_requirements_are_tried_and_old_environments_go(
     kept = {one.name for one in (home / "environments").iterdir()}
     assert kept == {"recent", environment_at(home, settings.travelling("good")[0]).name}
     assert set(repo.iterdir()) == before
+
+
+@pytest.mark.parametrize("full", ["unpack", "install"])
+def test_a_full_disk_is_the_workloads_reason_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    (tmp_path / "repo").mkdir()
+    for name in ("train.py", "good.txt", "bad.txt"):
+        (tmp_path / "repo" / name).write_text(name)
+    (tmp_path / "srift.toml").write_text(TOML.format(name="bad") + TOML.format(name="good"))
+    settings = load_settings(tmp_path / "srift.toml").model_copy(update={"home": tmp_path / "state"})
+    tried = []
+
+    def fills(*asked: object) -> str:
+        tried.append(asked)
+        if len(tried) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return "python"
+
+    monkeypatch.setattr(environments, "install", lambda *_: "python")
+    monkeypatch.setattr(environments, full, fills)
+    [(name, why)] = not_installable(settings).items()
+    assert name == "bad" and "could not be installed on this machine" in why and "No space left on device" in why
+    assert len(tried) == 2

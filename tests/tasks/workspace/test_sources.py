@@ -174,6 +174,8 @@ def test_what_is_missing_or_malformed_is_refused_with_the_nearest_right_name(
     [
         *("AWS_PROFILE", "SRIFT_HOME", "PYTHONPATH", "LD_PRELOAD", "HOME", "PATH", "MASTER_ADDR", "RANK"),
         *("TORCHELASTIC_RUN_ID", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
+        *("NVIDIA_TF32_OVERRIDE", "TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE", "TORCHINDUCTOR_MAX_AUTOTUNE"),
+        *("OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "ACCELERATE_MIXED_PRECISION"),
     ],
 )
 def test_variables_that_are_the_machines_are_refused_with_a_reason(project: Path, name: str) -> None:
@@ -186,6 +188,15 @@ def test_a_module_that_machines_would_take_for_ours_is_refused(project: Path) ->
     write(project / "repo/node.py", "")
     with pytest.raises(SettingsError, match=r"node.py has the name of the package that runs on machines: rename it"):
         settings(project)
+
+
+def test_so_is_a_file_alone_that_is_unpacked_beside_its_requirements(tmp_path: Path) -> None:
+    write(tmp_path / "node.py", "def build(): ...\n")
+    write(tmp_path / "requirements.txt", "numpy\n")
+    assert sources.file_source(tmp_path / "node.py", tmp_path, "").entry == "node.py", "travels under its digest"
+    with pytest.raises(sources.SourceRefused, match=r"node.py has the name of the package .*: rename it") as refused:
+        sources.file_source(tmp_path / "node.py", tmp_path, "requirements.txt")
+    assert refused.value.key == "entrypoint"
 
 
 @pytest.mark.parametrize(("limit", "value"), [("MOST_BYTES", 5000), ("MOST_FILES", 4)])
