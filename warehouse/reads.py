@@ -17,7 +17,7 @@ TRAINING_FRAMES = ("runs", "profiles", "buckets", "probes", "workloads", "instan
 
 
 # What a decision reads, of its provider.
-_OF_A_DECISION = ("instance_types", "offers", "workloads", "machines", "refusals", "checkpoints")
+_OF_A_DECISION = ("instance_types", "offers", "workloads", "machines", "refusals", "checkpoints", "compilations")
 # What tells the setups of a workload apart in a measurement row.
 _SETUP = (
     *("workload", "cluster", "layout", "batch_per_device", "accumulation_steps"),

@@ -64,7 +64,7 @@ def _compile(part: nn.Module) -> None:
     def compute(*inputs: Any, **named: Any) -> Any:
         return forward(*inputs, **named)
 
-    part.forward = torch.compile(compute, dynamic=False)  # type: ignore[method-assign]
+    part.forward = torch.compile(compute, dynamic=False)
 
 
 def compiled_nothing(switches: str) -> bool:

@@ -77,12 +77,19 @@ def test_absent_columns_take_their_defaults_and_unknown_ones_are_ignored_aloud(
 def test_every_column_arrives(warehouse: Warehouse, tmp_path: Path) -> None:
     load(warehouse, written(tmp_path, FULL))
     alone = read_measurements(tmp_path / "rows.csv").frame()  # as a backtest has it, without a warehouse
-    fixed_work = {"reference_s", "reference_spread", "reference_blocks", "usual_reference_s"}  # no file has it
-    assert runs(warehouse, "local")[sorted(fixed_work)].isna().all(axis=None)
-    assert set(alone.columns) | fixed_work == set(runs(warehouse, "local").columns) and alone.run_id.tolist() == [
+    no_file_has = {
+        "reference_s",
+        "reference_spread",
+        "reference_blocks",
+        "usual_reference_s",
+        "input_s",
+        "loader_workers",
+    }
+    assert runs(warehouse, "local")[sorted(no_file_has)].isna().all(axis=None)
+    assert set(alone.columns) | no_file_has == set(runs(warehouse, "local").columns) and alone.run_id.tolist() == [
         "run-1"
     ]
-    row = runs(warehouse, "local").drop(columns=sorted(fixed_work)).iloc[0].to_dict()
+    row = runs(warehouse, "local").drop(columns=sorted(no_file_has)).iloc[0].to_dict()
     assert row.pop("measured_at") == pd.Timestamp("2026-01-02 01:00")  # kept in UTC
     assert pd.isna(row.pop("step_spread"))
     setup: dict[str, object] = {"workload": "tiny", "cluster": "2xg9.small", "layout": "4+2", "batch_per_device": "8+4"}

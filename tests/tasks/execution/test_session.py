@@ -459,11 +459,11 @@ DENIED = f"the data of {ADDRESS} could not be fetched: the machines' role may no
 def with_data(runs: str, source: Path) -> Job:
     """Each run's workload has data that machines fetch."""
     source.write_text("def build(data): ...\n")
-    digest = digest_of(source.read_bytes(), "build", {}, "aabb")
+    digest = digest_of(source.read_bytes(), "build", {}, data="aabb")
     spec = WorkloadFile(
         name="tiny", digest=digest, file="workloads/w.py", function="build", data=ADDRESS, data_digest="aabb"
     )
-    return replace(job(runs), files=((spec, source),))
+    return replace(job(runs), files=((spec, Source.of_file(source)),))
 
 
 def has(state: str, *nodes: int, **more: Any) -> Step:
