@@ -459,11 +459,11 @@ DENIED = f"the data of {ADDRESS} could not be fetched: the machines' role may no
 def with_data(runs: str, source: Path) -> Job:
     """Each run's workload has data that machines fetch."""
     source.write_text("def build(data): ...\n")
-    digest = digest_of(source.read_bytes(), "build", {}, "aabb")
+    digest = digest_of(source.read_bytes(), "build", {}, data="aabb")
     spec = WorkloadFile(
         name="tiny", digest=digest, file="workloads/w.py", function="build", data=ADDRESS, data_digest="aabb"
     )
-    return replace(job(runs), files=((spec, source),))
+    return replace(job(runs), files=((spec, Source.of_file(source)),))
 
 
 def has(state: str, *nodes: int, **more: Any) -> Step:
@@ -489,6 +489,17 @@ def test_data_that_cannot_be_had_hold_nobody_up_and_their_workload_is_told(tmp_p
     script = (ready, has("ready", 0), has("failed", 1, reason=DENIED), armed(1), reported("a"), finished(1))
     seen, _ = served(tmp_path, with_data("a", tmp_path / "w.py"), *script)
     assert seen.recorded == {"a"} and seen.lacked_data == {"tiny": DENIED}, "the runs' own records say so too"
+
+
+@pytest.mark.parametrize("cause", ["install", ""])
+def test_a_workload_that_no_index_answered_is_told_so_that_no_more_of_it_is_bought_at_once(
+    tmp_path: Path, cause: str
+) -> None:
+    asked = with_data("a", tmp_path / "w.py")
+    told = {"status": "failed", "reason": "no index", "cause": cause, "workload_digest": asked.files[0][0].digest}
+    script = (ready, has("ready"), armed(1), lambda cluster: cluster.report("a", **told), finished(1))
+    seen, _ = served(tmp_path, asked, *script)
+    assert seen.lacked_data == ({"tiny": "no index"} if cause else {})
 
 
 def test_data_that_do_not_come_in_time_are_said_with_how_far_they_were(tmp_path: Path) -> None:
