@@ -165,7 +165,7 @@ class Tally:
 
     The ids of its leases begin with `refresh_id`. `refused` are clusters that were not to be had, in
     whole, or not with their devices. By workload: `fetch_s` is within how many seconds a machine has its data, where it
-    fetches some; `lacking` why its data are not to be had, so that nothing more of it is bought.
+    fetches some; `lacking` why its data or requirements are not to be had, so that nothing more of it is bought.
     """
 
     cap_usd: float

@@ -34,7 +34,7 @@ from ..execution.session import Session
 from ..market.job_conditions import circumstances, costs_of
 from ..market.offers import current_offers, nothing_to_buy, offers_now, with_facts
 from ..monitoring.checks import drifting_types
-from ..node.record import DATA, MACHINE
+from ..node.record import DATA, INSTALL, MACHINE
 from ..providers.base import NoCapacity, Provider, ProviderError
 from ..recommendation.recommend import comparable, contending, planned
 from ..reporting.progress import reporter
@@ -165,7 +165,7 @@ def _failures(workspace: Workspace) -> pd.DataFrame:
     """What nodes told of as failed, of the workloads as their files are now: a mended file is tried again.
 
     What the controller had to tell (a full mailbox, a silent node) is no fault of what was to be measured, and neither
-    is a machine without its devices, or data that were not to be had.
+    is a machine without its devices, data that were not to be had, or an index that did not answer.
     """
     try:
         failed = reads.mart(
@@ -175,7 +175,7 @@ def _failures(workspace: Workspace) -> pd.DataFrame:
         return pd.DataFrame()
     digests = {workload.digest for workload in workspace.measurable}
     if "cause" in failed:  # a warehouse that a refresh has not opened since has no such column yet, and no such row
-        failed = failed[~failed["cause"].isin((MACHINE, DATA))]
+        failed = failed[~failed["cause"].isin((MACHINE, DATA, INSTALL))]
     return failed[(failed["kind"] == "probe") | failed["workload_digest"].isin(digests)]
 
 

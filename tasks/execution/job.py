@@ -60,7 +60,7 @@ class Served:
 
     `lacked_devices`: one of its machines did not have those that it was bought for.
     `over_cap`: it was refused for its dollars, and no machine was asked for. `lacked_data`: workloads whose data were
-    not to be had, and why.
+    not to be had, or whose requirements were not just then, and why.
     """
 
     lease_id: str

@@ -15,7 +15,7 @@ from models.domain.cluster import Cluster, Offer
 
 from ..node.data import FAILED, READY
 from ..node.data import FILE as DATA_FILE
-from ..node.record import Plan, WorkloadFile, write_file, write_json
+from ..node.record import INSTALL, Plan, WorkloadFile, write_file, write_json
 from ..providers.base import EndedLease, json_of_node
 from ..workspace.sources import Source
 
@@ -132,6 +132,11 @@ class Mailbox:
     def recorded(self) -> set[str]:
         """Ids of the runs that have a record, whole or not: loading decides which are sound."""
         return {file.stem for file in self.path.glob("node-*/records/*.json")}
+
+    def not_installed(self) -> dict[str, str]:
+        """Digests of workloads whose requirements some machine could not have just then, each with the reason."""
+        told = [read_object(file) or {} for file in self.path.glob("node-*/records/*.json")]
+        return {str(one.get("workload_digest")): str(one.get("reason")) for one in told if one.get("cause") == INSTALL}
 
     def _go(self, attempt: int) -> Path:
         return self.path / f"go-{attempt}.json"

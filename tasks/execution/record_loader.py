@@ -65,7 +65,7 @@ class WireRecord(_Wire):
     torch_version: str
     values: dict[str, Any]
     devices: list[WireDevices] = []  # absent before nodes told: unknown
-    cause: Literal["", "machine", "data"] = ""  # absent before nodes told: of what was measured
+    cause: Literal["", "machine", "data", "install"] = ""  # absent before nodes told: of what was measured
     schema_: Literal[1] = Field(alias="schema")
 
 

@@ -104,6 +104,10 @@ class Session:
         self.served.usd = self.running.usd_so_far()
         self.served.recorded = self.mailbox.recorded()
         self.served.lacked_data |= self._data_lacked()
+        not_installed = self.mailbox.not_installed()
+        self.served.lacked_data |= {
+            spec.name: not_installed[spec.digest] for spec, _ in self.job.files if spec.digest in not_installed
+        }
         seconds = self.served.seconds
         measuring_s, steps_s = seconds.pop("measure", 0.0), benchmark_seconds(self.mailbox.path)
         seconds["benchmark"] = min(steps_s, measuring_s)

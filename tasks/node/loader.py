@@ -1,7 +1,7 @@
 """A workload's own DataLoader: rebuilt for the samples that a device is to see, watched, and ended.
 
-Everything stays as its user set it but the samples of a batch and, of a dataset with indices, their order: drawn by a
-seed, others on each rank. Data that end begin again; samples that fill no batch are left out.
+Everything stays as its user set it but the samples of a batch, a long timeout and, of a dataset with indices, their
+order: drawn by a seed, others on each rank. Data that end begin again; samples that fill no batch are left out.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 `python -m node.prepare --mailbox DIR --plan FILE --node I -- PYTHON ...` becomes that command, under the Python of the
 workloads' environment, in their folder and with their variables. Where that cannot be, every run of the plan that needs
-the machine fails with the reason: it is the workload's fault, not the machine's.
+the machine fails with the reason: it is the workload's fault, not the machine's,
+unless no index answered or the time was up.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .processes import EXIT_ITEM_FAILED, EXIT_MAILBOX, exit_line
-from .record import Plan, WorkloadFile, plan_from_json, record_of, write_json
+from .record import INSTALL, Plan, WorkloadFile, plan_from_json, record_of, write_json
 from .requirements import NotInstalled, environment_of, install, installed, unpack
 
 
@@ -39,12 +40,12 @@ def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
     return found
 
 
-def write_failed_records(mailbox: Path, plan: Plan, node: int, reason: str) -> None:
-    """Write a failed record, by fault of the workload, for each run that needs `node`. Raises OSError."""
+def write_failed_records(mailbox: Path, plan: Plan, node: int, reason: str, cause: str) -> None:
+    """Write a failed record for each run that needs `node`; the workload's fault if `cause` is "". Raises OSError."""
     for item in plan.items:
         if node in item.nodes:
             record = record_of(plan, item, started_unix=time.time(), problem=reason)
-            write_json(mailbox / f"node-{node}" / "records" / f"{item.run_id}.json", replace(record, cause=""))
+            write_json(mailbox / f"node-{node}" / "records" / f"{item.run_id}.json", replace(record, cause=cause))
 
 
 def main() -> NoReturn:
@@ -70,14 +71,15 @@ def main() -> NoReturn:
                 os.chdir(scratch / workload.folder)
     except (NotInstalled, OSError) as error:
         reason = str(error) if isinstance(error, NotInstalled) else f"the workload could not be made ready: {error}"
-        _give_up(arguments.mailbox, plan, arguments.node, reason)
+        cause = INSTALL if isinstance(error, NotInstalled) and error.passing else ""
+        _give_up(arguments.mailbox, plan, arguments.node, reason, cause)
     os.execve(python, [python, *command[1:]], environment)
 
 
-def _give_up(mailbox: Path, plan: Plan, node: int, reason: str) -> NoReturn:
+def _give_up(mailbox: Path, plan: Plan, node: int, reason: str, cause: str) -> NoReturn:
     code = EXIT_ITEM_FAILED
     try:
-        write_failed_records(mailbox, plan, node, reason)
+        write_failed_records(mailbox, plan, node, reason, cause)
     except OSError as error:
         code, reason = EXIT_MAILBOX, f"node {node} could not write its records: {error.strerror}; {reason}"
     print(exit_line(code, reason), file=sys.stderr, flush=True)

@@ -37,7 +37,7 @@ from .machine import fingerprint, torch_version
 
 SCHEMA = 1
 CPU = "cpu"  # a machine's processor, as torch names that kind of device
-MACHINE, DATA = "machine", "data"  # of a failure's cause
+MACHINE, DATA, INSTALL = "machine", "data", "install"  # of a failure's cause
 _DATA_MISSING = "DataMissing: "  # how a reason begins that data.py gave, as launch.explain tells it
 _PACKED = ".tar.gz"
 ANY = "any"  # whatever there is: of machines that only stand in for others, as in an emulation
@@ -219,7 +219,8 @@ class Record:
     `devices` are those that it ran on, one entry a node of the item; empty where none was used.
     `status`: "measured" or "failed" from a node ("interrupted" and "refused" come from the controller).
     `cause` of a failure: MACHINE where the machine lacked its devices, DATA where the workload's data were not on it,
-    else "": the fault is of what was measured.
+    INSTALL where its requirements were not to be had in time or no index answered, else "": the fault is of what was
+    measured.
     `values` by kind, and in all of them taken_share (the part of the processor time wanted that a host took away
     while it was measured), reference_s (seconds of the fixed work of reference.py beside it, one a node of the item:
     the median over blocks at its slowest device), reference_blocks (how many) and reference_spread (their standard

@@ -41,12 +41,20 @@ _PASSWORD = re.compile(r"://[^/\s]*@")
 _SAID = 400  # characters of pip's words
 # How pip [23 to 25] tells of a conflict, and of what a build failed by.
 _CAUSES, _ADVICE, _ASKED = "The conflict is caused by:", ("To fix this", "ERROR", "Additionally"), "The user requested"
+_UNREACHED = "connection broken by"  # how it tells of an index that does not answer
 _TORCH = re.compile(r"\btorch\b(?!-)")
 _BROKEN = re.compile(r"(?:fatal error|error|\w+Error|[^\s:]+:\d+:.*error)\b.*:")
 
 
 class NotInstalled(Exception):
-    """Requirements could not be installed; the message is one sentence, in pip's words where it has some."""
+    """Requirements could not be installed; the message is one sentence, in pip's words where it has some.
+
+    `passing`: the network or the time may be at fault, and another moment may do.
+    """
+
+    def __init__(self, sentence: str, *, passing: bool = False) -> None:
+        super().__init__(sentence)
+        self.passing = passing
 
 
 def unpack(archive: bytes | Path, folder: Path) -> None:
@@ -134,9 +142,10 @@ def _make(requirements: str, root: Path, environment: Path, workload: str) -> No
         code, said = _run(command, root, Path(scratch))
         own = sorted(packages.glob("torch-*.dist-info"))
         if code is None:
-            raise NotInstalled(f"{of} were not installed within {INSTALL_S:.0f} s, and that was ended: {_last(said)}")
+            sentence = f"{of} were not installed within {INSTALL_S:.0f} s, and that was ended: {_last(said)}"
+            raise NotInstalled(sentence, passing=True)
         if code:
-            raise NotInstalled(f"{_reason(said, torch, of)}{_without_passwords()}")
+            raise NotInstalled(f"{_reason(said, torch, of)}{_without_passwords()}", passing=_UNREACHED in said)
         if torch and own:
             brought = own[0].name.removesuffix(".dist-info").replace("-", " ")
             raise NotInstalled(f"{of} clash with torch {torch}, which the machines have: they bring {brought}")
@@ -189,7 +198,7 @@ def _reason(said: str, torch: str, of: str) -> str:
         return f"{of} could not be installed: {why or _last(said)}; a wheel for this Python needs no building"
     if not errors:
         return f"{of} could not be installed: {_last(said)}"
-    offline = "; the index could not be reached" if "connection broken by" in said else ""
+    offline = "; the index could not be reached" if _UNREACHED in said else ""
     return f"{of} could not be installed: {errors[0][:_SAID]}{offline}"
 
 

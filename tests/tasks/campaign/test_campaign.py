@@ -363,8 +363,9 @@ def test_runs_without_data_have_rows_and_the_others_go_on(here: Workspace, capsy
     assert shopping.without_data(whole, {}) == replace(whole, rows=())
 
 
-def test_data_that_a_machine_lacked_count_against_no_workload(here: Workspace) -> None:
-    told = [failed(here, "a", "train", cause="data"), failed(here, "b", "train")]
+@pytest.mark.parametrize("cause", ["data", "install"])
+def test_what_a_machine_could_not_have_just_then_counts_against_no_workload(here: Workspace, cause: str) -> None:
+    told = [failed(here, "a", "train", cause=cause), failed(here, "b", "train")]
     with here.warehouse.transact() as connection:
         append_records(connection, told, refresh_id="r", loaded_at=NOON)
     assert shopping._failures(here)["run_id"].tolist() == ["b"]

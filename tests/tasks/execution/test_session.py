@@ -491,6 +491,17 @@ def test_data_that_cannot_be_had_hold_nobody_up_and_their_workload_is_told(tmp_p
     assert seen.recorded == {"a"} and seen.lacked_data == {"tiny": DENIED}, "the runs' own records say so too"
 
 
+@pytest.mark.parametrize("cause", ["install", ""])
+def test_a_workload_that_no_index_answered_is_told_so_that_no_more_of_it_is_bought_at_once(
+    tmp_path: Path, cause: str
+) -> None:
+    asked = with_data("a", tmp_path / "w.py")
+    told = {"status": "failed", "reason": "no index", "cause": cause, "workload_digest": asked.files[0][0].digest}
+    script = (ready, has("ready"), armed(1), lambda cluster: cluster.report("a", **told), finished(1))
+    seen, _ = served(tmp_path, asked, *script)
+    assert seen.lacked_data == ({"tiny": "no index"} if cause else {})
+
+
 def test_data_that_do_not_come_in_time_are_said_with_how_far_they_were(tmp_path: Path) -> None:
     script = (ready, has("ready", 0), has("fetching", 1, bytes=7, of_bytes=70))
     seen, _ = served(tmp_path, with_data("ab", tmp_path / "w.py"), *script, stop_at=100.0)

@@ -14,6 +14,7 @@ import pytest
 from tasks.node import prepare
 from tasks.node.processes import EXIT_ITEM_FAILED
 from tasks.node.record import CPU, Devices, Item, Plan, WorkloadFile, write_json
+from tasks.node.requirements import NotInstalled
 from tasks.workspace.sources import archive
 
 FOLDER = WorkloadFile(
@@ -99,6 +100,17 @@ def test_where_that_cannot_be_every_run_of_the_machine_fails_by_fault_of_the_wor
     assert (run_id, record["status"], record["cause"], record["workload_digest"]) == ("r1", "failed", "", "d")
     assert record["reason"].startswith(said)
     assert capsys.readouterr().err.splitlines()[-1] == f"srift[{EXIT_ITEM_FAILED}]: {record['reason']}"
+
+
+def test_where_no_index_answered_or_the_time_was_up_the_fault_is_not_the_workloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_index(*_: object) -> str:
+        raise NotInstalled("requirements of workload repo could not be installed: no index", passing=True)
+
+    monkeypatch.setattr(prepare, "install", no_index)
+    assert became(tmp_path, monkeypatch, NEEDS).code == EXIT_ITEM_FAILED
+    assert [one["cause"] for one in records(tmp_path).values()] == ["install"]
 
 
 def test_a_machine_that_no_run_needs_installs_nothing_and_waits_with_the_others(

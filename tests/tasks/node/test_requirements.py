@@ -165,6 +165,19 @@ def test_builds_indexes_and_disks_that_fail_are_named(said: str, reason: str) ->
     assert re.match(f"requirements of workload mine could not be installed: {reason}", told), told
 
 
+@pytest.mark.parametrize(("code", "said", "passing"), [(1, NO_INDEX, True), (None, "", True), (1, NO_COMPILER, False)])
+def test_no_index_or_no_time_may_be_otherwise_another_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None, said: str, passing: bool
+) -> None:
+    run = requirements._run
+    monkeypatch.setattr(
+        requirements, "_run", lambda command, *more: (code, said) if "install" in command else run(command, *more)
+    )
+    with pytest.raises(NotInstalled) as raised:
+        install("requirements.txt", tmp_path, tmp_path / "environments" / "e", "mine")
+    assert raised.value.passing is passing
+
+
 def packed(*members: tarfile.TarInfo) -> bytes:
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w:gz") as tar:
