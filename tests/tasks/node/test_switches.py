@@ -81,7 +81,7 @@ def test_blocks_that_are_recomputed_compute_twice_a_step_and_train_the_same_drop
     assert [block.calls for block in plain.blocks] == [5] * 3 and [block.calls for block in other.blocks] == [10] * 3
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of what compiling imports of torch itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what compiling imports of torch itself
 @pytest.mark.skipif(not any((Path(one) / "g++").exists() for one in os.get_exec_path()), reason="no C++ compiler")
 def test_a_compiled_model_trains_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
