@@ -332,7 +332,8 @@ def test_a_runs_wait_is_a_part_of_its_step_and_a_fast_loader_has_none(built: Bui
     made = built(f"DataLoader(Slow(50), batch_size=2, num_workers={workers})")
     values, problem = train(item, made, None, Patience(), place=0)
     assert problem == "" and values["loader_workers"] == workers and values["sync_s"] == 0.0
-    assert values["step_s"] > 0.08 and 0.7 < values["input_s"] / values["step_s"] < 1
+    ahead = 6 * workers  # samples that a worker may have made before the first of 32: two batches, and one under way
+    assert values["step_s"] > 0.08 * (1 - ahead / 32) and 0.7 < values["input_s"] / values["step_s"] < 1
     assert len(workers_of(made)) == workers and stand_still(workers_of(made)), "until the item is over"
 
 
