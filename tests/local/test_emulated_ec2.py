@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.local, pytest.mark.emulated, needs_machines]
 
 def test_machines_of_both_markets_equal_and_unequal_are_bought_trained_on_and_given_back(tmp_path: Path) -> None:
     campaigns = [
-        Campaign(market="spot", machines=2, repository=True),
+        Campaign(market="spot", machines=2, code="repository"),
         Campaign(market="on-demand", machines=2, types=UNEQUAL),
     ]
     with World(seed=5) as world:

@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.3, help="that each refresh may measure (default 1.3)")
     parser.add_argument("--machines", type=int, nargs="+", default=[1, 2, 3, 4], help="sizes (default 1 2 3 4)")
     parser.add_argument("--scheduled", action="store_true", help="only the nightly deployment, due twice at once")
+    parser.add_argument("--example", action="store_true", help="only examples/own-repository, on two spot machines")
     parser.add_argument("--keep", action="store_true", help="leave the homes and the machines' consoles for a look")
     words = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that machines end with this
@@ -39,7 +40,9 @@ def main() -> int:
         for count in words.machines
     ]
     campaigns += [Campaign(market=market, machines=2, types=UNEQUAL) for market in MARKETS]
-    campaigns.append(Campaign(market="spot", machines=2, repository=True))
+    campaigns += [Campaign(market="spot", machines=2, code=code) for code in ("repository", "example")]
+    if words.example:
+        campaigns = campaigns[-1:]
     with World(seed=1) as world:
         print(f"EC2 emulated at {world.endpoint}, homes below {folder}", flush=True)
         asked = [] if words.scheduled else campaigns

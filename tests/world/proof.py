@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import duckdb
 
@@ -23,6 +24,7 @@ UNEQUAL = ("g4dn.xlarge", "g4dn.12xlarge")  # one device and four: a cluster of 
 _SRIFT = [sys.executable, "-c", "from flows.cli import main; main()"]
 _OURS = ("SRIFT_", "PREFECT_", "MLFLOW_", "AWS_", "COVERAGE", "PYTEST")
 _REPOSITORY = Path(__file__).resolve().parents[2]
+_EXAMPLE = _REPOSITORY / "examples" / "own-repository"
 _STATES = """
 [campaign]
 max_hosts = {most}
@@ -39,7 +41,8 @@ emulated = true
 max_hosts = {most}
 max_minutes = {minutes}
 
-[workloads.sine]
+"""
+_SINE = """[workloads.sine]
 {code}
 samples = 2_000_000
 global_batch = 256
@@ -86,13 +89,18 @@ def build(width: int = 256):
 class Campaign:
     """One refresh of a newcomer: a cluster of at most so many machines, bought in one market.
 
-    `repository`: what they train is a folder with a wheel to install and a variable, else one plain file.
+    `code`: what they train is one plain file; a repository with a wheel to install and a variable; or what
+    `examples/own-repository` has, a ResNet-50 with its requirements and a folder of photos.
     """
 
     market: str
     machines: int
     types: tuple[str, ...] = TYPES[:1]
-    repository: bool = False
+    code: Literal["file", "repository", "example"] = "file"
+
+    def minutes(self, usual: float) -> float:
+        """That its refresh may measure: five ranks to start instead of two, or a network of 23 million weights."""
+        return usual * (2 if self.types == UNEQUAL else 4 if self.code == "example" else 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +115,16 @@ class Operator:
         return self.folder / "state"
 
     def settle_in(self, campaign: Campaign, minutes: float) -> None:
-        told = {"bucket": self.world.bucket, "profile": self.world.profile, "region": self.world.region}
-        wanted = {"market": campaign.market, "most": campaign.machines, "types": json.dumps(campaign.types)}
-        code = _REPOSITORY_OF_SINE if campaign.repository else _FILE
-        text = _STATES.format(**told, **wanted, code=code, minutes=minutes, python=sys.executable)
-        files = {"srift.toml": text, "sine.py": _WORKLOAD}
-        if campaign.repository:
+        account = {"bucket": self.world.bucket, "profile": self.world.profile, "region": self.world.region}
+        bought = {"market": campaign.market, "most": campaign.machines, "types": json.dumps(campaign.types)}
+        settings = _STATES.format(**account, **bought, minutes=minutes, python=sys.executable)
+        if campaign.code == "example":
+            self._copy_example(settings)
+            return
+        repository = campaign.code == "repository"
+        workload = _SINE.format(code=_REPOSITORY_OF_SINE if repository else _FILE)
+        files = {"srift.toml": settings + workload, "sine.py": _WORKLOAD}
+        if repository:
             files |= {f"repo/{name}": part for name, part in _PARTS.items()} | {"repo/train/parts.py": _WORKLOAD}
             wheel(
                 self.folder / "repo" / "wheels", "width", "1.0", "def of(variables): return int(variables['WIDTH'])\n"
@@ -120,6 +132,15 @@ class Operator:
         for name, content in files.items():
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / name).write_text(content)
+
+    def _copy_example(self, settings: str) -> None:
+        """`examples/own-repository` as it stands, photos made, but for where it is measured."""
+        shutil.copytree(_EXAMPLE, self.folder)
+        make = [sys.executable, "make_photos.py", "photos", "--count", "100"]
+        subprocess.run(make, cwd=self.folder, check=True, capture_output=True)
+        file = self.folder / "srift.toml"
+        own = file.read_text()
+        file.write_text(settings + own[own.index("[workloads.") :])
 
     def environment(self) -> dict[str, str]:
         """Of a shell in that folder, with the emulated account's credentials."""
@@ -196,7 +217,7 @@ def prove(
     proof, began = Proof(), time.monotonic()
     for place, one in enumerate(campaigns):
         operator = Operator(folder=folder / f"{place}-{one.machines}-{one.market}", world=world)
-        operator.settle_in(one, minutes * (2 if one.types == UNEQUAL else 1))  # five ranks to start instead of two
+        operator.settle_in(one, one.minutes(minutes))
         launched = len(world.launches)
         done = operator.srift("refresh", "--provider", "ec2", "--max-usd", f"{max_usd:g}")
         say(f"--- {one.machines} {one.market}: srift refresh --provider ec2 --max-usd {max_usd:g}")
