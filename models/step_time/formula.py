@@ -28,7 +28,7 @@ _BYTES_PER_GBIT, _STEEPEST = 1.25e8, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Prior mean and spreads: of what all share, and of the deviations by kind and by workload on kind.
+    """Prior mean and spreads: of what all share, and of the deviations by kind, by workload on kind and by strategy.
 
     A spread of 0: no such deviation. Those of the levels are where learning starts from.
     """
@@ -37,27 +37,34 @@ class Parameter:
     all: float
     kind: float = 0.0
     cell: float = 0.0
+    strategy: float = 0.0
 
 
 # Between machines a kind is worth a factor of two, a workload on it 1.2 [physics.md]; logits and slopes in proportion.
 PARAMETERS: dict[str, Parameter] = {
-    "log_scale": Parameter(1.8, 1.0, 0.6, 0.2),  # of an exchange between machines, against the nominal rate
+    "log_scale": Parameter(
+        1.8, 1.0, 0.6, 0.2, strategy=0.5
+    ),  # of an exchange between machines, against the nominal rate
     "machines": Parameter(0.3, 0.3, 0.3, 0.1),  # slope in 1 - 2 / m: growth with machines levels off
     "two": Parameter(0.2, 0.3, 0.4, 0.1),  # two machines: another algorithm
     "log_gamma": Parameter(-0.2, 0.2),
-    "log_alpha": Parameter(-8.0, 0.7, 0.4, 0.3),  # of a bucket: launches take 20 to 300 microseconds [D]
+    "log_alpha": Parameter(-8.0, 0.7, 0.4, 0.3, strategy=0.7),  # of a bucket: 20 to 300 microseconds a launch [D]
     "log_sharpness": Parameter(0.7, 0.4, 0.3, 0.2),  # log(p - 1)
     "log_last": Parameter(-0.7, 0.5, 0.2, 0.2),  # log of the last bucket's part of 25 MiB
-    "log_inside": Parameter(0.5, 1.0, 0.8, 0.3),
+    "log_inside": Parameter(0.5, 1.0, 0.8, 0.3, strategy=0.5),
     "inside_devices": Parameter(0.3, 0.6, 0.6, 0.4),  # slope in the log of the fullest machine's devices
-    "logit_hidden": Parameter(0.5, 1.0, 0.5, 0.5),
+    "logit_hidden": Parameter(0.5, 1.0, 0.5, 0.5, strategy=0.7),
     "log_slowdown": Parameter(-2.5, 0.8, 0.5, 0.4),
     "slowdown_batch": Parameter(0.0, 0.3, 0.2, 0.2),
     "log_crowding": Parameter(-1.0, 0.5, 0.4, 0.4),  # log(q - 1)
 }
 NAMES = tuple(PARAMETERS)
 MEAN = np.array([one.mean for one in PARAMETERS.values()])
-ALL, KIND, CELL = (np.array([getattr(one, level) for one in PARAMETERS.values()]) for level in ("all", "kind", "cell"))
+# Of each level, from what all share to a workload on a kind, the spreads of the parameters that learning starts from.
+LEVELS = {
+    level: np.array([getattr(one, level) for one in PARAMETERS.values()])
+    for level in ("all", "kind", "strategy", "cell")
+}
 
 
 @dataclass(frozen=True, slots=True)

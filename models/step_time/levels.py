@@ -1,10 +1,11 @@
 """Step time by levels: every constant is what all share, and what a kind and a workload on a kind deviate by.
 
-    log step = log formula(setup; theta) + r(setup) + noise,     theta = all + kind + cell
+    log step = log formula(setup; theta) + r(setup) + noise,     theta = all + kind + strategy + cell
 
 formula.py has the equation and one_device.py its seconds of one device, which are parameters too, tied by their own
-prior. A *cell* is a workload on a kind of machine; r is a Gaussian process between near neighbours of one cell. What
-is unseen keeps its prior, so that an unmeasured workload, three pilots and a thousand rows are one fit with other rows.
+prior. A *cell* is a workload in one mode on a kind of machine; a strategy other than plain data parallelism deviates
+from it alike on all kinds; r is a Gaussian process between near neighbours of one cell. What is unseen keeps its prior,
+so that an unmeasured workload, three pilots and a thousand rows are one fit with other rows.
 
 All of it is one linear regression around the most probable parameters: z is whitened (0 the prior mean, 1 a spread
 off it), rows of a cell have the covariance K_c of r and noise, and
@@ -25,7 +26,8 @@ import numpy as np
 import scipy
 
 from ..domain.numeric import Z_90, FloatArray, IntArray
-from .formula import ALL, CELL, KIND, MEAN, NAMES, Line, Times, step_times
+from ..domain.workload import workload_and_mode
+from .formula import LEVELS, MEAN, NAMES, Line, Times, step_times
 from .one_device import Points
 
 # Of the residual between near neighbours: octaves of batch, of machines and of devices a machine, imbalance, and
@@ -47,8 +49,6 @@ _TAIL = 4.0  # of deviations
 _MOST_LEFT_OUT, _FEW, _LEFT_OUT_TURNS, _MOST_WIDER = 9, 6, 6, 9.0
 _STEP = 1e-4
 _SETTLED = 3e-4  # part of the loss below which a step is the last
-_LEVELS = ("all", "kind", "cell")
-_START = {"all": ALL, "kind": KIND, "cell": CELL}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,11 +145,10 @@ class Columns:
     def __init__(self, cells: Sequence[tuple[str, str]], points: dict[str, int]) -> None:
         self.groups: dict[tuple[str, object], IntArray] = {}
         self.count = 0
-        self._add(("all", ""), int((ALL > 0).sum()))
-        for kind in sorted({one for _, one in cells}):
-            self._add(("kind", kind), int((KIND > 0).sum()))
-        for cell in sorted(set(cells)):
-            self._add(("cell", cell), int((CELL > 0).sum()))
+        met = {("all", "")} | {key for cell in cells for key in self.keys(*cell)}
+        for level in LEVELS:
+            for key in sorted((key for key in met if key[0] == level), key=repr):
+                self._add(key, int((LEVELS[level] > 0).sum()))
         for workload, many in sorted(points.items()):
             self._add(("alone", workload), many)
 
@@ -158,8 +157,10 @@ class Columns:
         self.count += many
 
     def keys(self, workload: str, kind: str) -> list[tuple[str, object]]:
-        """Of a cell's levels, those that are known or not."""
-        return [("all", ""), ("kind", kind), ("cell", (workload, kind))]
+        """Of a cell's levels, those that are known or not; the usual strategy is what the others deviate from."""
+        mode = workload_and_mode(workload)[1]
+        strategy: list[tuple[str, object]] = [("strategy", mode.strategy)] if mode.sharded else []
+        return [("all", ""), ("kind", kind), *strategy, ("cell", (workload, kind))]
 
     def of(self, workload: str, kind: str) -> IntArray:
         """Columns that a cell answers to, those of one device last."""
@@ -198,7 +199,7 @@ class Regression:
         self.rows, self.log_step, self.weight, self.alone, self.offsets = rows, log_step, weight, alone, offsets
         cells = list(zip(rows.workload, rows.kind, strict=True))
         self.columns = Columns(cells, {name: factor.shape[1] for name, (_, factor) in alone.items()})
-        self.spread = {level: _START[level].copy() for level in _LEVELS}
+        self.spread = {level: one.copy() for level, one in LEVELS.items()}
         self.residual: dict[tuple[str, str], FloatArray] = {cell: SPREADS.copy() for cell in sorted(set(cells))}
         self.z = np.zeros(self.columns.count)
         places: dict[tuple[str, str], list[int]] = {}
@@ -225,10 +226,10 @@ class Regression:
     def values(self, workload: str, kind: str, z: FloatArray) -> FloatArray:
         """(parameters,) of a cell."""
         found = MEAN.copy()
-        for level, group in zip(_LEVELS, self.columns.keys(workload, kind), strict=True):
-            if (level, group[1]) in self.columns.groups:
-                moved = _START[level] > 0
-                found[moved] += self.spread[level][moved] * z[self.columns.groups[level, group[1]]]
+        for key in self.columns.keys(workload, kind):
+            if key in self.columns.groups:
+                moved = LEVELS[key[0]] > 0
+                found[moved] += self.spread[key[0]][moved] * z[self.columns.groups[key]]
         return found
 
     def log_alone(self, workload: str, z: FloatArray) -> FloatArray:
@@ -258,7 +259,7 @@ class Regression:
     def design(self, by: FloatArray, known: Sequence[tuple[str, object]]) -> FloatArray:
         """(rows, columns) derivative by z of the levels `known`, from that by each parameter."""
         return np.concatenate(
-            [by[:, _START[level] > 0] * self.spread[level][_START[level] > 0] for level, _ in known], axis=1
+            [by[:, LEVELS[level] > 0] * self.spread[level][LEVELS[level] > 0] for level, _ in known], axis=1
         )
 
     def _state(self, blocks: Sequence[Block], z: FloatArray) -> tuple[Rows, FloatArray, FloatArray, FloatArray]:
@@ -293,9 +294,10 @@ class Regression:
     def slowness(self) -> dict[str, float]:
         """By kind, the logs by which an exchange between machines takes longer than what all kinds share."""
         place = NAMES.index("log_scale")
-        if not KIND[place] > 0:
+        moved = LEVELS["kind"] > 0
+        if not moved[place]:
             return {}
-        at, spread = int((KIND > 0)[:place].sum()), self.spread["kind"][place]
+        at, spread = int(moved[:place].sum()), self.spread["kind"][place]
         own = {str(name): own for (level, name), own in self.columns.groups.items() if level == "kind"}
         return {name: float(spread * self.z[columns[at]]) for name, columns in own.items()}
 
@@ -449,19 +451,19 @@ class Regression:
             block.outlying = np.maximum(1.0, block.outlying * (_FREEDOM + away**2) / (_FREEDOM + 1))
             block.outlying = np.minimum(block.outlying, 1e4)
         for (level, _), at in self.columns.groups.items():
-            if prior and level in ("kind", "cell"):
+            if prior and level in ("kind", "strategy", "cell"):
                 self.prior[at] = (_TAIL + 1) / (_TAIL + self.z[at] ** 2)
 
     def _learn_spreads(self) -> None:
         covariance = np.linalg.inv(self.precision)
-        for level in _LEVELS[1:]:
+        for level in list(LEVELS)[1:]:
             own = [at for (name, _), at in self.columns.groups.items() if name == level]
-            moved = _START[level] > 0
+            moved = LEVELS[level] > 0
             second = sum(
                 (self.prior[at] * (self.z[at] ** 2 + np.diag(covariance)[at]) for at in own), np.zeros(int(moved.sum()))
             )
             old = self.spread[level][moved]
-            new = np.sqrt((_PSEUDO * _START[level][moved] ** 2 + old**2 * second) / (_PSEUDO + len(own)))
+            new = np.sqrt((_PSEUDO * LEVELS[level][moved] ** 2 + old**2 * second) / (_PSEUDO + len(own)))
             self.spread[level][moved] = new
             for at in own:
                 self.z[at] *= old / new

@@ -18,7 +18,7 @@ from .model import Measured, StepTimeModel, lay_out
 from .one_device import OneDevice
 from .rows import Facts
 
-_FORMAT = "srift-step-time-9"
+_FORMAT = "srift-step-time-10"
 
 
 class OtherFormat(ValueError):

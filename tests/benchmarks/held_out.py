@@ -231,17 +231,17 @@ def summary(scored: pd.DataFrame) -> pd.DataFrame:
 @contextmanager
 def without(name: str) -> Iterator[None]:
     """The formula without a parameter's term, or without the residual (`residual`) or a level (`level kind`)."""
-    arrays = (formula.MEAN, formula.ALL, formula.KIND, formula.CELL)
+    arrays = (formula.MEAN, *formula.LEVELS.values())
     saved, spreads = [one.copy() for one in arrays], levels.SPREADS.copy()
     try:
         if name in NEUTRAL:
             at = formula.NAMES.index(name)
-            for one, value in zip(arrays, (NEUTRAL[name], 0.0, 0.0, 0.0), strict=True):
+            for one, value in zip(arrays, (NEUTRAL[name], *[0.0] * len(formula.LEVELS)), strict=True):
                 one[at] = value
         elif name == "residual":
             levels.SPREADS[:2] = 1e-3
         elif name.startswith("deviations by "):
-            dict(zip(("kind", "cell"), arrays[2:], strict=True))[name.removeprefix("deviations by ")][:] = 0.0
+            formula.LEVELS[name.removeprefix("deviations by ")][:] = 0.0
         yield
     finally:
         for one, old in zip(arrays, saved, strict=True):

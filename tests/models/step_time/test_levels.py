@@ -98,6 +98,21 @@ def test_rows_of_its_own_narrow_the_interval_and_the_error(everything: pd.DataFr
     assert np.abs(after["step_s"] / everything.loc[held & ~pilots, "step_s"] - 1).mean() < 0.06
 
 
+def test_what_a_strategy_sends_on_one_kind_is_known_of_another_kind(everything: pd.DataFrame) -> None:
+    sharded = everything[everything["workload"] != "large"].assign(strategy="fsdp")
+    for at, row in sharded.iterrows():
+        layout, (_, kind) = [int(one) for one in row["layout"].split("+")], row["cluster"].split("x")
+        sharded.loc[at, "step_s"] = seconds(row["workload"], kind, layout, float(row["batch_per_device"]), link=9.0)
+    several = sharded[sharded["layout"].str.contains("+", regex=False)]
+    asked_of = several["cluster"].str.endswith("slow")
+    model = fitted(pd.concat([everything.assign(strategy="ddp"), several[~asked_of]], ignore_index=True))
+    longer = several["step_s"] / everything.loc[several.index, "step_s"]
+    held = several[asked_of & (longer > 1.5)]
+    assert len(held) > 12
+    predicted = model.predict(asked(held))["step_s"]
+    assert np.median(np.abs(predicted / held["step_s"].to_numpy() - 1)) < 0.10
+
+
 def test_draws_have_the_joint_covariance_and_do_not_depend_on_what_else_is_asked(everything: pd.DataFrame) -> None:
     model = fitted(everything[(everything["workload"] != "large") | (everything["layout"] == "1")])
     setups = asked(everything[(everything["workload"] == "large") & (everything["layout"] != "1")]).iloc[::4]
