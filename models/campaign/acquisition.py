@@ -38,7 +38,7 @@ _WEIGHTS = {
     "workload and machine": 1.0,  # shared among a cluster's types, so that more types are not worth more
 }
 _PROBED_SIZES = 4  # message sizes that make a sweep
-_REGRET_WORTH = 100.0  # a run that saves 1 % of regret is worth as much as one new feature: pilots of a new workload,
+_REGRET_VALUE = 100.0  # a run that saves 1 % of regret is worth as much as one new feature: pilots of a new workload,
 # of which some ten bring its regret of tens of per cent down, then compete with what betters known choices
 
 
@@ -146,18 +146,18 @@ class Coverage:
         Else by how new its features are, at most the sum of the weights times its uncertainty.
         """
         if self.decision_value is not None and self.decision_value.applies_to(candidate):
-            return _REGRET_WORTH * self.decision_value.value(candidate)
+            return _REGRET_VALUE * self.decision_value.value(candidate)
         features = _features_of(candidate)
         types = len(set(candidate.members))
         shared = {"workload and machine": 1 / types}
-        worth = sum(_WEIGHTS[one[0]] * shared.get(one[0], 1.0) / (1 + self.seen[one]) for one in features)
+        value = sum(_WEIGHTS[one[0]] * shared.get(one[0], 1.0) / (1 + self.seen[one]) for one in features)
         if not candidate.exact or candidate.accumulation_steps > 1:
-            worth *= _RARELY_NAMED
+            value *= _RARELY_NAMED
         if not self.drifting.keys().isdisjoint(candidate.members):
-            worth *= _DRIFTED
+            value *= _DRIFTED
         elif candidate.width is not None:
-            worth *= min(max(candidate.width / _KNOWN_WIDTH, 0.25), 4.0)
-        return worth * (1 + 0.01 * _tie(self.seed, candidate))
+            value *= min(max(candidate.width / _KNOWN_WIDTH, 0.25), 4.0)
+        return value * (1 + 0.01 * _tie(self.seed, candidate))
 
     def add(self, candidate: Measurement) -> None:
         """Count a chosen run as if it were measured."""
@@ -244,7 +244,7 @@ class _Valued:
     belief: Belief
     candidates: dict[Measurement, int]
     places: tuple[int, ...]
-    worth: RunValues
+    run_values: RunValues
     alike: Floats
 
 
@@ -294,9 +294,9 @@ class DecisionValue:
         """Regret that it is expected to save, given what is taken; 0 for a run that changes no choice."""
         one = self._valued[candidate.trained[0]]
         at = one.candidates.get(candidate)
-        if at is None or not one.worth.regret[at]:
+        if at is None or not one.run_values.regret[at]:
             return 0.0
-        value = float(one.worth.regret[at])
+        value = float(one.run_values.regret[at])
         for other in self._taken.get(candidate.trained[0], ()):
             value *= 1 - float(one.alike[at, other])
         return value
@@ -326,7 +326,7 @@ class DecisionValue:
             left = {
                 candidate: at
                 for candidate, at in one.candidates.items()
-                if at not in taken and one.worth.regret[at] > 0
+                if at not in taken and one.run_values.regret[at] > 0
             }
             self._valued[name] = _weighed(one.choice_set, belief, list(left), [one.places[at] for at in left.values()])
         self._taken = {}
@@ -335,9 +335,10 @@ class DecisionValue:
         """What it is expected to change, for a person."""
         one = self._valued[candidate.trained[0]]
         at = one.candidates[candidate]
+        values = one.run_values
         return (
-            f"expected to change the choice of {one.worth.question[at]} in {one.worth.chance[at]:.0%} of outcomes and "
-            f"to save {one.worth.regret[at]:.1%}"
+            f"expected to change the choice of {values.question[at]} in {values.chance[at]:.0%} of outcomes and "
+            f"to save {values.regret[at]:.1%}"
         )
 
 
@@ -375,7 +376,7 @@ def _weighed(
         belief=belief,
         candidates={candidate: at for at, candidate in enumerate(candidates)},
         places=tuple(places),
-        worth=run_values(choice_set.questions, belief, places),
+        run_values=run_values(choice_set.questions, belief, places),
         alike=belief.alike()[np.ix_(places, places)] if places else np.zeros((0, 0)),
     )
 

@@ -154,9 +154,9 @@ def _buy(
             if costs.minimum_s * price > usd:
                 continue
             filled = fill(cluster, runs, known, most_s=min(share, usd / price), costs=costs)
-            worth = filled.worth / max(1 / seconds, price / usd)
-            if filled.candidates and (best is None or worth > most * (1 + ROUNDING)):
-                best, most = (cluster, filled), worth
+            value = filled.value_per_s / max(1 / seconds, price / usd)
+            if filled.candidates and (best is None or value > most * (1 + ROUNDING)):
+                best, most = (cluster, filled), value
         if covering:
             covering = covering[1:]
         elif best is None:
@@ -226,7 +226,7 @@ def _reason(candidates: Sequence[Measurement]) -> str:
     return f"{', '.join(said)} on {clusters} cluster{'s' if clusters > 1 else ''} from one launch"
 
 
-_PROBE_WORTH = 1.5  # a sweep serves every workload on its cluster
+_PROBE_VALUE = 1.5  # a sweep serves every workload on its cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +234,7 @@ class Filled:
     """What a launch would measure, in order, and what it is worth a second."""
 
     candidates: tuple[Measurement, ...]
-    worth: float  # of a billed second
+    value_per_s: float  # of a billed second
 
 
 Rated = Callable[[tuple[str, ...]], Sequence[tuple[float, Measurement]]]
@@ -270,7 +270,7 @@ def fill(cluster: Cluster, runs: Rated, known: Coverage, *, most_s: float, costs
             schedule.add(candidate)
             trial.add(candidate)
     probing = [candidate for candidate in chosen if candidate.kind == "probe"]
-    worth, must_s = _PROBE_WORTH * len(probing), max(schedule.alone_s)  # profiles must be: no run is weighed by them
+    total, must_s = _PROBE_VALUE * len(probing), max(schedule.alone_s)  # profiles must be: no run is weighed by them
     trains: list[Measurement] = []
     candidates = [one for members in parts for one in runs(members)]
     heap = [(-_per_second(value, candidate), place) for place, (value, candidate) in enumerate(candidates)]
@@ -285,16 +285,16 @@ def fill(cluster: Cluster, runs: Rated, known: Coverage, *, most_s: float, costs
             heapq.heappush(heap, (-_per_second(value, candidate), place))
             continue
         spent, more = (costs.billed_s(schedule.seconds - must_s + one) for one in (0.0, candidate.est_s))
-        if value <= 0 or (more > spent and value / candidate.est_s < worth / spent):
+        if value <= 0 or (more > spent and value / candidate.est_s < total / spent):
             break
         trains.append(candidate)
         schedule.add(candidate)
         trial.add(candidate)
-        worth += value
+        total += value
     if not trains and not any(candidate.kind == "profile" for candidate in chosen):
-        return Filled(candidates=(), worth=0.0)
+        return Filled(candidates=(), value_per_s=0.0)
     spent = costs.billed_s(schedule.seconds - must_s)
-    return Filled(candidates=(*chosen, *_alternating(trains, list(trial.workloads))), worth=worth / spent)
+    return Filled(candidates=(*chosen, *_alternating(trains, list(trial.workloads))), value_per_s=total / spent)
 
 
 def _per_second(value: float, candidate: Measurement) -> float:
@@ -317,9 +317,9 @@ def _before_training(
 
 def _alternating(trains: Sequence[Measurement], workloads: Sequence[str]) -> list[Measurement]:
     """Workloads by turns, each in its own order: cut short anywhere, all of them have been served alike."""
-    turn: Counter[str] = Counter()
+    before: Counter[str] = Counter()
     keyed = []
     for candidate in trains:
-        keyed.append(((turn[candidate.workload], workloads.index(candidate.workload)), candidate))
-        turn[candidate.workload] += 1
+        keyed.append(((before[candidate.workload], workloads.index(candidate.workload)), candidate))
+        before[candidate.workload] += 1
     return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]

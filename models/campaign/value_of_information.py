@@ -23,7 +23,7 @@ from ..domain.numeric import Z_90
 from ..domain.setup_table import Key, setup_key
 from ..domain.workload import OVERSHOOT_PRICE, Goal, Setup, Workload
 from ..job.cost import JobCosts, job_costs
-from ..job.job_conditions import Circumstances
+from ..job.job_conditions import JobConditions
 from ..planner.choice_rule import Meeting, drawn_meeting, losses, normal_meeting, weighed
 from ..planner.ranking import goals_of
 
@@ -218,7 +218,7 @@ def choice_set_of(
     setups: Sequence[Setup],
     predictions: pd.DataFrame,
     *,
-    conditions: Circumstances | None = None,
+    conditions: JobConditions | None = None,
     seed: int = 0,
 ) -> ChoiceSet:
     """Those of `setups` that may be chosen; `predictions` (step_s, step_low_s, step_high_s) are aligned by position.
@@ -234,7 +234,7 @@ def choice_set_of(
     spread = np.log(predictions["step_high_s"].to_numpy(float) / predictions["step_low_s"].to_numpy(float)) / 2 / Z_90
     outcomes = ndtri((np.arange(_OUTCOMES) + 0.5) / _OUTCOMES)
     draws = step_s[:, None] * np.exp(spread[:, None] * outcomes)
-    costs = job_costs(workload, setups, predictions, draws, circumstances=conditions, seed=seed)
+    costs = job_costs(workload, setups, predictions, draws, job_conditions=conditions, seed=seed)
     irreducible = np.log(costs.sampled_hours / costs.hours_by_draw)
     places: dict[Key, int] = {}
     chosen: list[Setup] = []

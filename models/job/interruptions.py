@@ -127,8 +127,8 @@ def fit_hazard(
     mean = dict(zip(names_of, (shape + count) / (shape + expected) * np.exp(logs)[at], strict=True))
     shock, drift = _bunching(windows, mean)
     # what a drifting zone did is worth less than what it was counted on: at most 1 / drift interruptions
-    worth = 1 / (1 + drift * expected)
-    posterior = np.column_stack([shape + worth * count, shape / np.exp(logs)[at] + worth * hours])
+    weight = 1 / (1 + drift * expected)
+    posterior = np.column_stack([shape + weight * count, shape / np.exp(logs)[at] + weight * hours])
     zones = {pool: (float(one[0]), float(one[1])) for pool, one in zip(names_of, posterior, strict=True)}
     return HazardModel(
         types={name: (float(logs[i]), float(doubt[i]), float(shapes[i])) for i, name in enumerate(names)},

@@ -213,16 +213,16 @@ def one_device_points(
     """workload, kind, batch, log seconds of a micro-step on one device without its optimizer, sd; and by workload and
     kind of profiles, `optimizer_part` and `input_part` of Facts.
     """
-    told = _profile_points(profiles, machines)
+    profiled = _profile_points(profiles, machines)
     optimizer: Parts = {}
     making: Parts = {}
-    groups: dict[Any, pd.DataFrame] = dict(iter(told.groupby(["workload", "kind"])))
+    groups: dict[Any, pd.DataFrame] = dict(iter(profiled.groupby(["workload", "kind"])))
     for pair, own in groups.items():
         middle = float(np.exp(own["log_s"].iloc[len(own) // 2]))
         optimizer[pair] = float(own["optimizer_s"].median()) / middle
         making[pair] = float(np.clip(own["input_part"].median(), 0, 1))
     columns = ["workload", "kind", "batch", "log_s", "sd"]
-    points = pd.concat([_run_points(rows, machines, told), told[columns]], ignore_index=True)
+    points = pd.concat([_run_points(rows, machines, profiled), profiled[columns]], ignore_index=True)
     return points, optimizer, making
 
 

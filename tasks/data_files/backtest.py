@@ -85,8 +85,8 @@ def read_training(file: Path, *, workloads: Path | None, catalogue: Path | None)
     _one_provider({file: measured})
     data = _training_data(measured.frame(), workloads, catalogue)
     if "gradient_bytes" in data.workloads:
-        told = data.runs["workload"].map(data.workloads.set_index("workload")["gradient_bytes"])
-        data.runs["gradient_bytes"] = data.runs["gradient_bytes"].astype(float).fillna(told)
+        known = data.runs["workload"].map(data.workloads.set_index("workload")["gradient_bytes"])
+        data.runs["gradient_bytes"] = data.runs["gradient_bytes"].astype(float).fillna(known)
     kinds = data.instance_types[data.instance_types["devices"].notna()]
     return data, {str(name): int(one) for name, one in zip(kinds["name"], kinds["devices"], strict=True)}
 

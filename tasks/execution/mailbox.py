@@ -61,12 +61,12 @@ class Mailbox:
     def data_of(self, node: int) -> dict[str, dict[str, Any]]:
         """How far the machine is with what it fetches, by digest, in its own words; empty before it says so."""
         body = read_object(self._node(node) / DATA_FILE) or {}
-        return {digest: told for digest, told in body.items() if isinstance(told, dict)}
+        return {digest: state for digest, state in body.items() if isinstance(state, dict)}
 
     def has_data(self, node: int, digests: Iterable[str]) -> bool:
         """Whether all of them are there, or never will be: runs that need one that failed say so."""
-        told = self.data_of(node)
-        return all(told.get(one, {}).get("state") in (READY, FAILED) for one in digests)
+        states = self.data_of(node)
+        return all(states.get(one, {}).get("state") in (READY, FAILED) for one in digests)
 
     def go(self, attempt: int) -> None:
         """Let the armed workers of `attempt` start."""
@@ -135,8 +135,8 @@ class Mailbox:
 
     def not_installed(self) -> dict[str, str]:
         """Digests of workloads whose requirements some machine could not have just then, each with the reason."""
-        told = [read_object(file) or {} for file in self.path.glob("node-*/records/*.json")]
-        return {str(one.get("workload_digest")): str(one.get("reason")) for one in told if one.get("cause") == INSTALL}
+        found = [read_object(file) or {} for file in self.path.glob("node-*/records/*.json")]
+        return {str(one.get("workload_digest")): str(one.get("reason")) for one in found if one.get("cause") == INSTALL}
 
     def _go(self, attempt: int) -> Path:
         return self.path / f"go-{attempt}.json"

@@ -100,8 +100,8 @@ def _parts(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     steady = seconds[_BURN_IN:]
     middle = [steady[i] for i in measuring.central([sum(one[:3]) for one in steady])]
     forward, backward, optimizer, made = zip(*middle, strict=True)
-    told = {} if built.loader is None else {"costs": costs[_BURN_IN:]}
-    return told | {
+    costs_of_loader = {} if built.loader is None else {"costs": costs[_BURN_IN:]}
+    return costs_of_loader | {
         "batch": batch,
         "forward_s": fmean(forward),
         "backward_s": fmean(backward),

@@ -19,7 +19,7 @@ import typer
 from flows.cli import explained
 from models.domain.cluster import Offer
 from models.domain.workload import Goal, Workload
-from models.planner.candidates import Supply, worth_asking
+from models.planner.candidates import Supply, without_beaten_zones
 from models.planner.planner import Plan, plan
 from models.step_time.model import StepTimeModel
 from tasks.providers.ec2.catalogue import device_tflops
@@ -58,7 +58,7 @@ def ec2_offers() -> list[Offer]:
         replace(one, market="spot", usd_per_hour=0.4 * (one.usd_per_hour or 0.0), interruptions_per_hour=0.01)
         for one in on_demand
     ]
-    return worth_asking([*on_demand, *spot])
+    return without_beaten_zones([*on_demand, *spot])
 
 
 def timed(model: StepTimeModel, name: str, offers: Sequence[Offer], *, max_hosts: int, repeats: int) -> dict[str, Any]:

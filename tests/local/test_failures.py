@@ -111,7 +111,7 @@ def job(installation: Workspace, count: int, runs: dict[str, dict[str, Any]]) ->
         cluster=Cluster.of((count, installation.provider.offers(datetime.now(UTC))[0])),
         expected=(Devices(name=CPU, count=1),) * count,
         items=tuple(replace(item, run_id=run_id, **changes) for run_id, changes in runs.items()),
-        envelopes={run_id: setup() for run_id in runs},
+        run_setups={run_id: setup() for run_id in runs},
         files=((spec, Source.of_file(installation.settings.root / "tiny.py")),),
         seed=1,
         deadline_s=120.0,

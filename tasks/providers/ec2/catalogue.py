@@ -160,10 +160,10 @@ def baseline_gbps(answer: Answer) -> float:
     """
     cards = answer.get("NetworkInfo", {}).get("NetworkCards", [])
     attached = efa_cards(answer) or (0,)
-    told = [card.get("BaselineBandwidthInGbps") for at, card in enumerate(cards) if _index(at, card) in attached]
-    if not told or any(one is None or one <= 0 for one in told):
+    rates = [card.get("BaselineBandwidthInGbps") for at, card in enumerate(cards) if _index(at, card) in attached]
+    if not rates or any(one is None or one <= 0 for one in rates):
         raise ValueError(f"{answer['InstanceType']}: its sustained network rate is unknown")
-    total = float(sum(told))
+    total = float(sum(rates))
     stated = _STATED.fullmatch(str(answer["NetworkInfo"].get("NetworkPerformance", "")))
     most = float(stated[2]) * int(stated[1] or 1) if stated else total
     return most if total > _ROUNDED * most else total

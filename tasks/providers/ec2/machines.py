@@ -39,7 +39,7 @@ NO_BUCKET = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ec2Machines:
-    """The leases of one home, and the account they are of. `threaded`: mirrors turn by themselves."""
+    """The leases of one home, and the account they are of. `threaded`: mirrors sync by themselves."""
 
     api: Ec2Api
     choices: Ec2
@@ -204,11 +204,11 @@ class Ec2Machines:
 
     def _let_leave(self, running: Ec2Cluster) -> None:
         """Agents that were told to leave are waited for: their couriers upload what is left and go down."""
-        running.mirror.turn_by_hand()
+        running.mirror.sync_by_hand()
         give_up = self.api.clock.now() + timedelta(seconds=LEAVE_S)
         while (running.mailbox / "done.json").exists() and self.api.clock.now() < give_up and not running.all_down():
             self.api.clock.sleep(2.0)
-            running.mirror.turn_by_hand()
+            running.mirror.sync_by_hand()
 
     def _store(self, lease: Ec2Lease) -> Store:
         return Store(self.api, lease.region, lease.bucket or self._bucket())

@@ -193,8 +193,8 @@ def _ended(lease: Ec2Lease, gone: dict[str, Answer], alive: set[str], now: datet
         if one.instance_id in alive:
             one = replace(one, ended_at=now)
         elif one.ended_at is None:
-            told = gone.get(one.instance_id)
-            moment = (_moment(told) if told is not None else None) or _latest(lease, one)
+            described = gone.get(one.instance_id)
+            moment = (_moment(described) if described is not None else None) or _latest(lease, one)
             one = replace(one, ended_at=max(one.launched_at, min(now, moment)))
         machines.append(one)
     return replace(lease, machines=tuple(machines))

@@ -42,10 +42,10 @@ def test_hours_of_a_compiled_mode_are_longer_by_compiling_at_every_start() -> No
     model = JointModel(lines={"small": (0.01, 0.0005)}, gbps=GBPS, memory={"small": np.nan}, slower=0.0)
     job = replace(workload("lm", 16), modes=(Mode(), COMPILED))
     met = Stated(compilation=told(*[("lm", COMPILED, 900.0)] * 50))
-    supply = Supply(offers=[offer("small"), offer("small", "spot")], max_hosts=1, fits=lambda _: "", circumstances=met)
+    supply = Supply(offers=[offer("small"), offer("small", "spot")], max_hosts=1, fits=lambda _: "", job_conditions=met)
     setups = [one for one in candidates(job, supply, model) if one.accumulation_steps == 1]
     rows = frame(setups)
-    costs = job_costs(job, setups, model.predict(rows), model.draws(rows, count=4, seed=0), circumstances=met)
+    costs = job_costs(job, setups, model.predict(rows), model.draws(rows, count=4, seed=0), job_conditions=met)
     hours = {
         (one.cluster.market, one.switches): (float(h), float(again))
         for one, h, again in zip(setups, costs.hours, costs.conditions.replacement_s, strict=True)

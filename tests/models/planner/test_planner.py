@@ -12,7 +12,7 @@ import pytest
 from models.domain.cluster import Offer
 from models.domain.setup_table import SetupArrays
 from models.domain.workload import Goal, Mode, workload_and_mode
-from models.job.job_conditions import Circumstances, Stated
+from models.job.job_conditions import JobConditions, Stated
 from models.planner.candidates import Supply
 from models.planner.explanations import obstacle
 from models.planner.planner import plan
@@ -24,8 +24,10 @@ MODEL = JointModel(
 )
 
 
-def supply(offers: Sequence[Offer], max_hosts: int, circumstances: Circumstances | None = None) -> Supply:
-    return Supply(offers=offers, max_hosts=max_hosts, fits=lambda cluster: "", circumstances=circumstances or Stated())
+def supply(offers: Sequence[Offer], max_hosts: int, job_conditions: JobConditions | None = None) -> Supply:
+    return Supply(
+        offers=offers, max_hosts=max_hosts, fits=lambda cluster: "", job_conditions=job_conditions or Stated()
+    )
 
 
 def test_the_mixture_wins_where_spot_alone_is_late_too_often_and_on_demand_costs_more() -> None:

@@ -95,8 +95,10 @@ def without_devices(here: Workspace, folder: Path, night: str) -> None:
     expected = [Devices(name="H100", count=8)]
     plan = Plan(lease_id=night, attempt=1, addresses=["a"], expected=expected, workloads=[], items=[item])
     device_check.write_failed_records(folder, plan, 0, "this machine was bought for 8 x H100, and torch can use no GPU")
-    envelopes = {item.run_id: setup(workload=None, workload_digest=None, cluster="1xp5.48xlarge")}
-    loaded = load_mailbox(here.warehouse, EndedLaunch(mailbox=folder, envelopes=envelopes), refresh_id=night, now=NOON)
+    run_setups = {item.run_id: setup(workload=None, workload_digest=None, cluster="1xp5.48xlarge")}
+    loaded = load_mailbox(
+        here.warehouse, EndedLaunch(mailbox=folder, run_setups=run_setups), refresh_id=night, now=NOON
+    )
     assert loaded.by_status == {"failed": 1}
 
 

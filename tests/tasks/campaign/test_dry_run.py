@@ -140,7 +140,7 @@ def test_the_caps_reckon_with_no_less_than_climbing_the_whole_ladder_costs(
     one = replace(one, cluster=Cluster(members=tuple(billed(one.cluster.members, own))))
     known = billed(offers(), own)
     (plan,) = dry_run.planned(here, [one], known, 100.0, NOW)
-    spec = dry_run._imagined(here, one.cluster, known, lease_id="l", controller="c", deadline_unix=0)
+    spec = dry_run._spec_without_asking(here, one.cluster, known, lease_id="l", controller="c", deadline_unix=0)
     rungs, _ = ladder(one.cluster, known, [f"{REGION}{zone}" for zone in "abcdef"], ("on-demand", "spot"))
     spec = replace(spec, subnets={f"{REGION}{zone}": "s" for zone in "abcdef"})
     for deadline_s in (600.0, 1234.5, plan.deadline_s):

@@ -35,7 +35,7 @@ def mailbox(tmp_path: Path) -> Path:
 
 
 def load(warehouse: Warehouse, mailbox: Path, **changes: Any) -> Collected:
-    launch = EndedLaunch(**{"mailbox": mailbox, "envelopes": {run_id: setup() for run_id in "abcd"}} | changes)
+    launch = EndedLaunch(**{"mailbox": mailbox, "run_setups": {run_id: setup() for run_id in "abcd"}} | changes)
     return load_mailbox(warehouse, launch, refresh_id="r", now=NOON)
 
 
@@ -184,7 +184,7 @@ def test_what_ran_on_another_device_than_was_bought_is_kept_and_trains_nothing(
         body = record(run_id) | ({} if devices is None else {"devices": devices})
         write_json(mailbox / "node-0" / "records" / f"{run_id}.json", body)
     (mailbox / "node-1" / "records" / "b.json").unlink()
-    assert load(warehouse, mailbox, envelopes=dict.fromkeys("abc", bought)).by_status == {"measured": 3}
+    assert load(warehouse, mailbox, run_setups=dict.fromkeys("abc", bought)).by_status == {"measured": 3}
     assert measured(warehouse) == ["a", "c"], "a record of old says nothing of its devices, and counts"
     outdated = mart(warehouse, "outdated_runs").iloc[0]
     assert (outdated.run_id, outdated.reason) == ("b", "it ran on cpu where A10G was expected")

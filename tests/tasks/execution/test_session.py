@@ -207,8 +207,8 @@ def test_shares_are_in_force_while_it_measures_and_every_run_tells_its_image(tmp
     script = (*GOES, reported("a"), finished(1, run_id="b", **KILLED), *LAST)
     seen, cluster = served(tmp_path, job(), *script)
     assert cluster.settled == [True, False, True] and seen.mailbox is not None
-    envelopes = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())
-    assert {one["image_id"] for one in envelopes.values()} == {"ami-1"}
+    run_setups = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())
+    assert {one["image_id"] for one in run_setups.values()} == {"ami-1"}
 
 
 @pytest.mark.parametrize(("device", "after_s"), [("cpu", 90), ("H100", 150)])
@@ -380,8 +380,8 @@ def test_another_machine_takes_its_place_and_the_interrupted_run_is_tried_again_
     assert (rows(seen), seen.recorded, cluster.replaced) == ([("b", *TAKEN_ROW)], {"b-again-2"}, [1])
     assert plan(seen)["addresses"][1] == "10.0.1.1" and plan(seen)["ranks"] == []
     assert seen.mailbox is not None
-    envelopes = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())
-    assert set(envelopes) == {"b", "b-again-2"}
+    run_setups = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())
+    assert set(run_setups) == {"b", "b-again-2"}
     assert not (seen.mailbox / "node-1" / "progress.json").exists(), "what the machine before it said"
 
 
@@ -448,8 +448,8 @@ def test_on_dearer_machines_than_asked_for_the_money_ends_sooner(
     seen, _ = served(tmp_path, job("b"), *GOES, *waits(200), reported("b"), finished(1), stop_at=100.0)
     assert len(seen.recorded) == measured
     assert seen.mailbox is not None
-    envelope = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())["b"]
-    assert envelope["usd_per_hour"] == pytest.approx(2 * got_usd), "as it was got, not as it was asked for"
+    run_setup = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())["b"]
+    assert run_setup["usd_per_hour"] == pytest.approx(2 * got_usd), "as it was got, not as it was asked for"
 
 
 ADDRESS = "s3://mine-1/cats/"
