@@ -27,18 +27,18 @@ from .value_of_information import Belief, ChoiceSet, Floats, RunValues, run_valu
 _STEADY = 0.1  # interquartile range over median of the steps, below which one run says what there is to say
 _ENOUGH_FAILURES = 2
 _ENOUGH_RUNS = 3  # of an unsteady setup: more would repeat the noise
-_RARELY_NAMED = 0.7  # worth of a run off the global batch or with accumulation, which recommendations seldom name
-_KNOWN_WIDTH = 0.1  # relative width of an interval at which a run is worth its plain value
-_DRIFTED = 4.0  # worth of a run on a drifting machine, whose predictions are wrong however narrow
+_RARELY_NAMED = 0.7  # value of a run off the global batch or with accumulation, which recommendations seldom name
+_KNOWN_WIDTH = 0.1  # relative width of an interval at which a run has its plain value
+_DRIFTED = 4.0  # value of a run on a drifting machine, whose predictions are wrong however narrow
 _WEIGHTS = {
     "cluster": 0.75,
     "workload and cluster": 1.0,
     "workload and mixture": 1.5,  # how many machines of how many types: uniform clusters are few among the mixed
     "workload and batch": 1.0,
-    "workload and machine": 1.0,  # shared among a cluster's types, so that more types are not worth more
+    "workload and machine": 1.0,  # shared among a cluster's types, so that more types add no value
 }
 _PROBED_SIZES = 4  # message sizes that make a sweep
-_REGRET_VALUE = 100.0  # a run that saves 1 % of regret is worth as much as one new feature: pilots of a new workload,
+_REGRET_VALUE = 100.0  # a run that saves 1 % of regret counts as much as one new feature: pilots of a new workload,
 # of which some ten bring its regret of tens of per cent down, then compete with what betters known choices
 
 
@@ -47,7 +47,7 @@ Joint = Callable[[pd.DataFrame], tuple[Floats, Floats, Floats]]  # setups -> mea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """What one provider's launches have told: frames as the marts of their names document, empty where there is none.
+    """What one provider's launches have measured: frames as the marts of their names document, or empty.
 
     What was measured before `stale_before`, or on a `drifting` instance type up to the time given for it, is known no
     more. `failures` has the kind of what failed, and the columns of runs.
@@ -228,7 +228,7 @@ def _features(workload: str, members: tuple[str, ...], batch: int, steps: int) -
 
 @lru_cache(maxsize=65536)
 def _tie(seed: int, candidate: Measurement) -> float:
-    """A number in [0, 1) by which equals are told apart; another seed, another order."""
+    """A number in [0, 1) by which equals are ordered; another seed, another order."""
     return zlib.crc32(f"{seed} {candidate.tie_text}".encode()) / 2**32
 
 
@@ -317,7 +317,7 @@ class DecisionValue:
         )
 
     def revalue(self) -> None:
-        """Value everything anew, narrowed by what was taken; what was worth nothing stays so."""
+        """Value everything anew, narrowed by what was taken; what had no value stays so."""
         for name, taken in self._taken.items():
             one = self._valued[name]
             belief = one.belief

@@ -290,7 +290,7 @@ def sent_part(workload: str) -> float:
 
 
 def flops_per_sample(data: TrainingData) -> dict[str, float]:
-    """Operations of forward and backward by workload, where anybody told."""
+    """Operations of forward and backward by workload, where known."""
     return facts_of(data, "flops_per_sample")
 
 

@@ -39,7 +39,7 @@ class Parameter:
     cell: float = 0.0
 
 
-# Between machines a kind is worth a factor of two, a workload on it 1.2 [physics.md]; logits and slopes in proportion.
+# Between machines a kind counts a factor of two, a workload on it 1.2 [physics.md]; logits and slopes in proportion.
 PARAMETERS: dict[str, Parameter] = {
     "log_scale": Parameter(1.8, 1.0, 0.6, 0.2),  # of an exchange between machines, against the nominal rate
     "machines": Parameter(0.3, 0.3, 0.3, 0.1),  # slope in 1 - 2 / m: growth with machines levels off

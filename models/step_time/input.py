@@ -267,7 +267,7 @@ def _without_loading(
         whole = pd.to_numeric(column(runs, name, np.nan), errors="coerce").to_numpy(float).copy()
         whole[places] = values
         changed[name] = whole
-    # where all loading is done while a device computes, the rest was told by it, and says nothing of it
+    # where all loading is done while a device computes, the rest follows from it, and says nothing of it
     telling = np.isfinite(waited) & ((wait.beside_s == 0) | (device_s - wait.beside_s < slowed))
     by_load = wait.slopes(rest, part)[1]
     telling &= by_load > _TELLING

@@ -368,7 +368,7 @@ class Regression:
         self._weigh()
         self._factor()
         self._search(_LAST)
-        # what neighbours tell may be more than what the parameters were sought with: a cell that no formula fits
+        # what neighbours tell may be more than what the parameters were fitted with: a cell that no formula fits
         self._learn_residual(2.7)
         for block in self.blocks:  # few rows do not show how far others are off
             if len(block.at) < _ENOUGH:
@@ -530,7 +530,7 @@ class Regression:
     def calibrate(self, *, seed: int) -> None:
         """How much wider intervals of a cell must be with no row of it and with few: some cells left out in turn.
 
-        Each time the parameters are sought anew from where they were, on some rows of each cell, with the spreads that
+        Each time the parameters are fitted anew from where they were, on some rows of each cell, with the spreads that
         all cells gave.
         """
         kept = self.z, self.prior, self.precision, self.blocks

@@ -63,7 +63,7 @@ _WAVES = 128  # random features of each part of the residual, for draws
 
 def bottlenecks(exposed: FloatArray, uneven: FloatArray, *, input_part: FloatArray, machines: FloatArray) -> list[str]:
     """One of LIMITS a setup, by the parts of its step that communication is exposed in and that the slowest rank takes
-    longer than all in the mean, and the part of compute that making batches takes: 0 where no profile told.
+    longer than all in the mean, and the part of compute that making batches takes: 0 where no profile says.
     """
     across = np.where(machines > 1, "communication between nodes", "communication inside a node")
     labels = np.where(uneven > _LIMITED, "stragglers", np.where(input_part > _MOSTLY, "input", "compute"))

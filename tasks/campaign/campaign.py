@@ -95,7 +95,7 @@ def within(workspace: Workspace, champion: Champion | None, tally: Tally) -> Ite
 
     So a cluster that was taken away by the market or refused is not the end of what it was to measure: lists after it
     go by other types, which may have the same device, and come back to it where there is nothing else. With a champion
-    every launch is chosen anew, since what the one before it measured says what is still worth measuring.
+    every launch is chosen anew, since what the one before it measured says what is still to be measured.
     """
     lists, warning = 0, outdating(workspace)
     while lists < MOST_LISTS:
@@ -162,7 +162,7 @@ def _counted(cluster: Cluster) -> Counter[tuple[str, str, str]]:
 
 
 def _failures(workspace: Workspace) -> pd.DataFrame:
-    """What nodes told of as failed, of the workloads as their files are now: a mended file is tried again.
+    """What nodes reported as failed, of the workloads as their files are now: a mended file is tried again.
 
     What the controller had to tell (a full mailbox, a silent node) is no fault of what was to be measured, and neither
     is a machine without its devices, data that were not to be had, or an index that did not answer.

@@ -25,7 +25,7 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Rows of the test file and how many were predicted; `summary` as the pure one has it; what is worth saying."""
+    """Rows of the test file and how many were predicted; `summary` as the pure one has it; warnings."""
 
     provider: str
     rows: int

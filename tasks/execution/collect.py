@@ -60,7 +60,9 @@ def _load_lease(workspace: Workspace, lease: EndedLease, refresh_id: str, now: d
     found = {file: read_object(file) for file in sorted(lease.mailbox.glob("controller/rows/*.json"))}
     rows = [row for row in found.values() if row]
     if lease.outcome == "reaped":
-        rows += _interrupted_row(lease, run_setups)  # where the controller told of that run itself, its row comes first
+        rows += _interrupted_row(
+            lease, run_setups
+        )  # where the controller reported that run itself, its row comes first
     provider = workspace.provider.name
     rows += _refusal_rows(lease, run_setups or {"": {"provider": provider, "market": lease.market}})
     columns = asdict(lease) | {"provider": provider}

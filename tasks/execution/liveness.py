@@ -187,7 +187,7 @@ class Machines:
         return state.interrupted or state.notice == "interruption"
 
     def leaving(self) -> MachineLoss | None:
-        """Those that an interruption notice says will go, as the last look at them (`lost`) told.
+        """Those that an interruption notice says will go, as the last look at them (`lost`) found.
 
         A rebalance recommendation only says that the risk has risen: it takes nothing away yet.
         """

@@ -197,14 +197,14 @@ class MachineLog:
         self._rows = [_row(node, 0, offer) for node, offer in enumerate(cluster.members)]
 
     def write(self) -> None:
-        """Put what is known on disk, so that a controller that dies has told it."""
+        """Put what is known on disk, so that it outlives a controller that dies."""
         with suppress(OSError):
             write_json(self._mailbox.path / _FILE, {"machines": self._rows})
 
     def at_work(self, seconds: Mapping[str, float]) -> None:
         """All are armed for the first time, `seconds` by phase after they were asked for.
 
-        Which of them reported itself how long before the last is told by the store's clock; torchrun starts on all.
+        Which of them reported itself how long before the last is measured by the store's clock; torchrun starts on all.
         """
         reported = self._mailbox.ready_at()
         last = max(reported, default=0.0)

@@ -64,8 +64,8 @@ class WireRecord(_Wire):
     fingerprint: str
     torch_version: str
     values: dict[str, Any]
-    devices: list[WireDevices] = []  # absent before nodes told: unknown
-    cause: Literal["", "machine", "data", "install"] = ""  # absent before nodes told: of what was measured
+    devices: list[WireDevices] = []  # absent before nodes reported it: unknown
+    cause: Literal["", "machine", "data", "install"] = ""  # absent before nodes reported it: of what was measured
     schema_: Literal[1] = Field(alias="schema")
 
 
@@ -142,7 +142,7 @@ class EndedLaunch:
 
 @dataclass(slots=True, kw_only=True)
 class Collected:
-    """What came home: new rows, all rows by status, dollars, and sentences worth saying."""
+    """What came home: new rows, all rows by status, dollars, and sentences for the reader."""
 
     new: int = 0
     by_status: Counter[str] = field(default_factory=Counter)

@@ -271,7 +271,7 @@ class Session:
         self._store_row(item_row(self.job.lease_id, self.items[run_id], self.run_setups, ended))
 
     def _store_row(self, row: dict[str, Any]) -> None:
-        """On disk at once: a controller that is killed later has told it."""
+        """On disk at once: it outlives a controller that is killed later."""
         self.served.rows.append(row)
         write_rows(self.served)
 

@@ -40,11 +40,11 @@ _PROFILE = re.compile(r"\d+[abcq]$|mig$")  # of torch's: the part that a virtual
 
 
 def is_named(expected: str, name: str) -> bool:
-    """Whether `told`, torch's name of a device, is of the kind that a provider calls `expected`.
+    """Whether `name`, torch's name of a device, is of the kind that a provider calls `expected`.
 
     Torch adds maker, memory and form ("NVIDIA A100-SXM4-40GB" is an A100), and may change the order of the words: all
     words of `expected` must be there, whole (an A10 is no A10G, an L40S no L4). A part of a device ("L4 1/8") may be
-    told by its virtual profile or by the whole device's name; a whole one is never a virtual part.
+    named by its virtual profile or by the whole device's name; a whole one is never a virtual part.
     """
     if expected == ANY or name == expected:
         return True
@@ -78,7 +78,7 @@ def wait_for_devices(
 ) -> str:
     """Empty once they are there; why not, after looking again and again for `wait_s` from the first look's end on.
 
-    Looks once at least, and for `most_s` at most: `look` is told how many seconds it may take.
+    Looks once at least, and for `most_s` at most: `look` is given how many seconds it may take.
     """
     ends = time.monotonic() + most_s
     until = None

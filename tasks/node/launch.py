@@ -173,7 +173,7 @@ def wait_for(launch: Launch, index: int) -> None:
 
 
 def report(launch: Launch, name: str, body: Any) -> None:
-    """Write into the node's folder, or end the launch saying why: measuring what cannot be told is waste."""
+    """Write into the node's folder, or end the launch saying why: measuring what cannot be reported is waste."""
     path = launch.own / name
     try:
         write_json(path, body)

@@ -1,6 +1,6 @@
 """How one thing is measured: ranks start together, stop when enough was measured, and repeat what was disturbed.
 
-A virtual processor that wants to run and may not counts as stolen in /proc/stat [proc(5)]: a step is then as long as
+A virtual processor that could run and may not counts as stolen in /proc/stat [proc(5)]: a step is then as long as
 the host's other guests make it. Hosts take processors away for seconds to minutes, so waiting helps, up to a limit; the
 share taken during what is kept goes into the record. Caches and clock rates that neighbours share are not seen there:
 fixed work before and after each block (reference.py) is, and its seconds go into the record too.

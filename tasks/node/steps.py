@@ -32,7 +32,7 @@ from .record import Item
 from .strategies import bucket_bytes, communicates_always, no_sync, strategy
 
 _LEAST_SCALE = 0.1  # of the loss in fp16, from 65,536
-_COMPUTE_REPEATS = 2  # steps without communication, from which `sync_s` is told
+_COMPUTE_REPEATS = 2  # steps without communication, from which `sync_s` is computed
 _COMPUTE_SHARE = 0.25  # of `most_s`: more is not spent on them
 
 

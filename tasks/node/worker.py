@@ -177,7 +177,7 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[d
 def abort(launch: Launch, index: int, item: Item, error: Exception, started_unix: float) -> NoReturn:
     """End the launch. A fault of the item's own is recorded; a lost peer is not, for the controller knows why.
 
-    Nor is a fault that nobody can be told of: with the launch's store gone, it may well be the store's.
+    Nor is a fault that cannot be reported: with the launch's store gone, it may well be the store's.
     """
     explained = explain(error, launch.workload(item))
     code, reason = EXIT_LOST_PEER, f"{launch.layout.label(launch.rank)}: {explained}"

@@ -113,7 +113,7 @@ def _asked(workspace: Workspace, question: Question) -> Workload:
 
 
 def _imported(workspace: Workspace, question: Question) -> Workload:
-    """A workload that srift.toml does not name, from what imports told. Raises SettingsError naming what is missing."""
+    """A workload that srift.toml does not name, from what was imported. Raises SettingsError naming what is missing."""
     name = question.workload
     try:
         facts = rows_of(mart(workspace.warehouse, "workloads", provider=workspace.provider.name, digest=IMPORTED))

@@ -34,7 +34,7 @@ from .recommend import SEED, Case, comparable, contending, guessable
 _MOST_HOSTS, _MOST_CANDIDATES = 4, 300
 # Expected regret below which measuring more is not worth the trouble.
 SETTLED = 0.01
-# Part of the regret that pilots must be expected to save, to be worth naming.
+# Part of the regret that pilots must be expected to save, to be named.
 _HELPS = 0.02
 NO_PRICE = "nothing on offer has a price; a price would change that"
 NOT_SOLD = "no machine with a price is one whose step time can be predicted; the price of one would change that"
@@ -129,7 +129,7 @@ def _for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
 
 
 def _judged(first: Mapping[str, Any], found: Pilots, runs: Sequence[Found]) -> Found:
-    """Is the choice whose `first` row is published settled, and which of the `runs` are worth naming?"""
+    """Is the choice whose `first` row is published settled, and which of the `runs` are to be named?"""
     infeasible = first["status"] == "infeasible"
     # a run may show that what is doubted meets the constraint after all
     in_doubt = infeasible and max(found.assured, default=0.0) >= _HELPS

@@ -47,7 +47,7 @@ def export_copies(workspace: Workspace) -> list[Row]:
 
 
 def after_refresh(workspace: Workspace, rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Of the published `rows` those worth showing after a refresh of this provider, and sentences on the others.
+    """Of the published `rows` those to show after a refresh of this provider, and sentences on the others.
 
     On this machine these are all of its rows. Elsewhere measuring costs money: a workload that nothing is known of
     there is named and no more, and imported workloads are named with the command that asks about them.

@@ -51,7 +51,7 @@ NOT_IMPORTED = (
     " rate is known, its flops_per_sample (`srift import FILE --workloads FILE`) would give a first guess"
 )
 
-UNPRICED_SHARE = 0.25  # of the instance types: where more have no price, a reader is told
+UNPRICED_SHARE = 0.25  # of the instance types: where more have no price, a reader is warned
 ON_DATA_SHEET = "by its data sheet alone, since nothing was ever measured on"
 LEFT_OUT = "not compared, since neither a run on them nor their data sheet is known"
 GUESSED = "a first guess from its FLOPs, since nothing of it was ever measured on these machines"

@@ -85,7 +85,7 @@ def print_recommendations(
             console.print(table)  # where nothing can be said of any goal, a line says why
         reasons = [f"  {row['cluster'] or row['status']}: {without_cautions(str(row['reason']))}" for row in mine]
         for said in dict.fromkeys(reasons):
-            console.print(said, style="dim")  # what keeps every goal from an answer is told once
+            console.print(said, style="dim")  # what keeps every goal from an answer is said once
         sources = dict.fromkeys(row["interruption_source"] for row in mine if row.get("interruption_source"))
         if sources and provider not in illustrative:
             console.print(f"  risk: of an interruption before the job is done, by {'; '.join(sources)}", style="dim")

@@ -34,7 +34,7 @@ from .setups import STEPS, job, measured_setups, recommended_pilots
 DEADLINE, CAP = "cheapest_within_deadline", "fastest_within_budget"
 SLACKS = (1.05, 1.2, 1.5, 2.0, 3.0, 5.0)  # of a constraint, as a multiple of the least that any measured setup takes
 _TENTH, _SAMPLES = 0.1, 20
-_FEWEST, _DRAWS = 8, 400  # setups at one global batch among which a choice is worth judging; joint draws of each
+_FEWEST, _DRAWS = 8, 400  # setups at one global batch among which a choice is judged; joint draws of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

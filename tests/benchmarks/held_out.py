@@ -3,7 +3,7 @@
 `python -m tests.benchmarks.held_out` prints error (mean, median), coverage and median width of the 90 % intervals by
 line of the table, then by group. The groups are those for choosing between models; `--final` takes the others, which
 may be looked at five times in all: docs/lab-notes.md has each. `--rivals` adds the mean errors of four others
-(rivals.py), `--ablations` what each term is worth by kind, `--choices` how good what is chosen among the kinds is.
+(rivals.py), `--ablations` what each term adds by kind, `--choices` how good what is chosen among the kinds is.
 Needs the files of ../shared/data; without them it says so and exits 1.
 """
 
@@ -293,7 +293,7 @@ def held_out(
     final: Annotated[bool, typer.Option(help="The groups of the final score: five looks in all.")] = False,
     draws: Annotated[int, typer.Option(min=1, help="Draws of pilots and of twelve rows.")] = 3,
     rivals: Annotated[bool, typer.Option(help="The mean errors of other models too.")] = False,
-    ablate: Annotated[bool, typer.Option("--ablations", help="What each term is worth.")] = False,
+    ablate: Annotated[bool, typer.Option("--ablations", help="What each term adds.")] = False,
     choices: Annotated[bool, typer.Option("--choices", help="What is chosen among the kinds.")] = False,
     only: Annotated[list[str] | None, typer.Option(help="Lines of the table, or terms: alone, pilots, ...")] = None,
 ) -> None:

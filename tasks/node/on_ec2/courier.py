@@ -41,7 +41,7 @@ _NOTICE_EVERY_S = 2.0  # AWS says five; a notice comes two minutes before the en
 _FLUSH_S = 20.0  # after a notice, or while the machine goes down
 _REST_S = 60.0  # at the end, for what is no record
 _GRACE_S = 60.0  # before the machine's own end, to carry what the agent leaves
-_LEFT = (0, 3)  # the agent's exit codes: as told, or at its deadline
+_LEFT = (0, 3)  # the agent's exit codes: as asked, or at its deadline
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")  # of the environment; nothing else reaches the agent
 _PATIENCE_S = 10.0
 _DATA_REPORTED_EVERY_S = 10.0  # while data come
@@ -147,7 +147,7 @@ class Delivery:
         self._news_at = time.monotonic()
         self._complained = ""
         self._leaving = False
-        self._refused = ""  # what was told of files that are too much
+        self._refused = ""  # what was reported of files that are too much
 
     def leave(self, *_: Any) -> None:
         """The machine goes down (a signal's handler): end soon."""
@@ -200,7 +200,7 @@ class Delivery:
         return Outbox(folder, owner=self._owner, put=self._store.put)
 
     def _round(self, outbox: Outbox) -> None:
-        """Twice a second: out first, for a record is worth more than a plan."""
+        """Twice a second: out first, for a record matters more than a plan."""
         try:
             if outbox.carry():
                 self._complain(outbox.problem)
@@ -316,7 +316,7 @@ def serve(arguments: argparse.Namespace) -> None:
         try:
             store.put("failed.json", json.dumps({"reason": reason, "failed_unix": time.time()}).encode())
         except OSError as error:
-            print(f"srift: nor could that be told: {error}", flush=True)
+            print(f"srift: nor could that be reported: {error}", flush=True)
 
 
 def deliver(arguments: argparse.Namespace, metadata: Metadata, store: MachineStore, ends: float) -> str:

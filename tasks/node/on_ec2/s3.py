@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 
 
 def sign(method: str, host: str, path: str, body: bytes, *, region: str, keys: Keys, at_unix: float) -> dict[str, str]:
-    """The headers of a request. `path` is percent-encoded once, as S3 wants it; its query's names come in order."""
+    """The headers of a request. `path` is percent-encoded once, as S3 expects it; its query's names come in order."""
     access_key, secret_key, token = keys
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at_unix))
     digest = hashlib.sha256(body).hexdigest()

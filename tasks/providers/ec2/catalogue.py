@@ -115,7 +115,7 @@ def device_tflops(device: str) -> float | None:
 def most_tflops(device: str, precision: str) -> float | None:
     """TFLOP/s that one device cannot exceed in that precision; None where it is unknown.
 
-    In fp32 that of TF32 where there is any, since PyTorch's convolutions use it unless told otherwise. A part of a GPU
+    In fp32 that of TF32 where there is any, since PyTorch's convolutions use it unless set otherwise. A part of a GPU
     ("L4 1/2") has that part.
     """
     name, _, part = device.partition(" 1/")
@@ -220,7 +220,7 @@ def described(answers: Iterable[Answer]) -> list[InstanceType]:
 def wanted(types: Iterable[InstanceType], patterns: Sequence[str], line: ImageLine | None = None) -> list[InstanceType]:
     """Types that one of `patterns` names: `g5.*`, `p4d.24xlarge`, or `gpu` for all that `is_gpu` on which `line` runs.
 
-    Whoever names a type is told about it, from imported measurements, also where no image here runs on it.
+    Whoever names a type gets answers about it, from imported measurements, also where no image here runs on it.
     """
 
     def named(one: InstanceType, pattern: str) -> bool:

@@ -116,7 +116,7 @@ def fleet_refused(codes: Iterable[str], *, region: str) -> AwsRefused:
     """What all elements of a fleet's `Errors` come to, one for each place that it tried: the one that decides.
 
     A fault that trying elsewhere does not mend, or a code that nobody knows, stands for all; then a quota; then what
-    another try may mend; a price or lack of capacity only where that is all there is. None told: lack of capacity.
+    another try may mend; a price or lack of capacity only where that is all there is. None given: lack of capacity.
     """
     refusals = [refused(code, action="ec2:CreateFleet", region=region) for code in codes]
     refusals = refusals or [refused("UnfulfillableCapacity", action="ec2:CreateFleet", region=region)]

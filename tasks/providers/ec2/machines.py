@@ -30,7 +30,7 @@ from tasks.providers.ec2.termination import await_shutdown, tidy, until, with_re
 from tasks.providers.ec2.userdata import NodeBoot, user_data
 from tasks.providers.local.processes import boot_id, myself
 
-LEAVE_S = 20.0  # for agents that were told to leave, so that their last words are uploaded before they are ended
+LEAVE_S = 20.0  # for agents that were asked to leave, so that their last words are uploaded before they are ended
 NO_BUCKET = (
     "no machines can be launched on EC2 before [ec2] bucket names the S3 bucket that is their mailbox; prices and "
     "imported measurements (`srift import`) work without"
@@ -203,7 +203,7 @@ class Ec2Machines:
         return ""
 
     def _let_leave(self, running: Ec2Cluster) -> None:
-        """Agents that were told to leave are waited for: their couriers upload what is left and go down."""
+        """Agents that were asked to leave are waited for: their couriers upload what is left and go down."""
         running.mirror.sync_by_hand()
         give_up = self.api.clock.now() + timedelta(seconds=LEAVE_S)
         while (running.mailbox / "done.json").exists() and self.api.clock.now() < give_up and not running.all_down():

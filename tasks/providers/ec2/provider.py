@@ -249,7 +249,7 @@ class Ec2Provider:
         )
 
     def _offers_near(self, cluster: Cluster) -> list[Offer]:
-        """Prices in the cluster's region: those told before, else asked for, else what came with the package."""
+        """Prices in the cluster's region: those listed before, else asked for, else what came with the package."""
         if self._choices.bucket is None:
             raise NotSupported(NO_BUCKET)
         with suppress(ProviderError):

@@ -400,7 +400,7 @@ def test_a_minimum_bill_is_counted_and_makes_launches_fewer_and_larger() -> None
     assert buy(doubted()[0], sold=sold, max_usd=1e-4, costs=Costs(minimum_s=120.0)) == []
     large = buy(doubted()[0], costs=Costs(minimum_s=400.0))
     assert large and all("expected to change" in item.reason for launch in large for item in launch.items)
-    assert max(launch.est_s for launch in large) < 400, "what is worth nothing was bought since it cost nothing"
+    assert max(launch.est_s for launch in large) < 400, "what has no value was bought since it cost nothing"
 
 
 def test_contenders_are_the_best_of_each_cluster_and_the_choice_is_that_of_the_table() -> None:
@@ -478,7 +478,7 @@ def test_setups_on_a_drifting_type_come_to_the_head_with_the_reason() -> None:
     assert known & set(keys(moved))
     _, profiles, probes = past(-1.0)
     untried, small = (shop(NOTHING, profiles, probes, drifting=one) for one in ({}, {"small": AS_OF}))
-    assert touching(small, "small") > 1.2 * touching(untried, "small"), "worth more than what was never tried elsewhere"
+    assert touching(small, "small") > 1.2 * touching(untried, "small"), "more value than what was never tried elsewhere"
 
 
 def only_of(launches: list[Launch], name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a run is worth: nothing where it tells nothing, most where a choice hangs on it; and who contends."""
+"""The value of a run: nothing where it tells nothing, most where a choice hangs on it; and who contends."""
 
 from __future__ import annotations
 
@@ -157,11 +157,11 @@ def test_without_a_required_probability_overshooting_is_weighed() -> None:
     assert choice(sold, belief([1.0, 1.6], [0.2, 0.01])) == 0
     assert choice(sold, belief([1.0, 1.4], [0.2, 0.01])) == 1
     assert choice(replace(sold, overshoot_price=5.0), belief([1.0, 1.3], [0.2, 0.01])) == 0
-    worth = [
+    values = [
         gain(replace(sold, overshoot_price=price), belief([1.0, 1.3], [0.2, 0.01]), [0]).regret[0]
         for price in (0.0, 10.0)
     ]
-    assert worth[0] < 0.01 < worth[1], "only the price of overshooting makes it worth knowing"
+    assert values[0] < 0.01 < values[1], "only the price of overshooting gives it any value"
 
 
 @settings(max_examples=40, deadline=None)
