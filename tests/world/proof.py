@@ -84,7 +84,7 @@ def build(width: int = 256):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
-    """One refresh of a newcomer: a cluster of at most so many machines, bought in one market.
+    """One refresh of a new workload: a cluster of at most so many machines, bought in one market.
 
     `repository`: what they train is a folder with a wheel to install and a variable, else one plain file.
     """
@@ -107,10 +107,10 @@ class Operator:
         return self.folder / "state"
 
     def settle_in(self, campaign: Campaign, minutes: float) -> None:
-        told = {"bucket": self.world.bucket, "profile": self.world.profile, "region": self.world.region}
+        chosen = {"bucket": self.world.bucket, "profile": self.world.profile, "region": self.world.region}
         wanted = {"market": campaign.market, "most": campaign.machines, "types": json.dumps(campaign.types)}
         code = _REPOSITORY_OF_SINE if campaign.repository else _FILE
-        text = _STATES.format(**told, **wanted, code=code, minutes=minutes, python=sys.executable)
+        text = _STATES.format(**chosen, **wanted, code=code, minutes=minutes, python=sys.executable)
         files = {"srift.toml": text, "sine.py": _WORKLOAD}
         if campaign.repository:
             files |= {f"repo/{name}": part for name, part in _PARTS.items()} | {"repo/train/parts.py": _WORKLOAD}
@@ -226,8 +226,10 @@ def _judge(operator: Operator, campaign: Campaign, proof: Proof, launched: int) 
     if not kinds["train", "measured"]:
         proof.wrong.append(f"{campaign}: nothing was trained")
     if {status for _, status in kinds} != {"measured"}:
-        told = operator.rows("select kind, status, body ->> '$.reason' from raw_records where status <> 'measured'")
-        proof.wrong.append(f"{campaign}: not measured: {told[:5]}")
+        unmeasured = operator.rows(
+            "select kind, status, body ->> '$.reason' from raw_records where status <> 'measured'"
+        )
+        proof.wrong.append(f"{campaign}: not measured: {unmeasured[:5]}")
     if campaign.types == UNEQUAL:
         _judge_unequal(operator, campaign, proof)
     leases = operator.rows("select cluster, usd, outcome from raw_leases where provider = 'ec2'")

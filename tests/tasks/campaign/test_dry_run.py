@@ -56,9 +56,9 @@ def launch(name: str, machines: int, market: str = "spot") -> Launch:
 
 
 def test_without_an_account_every_request_is_shown_and_what_could_not_be_checked(here: Workspace) -> None:
-    told = CliRunner().invoke(app, ["refresh", "--provider", "ec2", "--dry-run", "--max-usd", "2", "--json"])
-    assert told.exit_code == 0, told.output
-    rows = json.loads(told.stdout)
+    result = CliRunner().invoke(app, ["refresh", "--provider", "ec2", "--dry-run", "--max-usd", "2", "--json"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)
     made = [row for row in rows if row["worst_usd"] is not None]
     assert made
     for row in made:
@@ -74,10 +74,10 @@ def test_without_an_account_every_request_is_shown_and_what_could_not_be_checked
 
 
 def test_the_cap_that_nobody_named_is_said(here: Workspace) -> None:
-    told = CliRunner().invoke(app, ["refresh", "--provider", "ec2", "--dry-run", "--json"])
-    assert told.exit_code == 0, told.output
-    assert "no --max-usd: this dry run assumes the $1 of [campaign] max_usd" in told.stderr
-    assert all(row["worst_usd"] is None or row["worst_usd"] <= 1.0 for row in json.loads(told.stdout))
+    result = CliRunner().invoke(app, ["refresh", "--provider", "ec2", "--dry-run", "--json"])
+    assert result.exit_code == 0, result.output
+    assert "no --max-usd: this dry run assumes the $1 of [campaign] max_usd" in result.stderr
+    assert all(row["worst_usd"] is None or row["worst_usd"] <= 1.0 for row in json.loads(result.stdout))
 
 
 def test_the_network_of_the_machines_is_closed_to_all_but_themselves(here: Workspace) -> None:

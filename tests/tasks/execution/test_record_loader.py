@@ -179,8 +179,8 @@ def test_what_ran_on_another_device_than_was_bought_is_kept_and_trains_nothing(
     warehouse: Warehouse, mailbox: Path
 ) -> None:
     bought = setup(expected_devices=on("A10G", "A10G"), image_id="ami-1")
-    told = {"a": on("NVIDIA A10G", "NVIDIA A10G"), "b": on("NVIDIA A10G", "cpu"), "c": None}
-    for run_id, devices in told.items():
+    used = {"a": on("NVIDIA A10G", "NVIDIA A10G"), "b": on("NVIDIA A10G", "cpu"), "c": None}
+    for run_id, devices in used.items():
         body = record(run_id) | ({} if devices is None else {"devices": devices})
         write_json(mailbox / "node-0" / "records" / f"{run_id}.json", body)
     (mailbox / "node-1" / "records" / "b.json").unlink()
@@ -193,7 +193,7 @@ def test_what_ran_on_another_device_than_was_bought_is_kept_and_trains_nothing(
     assert details.image_id.to_dict() == {"a": "ami-1", "c": "ami-1"}
 
 
-def test_files_that_a_machine_left_behind_are_told_and_its_word_is_not_trusted(
+def test_files_that_a_machine_left_behind_are_reported_and_its_word_is_not_trusted(
     warehouse: Warehouse, mailbox: Path
 ) -> None:
     write_json(mailbox / "node-0" / "refused.json", {"reason": "dump.bin \x1b[31m(9 bytes)" + "x" * 10_000})

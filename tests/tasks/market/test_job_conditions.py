@@ -147,7 +147,7 @@ def test_refusals_and_grants_say_how_long_one_waits(tmp_path: Path) -> None:
     )
 
 
-def test_own_launches_on_spot_are_told_in_words_and_local_hosts_have_none(tmp_path: Path) -> None:
+def test_own_launches_on_spot_are_described_in_words_and_local_hosts_have_none(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     here, local = ec2(tmp_path), install(tmp_path / "local")
     assert spot_experience(here) == {}

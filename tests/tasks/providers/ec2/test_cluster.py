@@ -183,7 +183,7 @@ def test_a_file_in_the_place_of_a_folder_does_not_stop_the_others(home: Home) ->
     assert len(home.provider.ended()) == 1
 
 
-def test_an_interruption_is_told_from_a_failure_and_what_ec2_knows_no_more_is_gone(
+def test_an_interruption_is_distinguished_from_a_failure_and_what_ec2_knows_no_more_is_gone(
     home: Home, running: Ec2Cluster
 ) -> None:
     first, second = names(home)
@@ -247,7 +247,7 @@ def test_a_notice_counts_down_by_the_stores_clock(home: Home, running: Ec2Cluste
     assert (warned.alive, warned.notice, warned.leaving_s) == (True, "rebalance", None)
     home.world.instances[first].end(home.world.now, "Client.InstanceInitiatedShutdown")
     home.world.pass_s(6.0)
-    assert running.nodes()[0].interrupted, "it went down by itself, for it had been told to"
+    assert running.nodes()[0].interrupted, "it went down by itself, for it had been asked to"
 
 
 def test_a_replacement_takes_the_rank_and_the_lost_ones_records_stay(home: Home) -> None:
