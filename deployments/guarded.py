@@ -97,7 +97,7 @@ def mlflow_app(address: str, credential: str, home: Path) -> ASGIApp:
 
 
 def main(server: str, number: str) -> None:
-    """Serve until told to end. SRIFT_HOME holds the credential already."""
+    """Serve until a signal ends it. SRIFT_HOME holds the credential already."""
     listening = socket.socket(fileno=int(number))
     listening.set_inheritable(False)
     home = Path(os.environ["SRIFT_HOME"])

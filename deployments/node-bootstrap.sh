@@ -23,28 +23,28 @@ import hashlib, json, sys, time
 from metadata import Metadata
 from s3 import Absent, Bucket
 
-verb, bucket, region, endpoint, prefix, lease, role_id, told = sys.argv[1:9]
+verb, bucket, region, endpoint, prefix, lease, role_id, value = sys.argv[1:9]
 metadata = Metadata()
 store = Bucket(bucket, region=region, endpoint=endpoint or None, keys=metadata.keys, attempts=8)
 if verb == "failed":
     key = f"{prefix}/leases/{lease}/{role_id}:{metadata.instance_id()}/out/failed.json"
-    store.put(key, json.dumps({"reason": told, "failed_unix": time.time()}).encode())
+    store.put(key, json.dumps({"reason": value, "failed_unix": time.time()}).encode())
     sys.exit()
 for left in reversed(range(8)):
     try:
-        archive = store.get(f"{prefix}/code/{told}.tar.gz")
+        archive = store.get(f"{prefix}/code/{value}.tar.gz")
         break
     except Absent:  # the rights of a role that a machine was just given are not known everywhere at once
         if not left:
             raise
         time.sleep(4)
-if hashlib.sha256(archive).hexdigest() != told:
+if hashlib.sha256(archive).hexdigest() != value:
     sys.exit("the archive of the code is not the one that was asked for")
 with open(sys.argv[9], "wb") as file:
     file.write(archive)
 @mark@
 
-boot() { # VERB TOLD [FILE]
+boot() { # VERB VALUE [FILE]
   timeout 300 "$python" "$work/boot/fetch.py" "$1" @bucket@ @region@ @endpoint@ @prefix@ @lease@ @role_id@ "${@:2}"
 }
 failed() {

@@ -38,7 +38,7 @@ BIN = Path(sys.executable).parent
 STARTED_WITHIN_S = 120.0
 SERVER_GRACE_S = 10.0
 RUN_GRACE_S = 30.0
-"""What a run that is told to end gets to release its hosts and load what it measured."""
+"""What a run that is asked to end gets to release its hosts and load what it measured."""
 FIRE_IN_S = 5.0
 FAILED = ("FAILED", "CRASHED", "CANCELLED")
 
@@ -272,7 +272,7 @@ def parse(words: list[str], say: Callable[[str], None]) -> tuple[Service, list[s
 
 
 def main(words: list[str]) -> int:
-    """Serve until told to stop. Exit status: 0 when told, 1 for what it explains, 2 for misuse."""
+    """Serve until a signal stops it. Exit status: 0 after a signal, 1 for what it explains, 2 for misuse."""
     try:
         made, fire = parse(words, lambda text: print(text, flush=True))
     except (UpError, SettingsError, OSError) as error:

@@ -2,7 +2,7 @@
 
 import os
 
-# Before Prefect and MLflow are imported: nobody is told what runs here.
+# Before Prefect and MLflow are imported: nothing of what runs here is reported to anybody.
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("DO_NOT_TRACK", "1")

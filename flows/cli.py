@@ -457,7 +457,7 @@ def _interruptions() -> tuple[type[BaseException], ...]:
 
 
 def _foreseen() -> tuple[type[Exception], ...]:
-    """Errors whose text says all; sought when there is one, since what raises them takes long to import."""
+    """Errors whose text says all; looked up when there is one, since what raises them takes long to import."""
     from tasks.data_files.measurements import ImportRefused
     from tasks.doctor.workload_check import CheckFailed
     from tasks.providers.base import ProviderError

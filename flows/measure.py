@@ -18,7 +18,7 @@ from tasks.workspace.workspace import open_workspace
 
 @flow(name="measure", log_prints=True)
 def measure(refresh_id: str, provider: str = "local", max_usd: float | None = None) -> dict[str, Any]:
-    """Buy what is worth most under the caps; returns launches, rows by status, dollars, and seconds by phase."""
+    """Buy what is most valuable under the caps; returns launches, rows by status, dollars, and seconds by phase."""
     workspace = open_workspace(provider)
     if max_usd != 0:
         refuse_unless_swept(workspace, datetime.now(UTC))

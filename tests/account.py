@@ -1,4 +1,4 @@
-"""An AWS account set up as Srift wants it, in moto; refusals are scripted over single methods of boto3's clients.
+"""An AWS account set up as Srift expects it, in moto; refusals are scripted over single methods of boto3's clients.
 
 What moto lacks is answered here: dry runs that it would carry out, quotas, the time.
 """
@@ -71,8 +71,8 @@ class _Client:
             self._account.methods.add((self._service, method))
             code = self._account.refuse.get(method, "DryRunOperation" if words.get("DryRun") else "")
             if code:
-                told = "arn:aws:iam::1:user/x with very-secret-key may not"
-                raise ClientError({"Error": {"Code": code, "Message": told}}, method)
+                message = "arn:aws:iam::1:user/x with very-secret-key may not"
+                raise ClientError({"Error": {"Code": code, "Message": message}}, method)
             if method in self._account.answers:
                 return self._account.answers[method]
             return getattr(self._client, method)(**words)

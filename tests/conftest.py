@@ -20,7 +20,7 @@ import pytest
 import setuptools  # noqa: F401  # before distutils: it takes its place, and warns of a distutils that was there first
 from hypothesis import settings
 
-from tests.lanes import Lanes, turn
+from tests.lanes import Lanes, order_of
 from tests.leftovers import Leftovers, name_run
 from warehouse.salvage import NO_DOWNLOADS
 
@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="spends money; ask for it with -m cloud"))
         if cloud or item.get_closest_marker("local"):
             item.add_marker(pytest.mark.enable_socket)
-    items.sort(key=turn)
+    items.sort(key=order_of)
 
 
 def pytest_collection_finish() -> None:

@@ -1,4 +1,4 @@
-"""A home whose machines come from AWS in memory: a provider whose mirrors turn by hand, and dead controllers."""
+"""A home whose machines come from AWS in memory: a provider whose mirrors sync by hand, and dead controllers."""
 
 from __future__ import annotations
 

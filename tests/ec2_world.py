@@ -25,7 +25,7 @@ from tests.world.market import Prices, Spot, page, products
 _ONCE = Config(retries={"total_max_attempts": 1})  # nothing sleeps
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 _UNCHANGING = ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings")  # moto reads them from its files
-_told: dict[tuple[str, str], Any] = {}  # what moto answered to those: it takes seconds over some
+_answers: dict[tuple[str, str], Any] = {}  # what moto answered to those: it takes seconds over some
 
 
 class Raw:
@@ -143,9 +143,9 @@ def emulated() -> Iterator[None]:
         if not getattr(request, "unchanging", False):
             return whole(self, request)
         asked = request.url, _text(request.body)
-        if asked not in _told:
-            _told[asked] = whole(self, request)
-        return _told[asked]
+        if asked not in _answers:
+            _answers[asked] = whole(self, request)
+        return _answers[asked]
 
     with mock_aws(), patch.object(BotocoreStubber, "process_request", rest):
         yield

@@ -89,7 +89,7 @@ class Instance:
             return "shutting-down" if now < self.ended_at + timedelta(seconds=30) else "terminated"
         return "running" if now >= self.launched_at + timedelta(seconds=min(self.boot_s, 1e6)) else "pending"
 
-    def told(self, now: datetime) -> dict[str, Any]:
+    def described(self, now: datetime) -> dict[str, Any]:
         ended = f"User initiated ({self.ended_at:%Y-%m-%d %H:%M:%S} GMT)" if self.ended_at else ""
         return {
             "InstanceId": self.instance_id,
@@ -203,7 +203,7 @@ class FakeAws:
                 raise client_error("InsufficientInstanceCapacity", "RunInstances")
             known = self._launch(region, subnet, "on-demand", name, count, words, words["TagSpecifications"])
             self.tokens["run", region, words["ClientToken"]] = (_spelt(words), known)
-        return {"Instances": [self.instances[one].told(now) for one in known]}
+        return {"Instances": [self.instances[one].described(now) for one in known]}
 
     def _create_fleet(self, *, region: str, now: datetime, **words: Any) -> Any:
         known = self._known("fleet", region, words)
@@ -273,8 +273,8 @@ class FakeAws:
     def _describe_instances(self, *, region: str, now: datetime, Filters: list[Any], **_: Any) -> Any:
         shown = now - timedelta(seconds=self.lag_s)
         here = [one for name, one in self.instances.items() if self.regions[name] == region]
-        told = [one.told(now) for one in here if one.launched_at <= shown]
-        return {"Reservations": [{"Instances": [one for one in told if matches(one, Filters)]}]}
+        described = [one.described(now) for one in here if one.launched_at <= shown]
+        return {"Reservations": [{"Instances": [one for one in described if matches(one, Filters)]}]}
 
     def _terminate_instances(self, *, region: str, now: datetime, InstanceIds: list[str], **_: Any) -> Any:
         for name in InstanceIds:

@@ -27,7 +27,7 @@ def lane(path: str) -> str:
     return path
 
 
-def turn(item: pytest.Item) -> int:
+def order_of(item: pytest.Item) -> int:
     """Where an item stands: what takes longest and cannot be divided comes first, then what waits for processes."""
     first = (*EMULATED, *HOSTS)
     if lane(str(item.path)) in ("emulated", "hosts"):

@@ -40,9 +40,9 @@ def changes(script: str) -> list[str]:
 
 
 def test_the_page_shows_every_change_and_they_are_few_and_only_add() -> None:
-    told = [changes(script) for script, *_ in SCRIPTS.values()]
-    assert blocks("diff") == ["\n".join(lines) + "\n" for lines in told]
-    for lines in told:
+    changed = [changes(script) for script, *_ in SCRIPTS.values()]
+    assert blocks("diff") == ["\n".join(lines) + "\n" for lines in changed]
+    for lines in changed:
         assert 0 < len([line for line in lines[2:] if line[0] in "+-"]) <= MOST_CHANGED
         assert not [line for line in lines[2:] if line[0] == "-"], "a script trains as before"
 

@@ -34,9 +34,9 @@ def test_that_starts_what_it_does_not_end(tmp_path):
         started += [start(None), start(host)]
         (tmp_path / "started").write_text(" ".join(map(str, started)))
         os._exit(0)
-    os.wait()  # told only then: what interrupts the hooks of a fork is printed and lost
-    with open(os.environ["FIFO"], "w") as told:
-        told.write((tmp_path / "started").read_text())
+    os.wait()  # reported only then: what interrupts the hooks of a fork is printed and lost
+    with open(os.environ["FIFO"], "w") as fifo:
+        fifo.write((tmp_path / "started").read_text())
     time.sleep(1000)
 """
 
@@ -53,8 +53,8 @@ def test_what_a_run_has_started_ends_with_it(tmp_path: Path, number: signal.Sign
         env=environment | {"FIFO": str(tmp_path / "fifo"), "TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,
     )
-    with (tmp_path / "fifo").open() as told:
-        started = [found for pid in told.read().split() if (found := identify(int(pid)))]
+    with (tmp_path / "fifo").open() as fifo:
+        started = [found for pid in fifo.read().split() if (found := identify(int(pid)))]
     other = subprocess.Popen(["sleep", "1000"], env={"PATH": os.environ["PATH"]})  # none of the run's
     try:
         assert len(started) == 3

@@ -35,7 +35,7 @@ _ARROW = {
 
 
 def append_records(connection: Connection, bodies: Sequence[Row], *, refresh_id: str, loaded_at: datetime) -> int:
-    """Runs as they came back: each body a wire record as a dict, with the controller's envelope under `setup`.
+    """Runs as they came back: each body a wire record as a dict, with what is known of its setup under `setup`.
 
     The first row of a run_id stays, also within `bodies`.
     """

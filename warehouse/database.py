@@ -287,12 +287,12 @@ class Warehouse:
         try:
             yield
         except duckdb.Error as error:
-            told = explained(self.path, error)
-            if told is None:
+            problem = explained(self.path, error)
+            if problem is None:
                 raise
-            if isinstance(told, WarehouseDamaged):
-                raise WarehouseDamaged(f"{told}. {put_right(self.path)}") from error
-            raise told from error
+            if isinstance(problem, WarehouseDamaged):
+                raise WarehouseDamaged(f"{problem}. {put_right(self.path)}") from error
+            raise problem from error
         finally:
             _IN_THIS_PROCESS.release()
 

@@ -92,9 +92,9 @@ def read_published(
                 raise WarehouseMissing(f"{path} has no {relation} yet: run `srift refresh` first")
             return select(connection, relation, params)
     except duckdb.Error as error:
-        told = explained(path, error)
-        if not isinstance(told, WarehouseDamaged):
-            raise (told or error) from error
+        problem = explained(path, error)
+        if not isinstance(problem, WarehouseDamaged):
+            raise (problem or error) from error
         raise WarehouseDamaged(
             f"the published copy is damaged: {one_line(error)}. Nothing is lost: it is a copy of what the warehouse"
             " holds, and a refresh writes it anew (`srift refresh --max-usd 0`, with your --provider, measures nothing)"

@@ -27,18 +27,18 @@ from .value_of_information import Belief, ChoiceSet, Floats, RunValues, run_valu
 _STEADY = 0.1  # interquartile range over median of the steps, below which one run says what there is to say
 _ENOUGH_FAILURES = 2
 _ENOUGH_RUNS = 3  # of an unsteady setup: more would repeat the noise
-_RARELY_NAMED = 0.7  # worth of a run off the global batch or with accumulation, which recommendations seldom name
-_KNOWN_WIDTH = 0.1  # relative width of an interval at which a run is worth its plain value
-_DRIFTED = 4.0  # worth of a run on a drifting machine, whose predictions are wrong however narrow
+_RARELY_NAMED = 0.7  # value of a run off the global batch or with accumulation, which recommendations seldom name
+_KNOWN_WIDTH = 0.1  # relative width of an interval at which a run has its plain value
+_DRIFTED = 4.0  # value of a run on a drifting machine, whose predictions are wrong however narrow
 _WEIGHTS = {
     "cluster": 0.75,
     "workload and cluster": 1.0,
     "workload and mixture": 1.5,  # how many machines of how many types: uniform clusters are few among the mixed
     "workload and batch": 1.0,
-    "workload and machine": 1.0,  # shared among a cluster's types, so that more types are not worth more
+    "workload and machine": 1.0,  # shared among a cluster's types, so that more types add no value
 }
 _PROBED_SIZES = 4  # message sizes that make a sweep
-_REGRET_WORTH = 100.0  # a run that saves 1 % of regret is worth as much as one new feature: pilots of a new workload,
+_REGRET_VALUE = 100.0  # a run that saves 1 % of regret counts as much as one new feature: pilots of a new workload,
 # of which some ten bring its regret of tens of per cent down, then compete with what betters known choices
 
 
@@ -47,7 +47,7 @@ Joint = Callable[[pd.DataFrame], tuple[Floats, Floats, Floats]]  # setups -> mea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """What one provider's launches have told: frames as the marts of their names document, empty where there is none.
+    """What one provider's launches have measured: frames as the marts of their names document, or empty.
 
     What was measured before `stale_before`, or on a `drifting` instance type up to the time given for it, is known no
     more. `failures` has the kind of what failed, and the columns of runs.
@@ -146,18 +146,18 @@ class Coverage:
         Else by how new its features are, at most the sum of the weights times its uncertainty.
         """
         if self.decision_value is not None and self.decision_value.applies_to(candidate):
-            return _REGRET_WORTH * self.decision_value.value(candidate)
+            return _REGRET_VALUE * self.decision_value.value(candidate)
         features = _features_of(candidate)
         types = len(set(candidate.members))
         shared = {"workload and machine": 1 / types}
-        worth = sum(_WEIGHTS[one[0]] * shared.get(one[0], 1.0) / (1 + self.seen[one]) for one in features)
+        value = sum(_WEIGHTS[one[0]] * shared.get(one[0], 1.0) / (1 + self.seen[one]) for one in features)
         if not candidate.exact or candidate.accumulation_steps > 1:
-            worth *= _RARELY_NAMED
+            value *= _RARELY_NAMED
         if not self.drifting.keys().isdisjoint(candidate.members):
-            worth *= _DRIFTED
+            value *= _DRIFTED
         elif candidate.width is not None:
-            worth *= min(max(candidate.width / _KNOWN_WIDTH, 0.25), 4.0)
-        return worth * (1 + 0.01 * _tie(self.seed, candidate))
+            value *= min(max(candidate.width / _KNOWN_WIDTH, 0.25), 4.0)
+        return value * (1 + 0.01 * _tie(self.seed, candidate))
 
     def add(self, candidate: Measurement) -> None:
         """Count a chosen run as if it were measured."""
@@ -228,7 +228,7 @@ def _features(workload: str, members: tuple[str, ...], batch: int, steps: int) -
 
 @lru_cache(maxsize=65536)
 def _tie(seed: int, candidate: Measurement) -> float:
-    """A number in [0, 1) by which equals are told apart; another seed, another order."""
+    """A number in [0, 1) by which equals are ordered; another seed, another order."""
     return zlib.crc32(f"{seed} {candidate.tie_text}".encode()) / 2**32
 
 
@@ -244,7 +244,7 @@ class _Valued:
     belief: Belief
     candidates: dict[Measurement, int]
     places: tuple[int, ...]
-    worth: RunValues
+    run_values: RunValues
     alike: Floats
 
 
@@ -294,9 +294,9 @@ class DecisionValue:
         """Regret that it is expected to save, given what is taken; 0 for a run that changes no choice."""
         one = self._valued[candidate.trained[0]]
         at = one.candidates.get(candidate)
-        if at is None or not one.worth.regret[at]:
+        if at is None or not one.run_values.regret[at]:
             return 0.0
-        value = float(one.worth.regret[at])
+        value = float(one.run_values.regret[at])
         for other in self._taken.get(candidate.trained[0], ()):
             value *= 1 - float(one.alike[at, other])
         return value
@@ -317,7 +317,7 @@ class DecisionValue:
         )
 
     def revalue(self) -> None:
-        """Value everything anew, narrowed by what was taken; what was worth nothing stays so."""
+        """Value everything anew, narrowed by what was taken; what had no value stays so."""
         for name, taken in self._taken.items():
             one = self._valued[name]
             belief = one.belief
@@ -326,7 +326,7 @@ class DecisionValue:
             left = {
                 candidate: at
                 for candidate, at in one.candidates.items()
-                if at not in taken and one.worth.regret[at] > 0
+                if at not in taken and one.run_values.regret[at] > 0
             }
             self._valued[name] = _weighed(one.choice_set, belief, list(left), [one.places[at] for at in left.values()])
         self._taken = {}
@@ -335,9 +335,10 @@ class DecisionValue:
         """What it is expected to change, for a person."""
         one = self._valued[candidate.trained[0]]
         at = one.candidates[candidate]
+        values = one.run_values
         return (
-            f"expected to change the choice of {one.worth.question[at]} in {one.worth.chance[at]:.0%} of outcomes and "
-            f"to save {one.worth.regret[at]:.1%}"
+            f"expected to change the choice of {values.question[at]} in {values.chance[at]:.0%} of outcomes and "
+            f"to save {values.regret[at]:.1%}"
         )
 
 
@@ -375,7 +376,7 @@ def _weighed(
         belief=belief,
         candidates={candidate: at for at, candidate in enumerate(candidates)},
         places=tuple(places),
-        worth=run_values(choice_set.questions, belief, places),
+        run_values=run_values(choice_set.questions, belief, places),
         alike=belief.alike()[np.ix_(places, places)] if places else np.zeros((0, 0)),
     )
 

@@ -1,14 +1,14 @@
 """Which runs to buy next under a cap of dollars and seconds, grouped so that one launch serves many. Never buys any.
 
-A run is worth what it adds to what is known, with diminishing returns, more where predictions are uncertain and less
-off the global batch, per second it takes:
+The value of a run is what it adds to what is known, with diminishing returns, more where predictions are uncertain,
+less off the global batch, per second it takes:
 
     value = sum over features f of weight_f / (1 + runs that share f)                   what no model has met yet
     value = expected fall of the regret of the table's choices                what the model knows
 
 First every workload is profiled on every instance type, by few launches that hold all types: unsharded, whether or not
 it tolerates to be trained so. Then the launch follows with the best value per part of the caps that it uses up (dollars
-or seconds, whichever it uses more of), and so on; a launch ends where one more run is worth less per second than it is.
+or seconds, whichever it uses more of), and so on; a launch ends where one more run would lower its value per second.
 Where no run is expected to change a choice, the list ends, however much is left.
 """
 
@@ -137,7 +137,7 @@ def _parts(clusters: Sequence[Cluster]) -> dict[tuple[str, ...], Cluster]:
 def _buy(
     campaign: Campaign, clusters: Sequence[Cluster], candidates: Iterable[Measurement], known: Coverage
 ) -> list[Launch]:
-    """Launch after launch, the best value per part of the caps first, until nothing is worth or able to be paid."""
+    """Launch after launch, the best value per part of the caps first, until nothing has any value or can be paid."""
     by_members: dict[tuple[str, ...], list[Measurement]] = {}
     for candidate in candidates:
         by_members.setdefault(candidate.members, []).append(candidate)
@@ -154,9 +154,9 @@ def _buy(
             if costs.minimum_s * price > usd:
                 continue
             filled = fill(cluster, runs, known, most_s=min(share, usd / price), costs=costs)
-            worth = filled.worth / max(1 / seconds, price / usd)
-            if filled.candidates and (best is None or worth > most * (1 + ROUNDING)):
-                best, most = (cluster, filled), worth
+            value = filled.value_per_s / max(1 / seconds, price / usd)
+            if filled.candidates and (best is None or value > most * (1 + ROUNDING)):
+                best, most = (cluster, filled), value
         if covering:
             covering = covering[1:]
         elif best is None:
@@ -226,22 +226,22 @@ def _reason(candidates: Sequence[Measurement]) -> str:
     return f"{', '.join(said)} on {clusters} cluster{'s' if clusters > 1 else ''} from one launch"
 
 
-_PROBE_WORTH = 1.5  # a sweep serves every workload on its cluster
+_PROBE_VALUE = 1.5  # a sweep serves every workload on its cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """What a launch would measure, in order, and what it is worth a second."""
+    """What a launch would measure, in order, and its value a second."""
 
     candidates: tuple[Measurement, ...]
-    worth: float  # of a billed second
+    value_per_s: float  # of a billed second
 
 
 Rated = Callable[[tuple[str, ...]], Sequence[tuple[float, Measurement]]]
 
 
 def rated(by_members: Mapping[tuple[str, ...], Sequence[Measurement]], known: Coverage) -> Rated:
-    """The runs of each sub-cluster that are worth anything now, and how much. Many clusters ask about the same one."""
+    """The runs of each sub-cluster that have any value now, and how much. Many clusters ask about the same one."""
 
     @cache
     def of(members: tuple[str, ...]) -> list[tuple[float, Measurement]]:
@@ -255,8 +255,8 @@ def fill(cluster: Cluster, runs: Rated, known: Coverage, *, most_s: float, costs
     """The best that `cluster` can measure within `most_s` seconds, its start included; empty where that is too little.
 
     Profiles that are missing come first, then a sweep of collectives over two machines and over all (unless known),
-    then training runs by value per second (lazily re-valued: values only fall as runs are added) until one more is
-    worth less per second than the launch so far. Runs of no worth are left out; seconds that the minimum bills anyway
+    then training runs by value per second (lazily re-valued: values only fall as runs are added) until one more has
+    less value per second than the launch so far. Runs of no value are left out; seconds within the minimum bill
     cost nothing. `runs` are rated by what is `known`.
     """
     schedule = Schedule.of(cluster)
@@ -270,7 +270,7 @@ def fill(cluster: Cluster, runs: Rated, known: Coverage, *, most_s: float, costs
             schedule.add(candidate)
             trial.add(candidate)
     probing = [candidate for candidate in chosen if candidate.kind == "probe"]
-    worth, must_s = _PROBE_WORTH * len(probing), max(schedule.alone_s)  # profiles must be: no run is weighed by them
+    total, must_s = _PROBE_VALUE * len(probing), max(schedule.alone_s)  # profiles must be: no run is weighed by them
     trains: list[Measurement] = []
     candidates = [one for members in parts for one in runs(members)]
     heap = [(-_per_second(value, candidate), place) for place, (value, candidate) in enumerate(candidates)]
@@ -285,16 +285,16 @@ def fill(cluster: Cluster, runs: Rated, known: Coverage, *, most_s: float, costs
             heapq.heappush(heap, (-_per_second(value, candidate), place))
             continue
         spent, more = (costs.billed_s(schedule.seconds - must_s + one) for one in (0.0, candidate.est_s))
-        if value <= 0 or (more > spent and value / candidate.est_s < worth / spent):
+        if value <= 0 or (more > spent and value / candidate.est_s < total / spent):
             break
         trains.append(candidate)
         schedule.add(candidate)
         trial.add(candidate)
-        worth += value
+        total += value
     if not trains and not any(candidate.kind == "profile" for candidate in chosen):
-        return Filled(candidates=(), worth=0.0)
+        return Filled(candidates=(), value_per_s=0.0)
     spent = costs.billed_s(schedule.seconds - must_s)
-    return Filled(candidates=(*chosen, *_alternating(trains, list(trial.workloads))), worth=worth / spent)
+    return Filled(candidates=(*chosen, *_alternating(trains, list(trial.workloads))), value_per_s=total / spent)
 
 
 def _per_second(value: float, candidate: Measurement) -> float:
@@ -317,9 +317,9 @@ def _before_training(
 
 def _alternating(trains: Sequence[Measurement], workloads: Sequence[str]) -> list[Measurement]:
     """Workloads by turns, each in its own order: cut short anywhere, all of them have been served alike."""
-    turn: Counter[str] = Counter()
+    before: Counter[str] = Counter()
     keyed = []
     for candidate in trains:
-        keyed.append(((turn[candidate.workload], workloads.index(candidate.workload)), candidate))
-        turn[candidate.workload] += 1
+        keyed.append(((before[candidate.workload], workloads.index(candidate.workload)), candidate))
+        before[candidate.workload] += 1
     return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]

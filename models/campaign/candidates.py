@@ -35,7 +35,7 @@ class Costs:
     train_most_s: float = 11.0  # an item's step cap holds it to about this
     probe_s: float = 7.0
     core_step_s: float = 0.15  # a step of the least global batch on one core; the built-in workloads take 0.1 to 0.2
-    gradient_bytes: float = 6e6  # of a workload whose size nobody told yet; the built-in ones have 1 to 12 MB
+    gradient_bytes: float = 6e6  # of a workload whose size is not known yet; the built-in ones have 1 to 12 MB
     minimum_s: float = 0.0  # a launch is paid for at least so long; on EC2 a minute
 
     def run_s(self, step_s: float) -> float:

@@ -1,10 +1,10 @@
-"""What a measurement is worth: by how much it is expected to better the choices of the table (knowledge gradient).
+"""The value of a measurement: by how much it is expected to better the choices of the table (knowledge gradient).
 
     run r, standard normal z:  mean_c -> mean_c + cov(c, r) / sqrt(var_r + noise_r) z,   var_c -> var_c - (...)^2
-    worth(r) = sum over goals E_z[ loss of today's choice - loss of the choice made again ],   never below 0
+    value(r) = sum over goals E_z[ loss of today's choice - loss of the choice made again ],   never below 0
 
 The choice and its loss are those of `planner/choice_rule.py`, step times being normal in logs; where a probability is
-required, a choice is worth what it would be if overshooting were weighed. Frazier, Powell and Dayanik 2009. In logs the
+required, a choice is valued as if overshooting were weighed. Frazier, Powell and Dayanik 2009. In logs the
 best setup nobody knows cancels, so that what the loss falls by is what regret falls by. Knows nothing of dollars,
 launches or names.
 """
@@ -23,7 +23,7 @@ from ..domain.numeric import Z_90
 from ..domain.setup_table import Key, setup_key
 from ..domain.workload import OVERSHOOT_PRICE, Goal, Setup, Workload
 from ..job.cost import JobCosts, job_costs
-from ..job.job_conditions import Circumstances
+from ..job.job_conditions import JobConditions
 from ..planner.choice_rule import Meeting, drawn_meeting, losses, normal_meeting, weighed
 from ..planner.ranking import goals_of
 
@@ -66,7 +66,7 @@ class Belief:
         return np.asarray(across / np.sqrt(np.maximum(self.variance[places] + self.noise[places], 1e-12)))
 
     def alike(self) -> Floats:
-        """(n, n) share of what a run at the column would tell that a run at the row has told already."""
+        """(n, n) share of what a run at the column would show that a run at the row has shown already."""
         spread = np.sqrt(np.maximum(self.variance + self.noise, 1e-12))
         correlation = self.covariance / np.outer(spread, spread)
         return np.asarray(np.clip(correlation**2, 0.0, 1.0))
@@ -118,7 +118,7 @@ def choice(question: Question, belief: Belief) -> int:
 
 
 def gain(question: Question, belief: Belief, runs: Sequence[int]) -> Gain:
-    """What one run at each of the places `runs` is worth to `question`; (runs,) arrays."""
+    """The value of one run at each of the places `runs` for `question`; (runs,) arrays."""
     found = Gain(regret=np.zeros(len(runs)), chance=np.zeros(len(runs)))
     if len(question.places) < 2 or not len(runs):
         return found
@@ -182,7 +182,7 @@ class RunValues:
 
 
 def run_values(questions: Sequence[Question], belief: Belief, runs: Sequence[int]) -> RunValues:
-    """What each of `runs` (places in `belief`) is worth to all `questions`.
+    """The value of each of `runs` (places in `belief`) for all `questions`.
 
     A question for which regret is expected to fall by less than 0.1 %, or whose choice changes in less than 2 % of
     outcomes, counts nothing: near twins change places for ever, and nobody gains by it.
@@ -218,7 +218,7 @@ def choice_set_of(
     setups: Sequence[Setup],
     predictions: pd.DataFrame,
     *,
-    conditions: Circumstances | None = None,
+    conditions: JobConditions | None = None,
     seed: int = 0,
 ) -> ChoiceSet:
     """Those of `setups` that may be chosen; `predictions` (step_s, step_low_s, step_high_s) are aligned by position.
@@ -234,7 +234,7 @@ def choice_set_of(
     spread = np.log(predictions["step_high_s"].to_numpy(float) / predictions["step_low_s"].to_numpy(float)) / 2 / Z_90
     outcomes = ndtri((np.arange(_OUTCOMES) + 0.5) / _OUTCOMES)
     draws = step_s[:, None] * np.exp(spread[:, None] * outcomes)
-    costs = job_costs(workload, setups, predictions, draws, circumstances=conditions, seed=seed)
+    costs = job_costs(workload, setups, predictions, draws, job_conditions=conditions, seed=seed)
     irreducible = np.log(costs.sampled_hours / costs.hours_by_draw)
     places: dict[Key, int] = {}
     chosen: list[Setup] = []

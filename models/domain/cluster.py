@@ -15,8 +15,8 @@ ANY_ZONE = "any"  # of a price that holds in every zone of its region
 
 # Spot Advisor tells in five ranges which part of a type's machines were interrupted in a month: below 5 %, 5 to 10, 10
 # to 15, 15 to 20, above 20 %. Taken at their middles; the last one is open, and 30 % a guess. A type that it does not
-# list is taken as its worst: mostly those are new or scarce, and a job that is told too much risk loses less than one
-# that is told too little.
+# list is taken as its worst: mostly those are new or scarce, and a job that is warned of too much risk loses less than
+# one that is warned of too little.
 ADVISED_MONTHLY_SHARE = (0.025, 0.075, 0.125, 0.175, 0.30)
 _MONTH_HOURS = 730.5  # a twelfth of 365.25 days
 

@@ -199,8 +199,8 @@ def variants_of(frame: pd.DataFrame) -> list[str]:
     """What a model knows each row's workload as, by the column workload and, where there, those of its mode."""
     if not len(frame):
         return []
-    told = [column(frame, name, known[0]).tolist() for name, known in MODE_COLUMNS.items()]
-    rows, which = numbered(zip(frame["workload"].tolist(), *told, strict=True))
+    modes = [column(frame, name, known[0]).tolist() for name, known in MODE_COLUMNS.items()]
+    rows, which = numbered(zip(frame["workload"].tolist(), *modes, strict=True))
     names = [variant(str(workload), _mode(*parts)) for workload, *parts in rows]
     return [names[at] for at in which.tolist()]
 
@@ -214,12 +214,14 @@ def _mode(*parts: object) -> Mode:
 def as_variants(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows in another known mode as rows of the workload's variant in plain fp32; the others as they are."""
     plain = {name: known[0] for name, known in MODE_COLUMNS.items()}
-    told = {name: column(frame, name, usual) for name, usual in plain.items() if name in frame}
-    if not len(frame) or not any((told[name] != plain[name]).any() for name in told):
+    given = {name: column(frame, name, usual) for name, usual in plain.items() if name in frame}
+    if not len(frame) or not any((given[name] != plain[name]).any() for name in given):
         return frame
-    modes = [_mode(*pair) for pair in zip(*(told.get(name, [plain[name]] * len(frame)) for name in plain), strict=True)]
+    modes = [
+        _mode(*pair) for pair in zip(*(given.get(name, [plain[name]] * len(frame)) for name in plain), strict=True)
+    ]
     other = np.array([mode in MODES[1:] for mode in modes])
-    columns = {name: values.where(~other, plain[name]) for name, values in told.items()}
+    columns = {name: values.where(~other, plain[name]) for name, values in given.items()}
     return frame.assign(workload=np.where(other, variants_of(frame), frame["workload"]), **columns)
 
 

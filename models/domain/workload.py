@@ -81,7 +81,7 @@ OVERSHOOT_PRICE = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What a reader wants of a workload (`planner/choice_rule.py`).
+    """What a reader asks of a workload (`planner/choice_rule.py`).
 
     `p_required` is the probability with which the constraint must be met; where it is None, exceeding the constraint is
     weighed at `overshoot_price` instead of forbidden.

@@ -27,7 +27,7 @@ PRIOR_S: Mapping[str, float] = {"on-demand": 69.0, "spot": 87.0}
 # In logs: how far a provider's market may lie from the prior; a type around its market (GCP's GPUs: up to 0.1); one
 # launch around its type (GCP: 0.04 to 0.12, more by a few stragglers).
 _MARKET_SD, _TYPE_SD, _LAUNCH_SD = 0.5, 0.15, 0.1
-_SPREAD_WEIGHT = 6.0  # launches that the prior of the spread of launches is worth
+_SPREAD_WEIGHT = 6.0  # launches that the prior of the spread of launches counts as
 # The last of n is looked at on a lattice of logs, so many points to a launch's spread and so many spreads around the
 # medians: outside P is 0 or 1 to the last digit, and a gang's moments do not depend on which others are asked for.
 _POINTS, _FINEST_SD, _BELOW, _ABOVE = 6, 0.02, 9, 9
@@ -132,7 +132,7 @@ def _market(
 
 TypeInZone = tuple[str, str, str]  # instance type, market, zone
 
-# Before anybody asked: granted so many times in ten, worth so many requests. A guess: no public figures by type exist.
+# Before anybody asked: granted so many times in ten, counted as so many requests. A guess: there are no public figures.
 _GRANTED, _ASKED_WEIGHT = {"on-demand": 0.97, "spot": 0.85}, 5.0
 _SHARED = 0.7  # of a refusal's cause that all machines of a pool have in common; a guess of the same kind
 

@@ -20,7 +20,7 @@ from ..domain.numeric import FloatArray
 # far the disks of two types differ is a guess.
 _PRIOR_LOG = np.log([3.6, 0.02])
 _PRIOR_SD, _TYPE_SD, _BETWEEN, _WITHIN = 0.5, 0.3, 0.1, 0.05
-_SPREAD_WEIGHT = 6.0  # checkpoints that the prior of the spread of repeats is worth
+_SPREAD_WEIGHT = 6.0  # checkpoints that the prior of the spread of repeats counts as
 _STATE_PER_WEIGHT = 3  # bytes of a checkpoint per byte of weights: Adam keeps two moments beside them
 
 

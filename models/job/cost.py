@@ -23,7 +23,7 @@ from .duration import (
     expected_interruptions,
     interruption_risk,
 )
-from .job_conditions import Circumstances, Stated, pools_of
+from .job_conditions import JobConditions, Stated, pools_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +79,13 @@ def job_costs(
     predictions: pd.DataFrame,
     step_draws: FloatArray,
     *,
-    circumstances: Circumstances | None = None,
+    job_conditions: JobConditions | None = None,
     seed: int = 0,
 ) -> JobCosts:
     """Hours and dollars of `workload` on each of `setups`.
 
     `predictions` (columns of StepTimeModel.predict) and `step_draws` (setups, draws; seconds, joint) are aligned with
-    `setups` by position; `circumstances` says what start-up, checkpoints and interruptions clusters meet (None:
+    `setups` by position; `job_conditions` says what start-up, checkpoints and interruptions clusters meet (None:
     `Stated()`). Raises ValueError where they are not aligned.
     """
     draws = np.asarray(step_draws, dtype=float)
@@ -97,7 +97,7 @@ def job_costs(
     work_hours = predictions["step_s"].to_numpy(dtype=float) * step_hours if len(setups) else np.zeros(0)
     pools, counts = pools_of([setup.cluster for setup in setups])
     state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
-    met = circumstances or Stated()
+    met = job_conditions or Stated()
     compiling_s = [met.compilation.seconds(workload.name, setup.mode) for setup in setups]
     conditions = met.gangs(pools, counts, state_bytes).later(compiling_s)
     work_by_draw = draws * step_hours[:, None]

@@ -32,7 +32,7 @@ _OFFSET_SD, _TYPE_SD = 1.5, 0.7
 # its log, for all types and for one around them.
 _ZONE_SHAPE, _SHAPE_SD, _TYPE_SHAPE_SD = 1.0, 1.0, 1.0
 # Bunching before it was observed: variances of G that pass within about a day (capacity follows the working day) and
-# that stay for weeks, each worth so many squared expected interruptions; a block of days tells the two apart.
+# that stay for weeks, each counted as so many squared expected interruptions; a block of days tells the two apart.
 _SHOCK, _DRIFT, _BUNCHING_WEIGHT, _SHOCK_HOURS, _BLOCK = 1.0, 1.0, 4.0, 24.0, 7
 # If demand walks at random, its mean over a time as long as the record lies this many times the variance within the
 # record from the record's mean (2/3 against 1/6 of what it walks in that time) [D].
@@ -126,9 +126,9 @@ def fit_hazard(
     names_of = [(str(kind), str(zone)) for kind, zone in zip(pools["instance_type"], pools["zone"], strict=True)]
     mean = dict(zip(names_of, (shape + count) / (shape + expected) * np.exp(logs)[at], strict=True))
     shock, drift = _bunching(windows, mean)
-    # what a drifting zone did is worth less than what it was counted on: at most 1 / drift interruptions
-    worth = 1 / (1 + drift * expected)
-    posterior = np.column_stack([shape + worth * count, shape / np.exp(logs)[at] + worth * hours])
+    # what a drifting zone did counts less than what it was counted on: at most 1 / drift interruptions
+    weight = 1 / (1 + drift * expected)
+    posterior = np.column_stack([shape + weight * count, shape / np.exp(logs)[at] + weight * hours])
     zones = {pool: (float(one[0]), float(one[1])) for pool, one in zip(names_of, posterior, strict=True)}
     return HazardModel(
         types={name: (float(logs[i]), float(doubt[i]), float(shapes[i])) for i, name in enumerate(names)},

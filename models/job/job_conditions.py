@@ -135,7 +135,7 @@ class Learned:
         return found.per_hour, found.doubt, left * self.hazard.drift, left * self.hazard.shock, rates
 
 
-Circumstances = Stated | Learned
+JobConditions = Stated | Learned
 
 
 def advised_hazards(pools: Sequence[Pool], counts: NDArray[np.int64]) -> FloatArray:

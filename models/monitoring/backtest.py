@@ -116,8 +116,8 @@ def _unknown(model: StepTimeModel, workload: str, cluster: str, met: Set[str]) -
     if workload not in model.guessed:
         wanting = "" if workload in model.workloads else "its flops_per_sample"
     else:
-        untold = sorted(name for name in set(parse_cluster(cluster)) if not model.can_guess(name))
-        wanting = f"the peak rate of the devices of {_listed(untold)}" if untold else ""
+        unknown = sorted(name for name in set(parse_cluster(cluster)) if not model.can_guess(name))
+        wanting = f"the peak rate of the devices of {_listed(unknown)}" if unknown else ""
     why = "TRAIN cannot tell its compute" if workload in met else "TRAIN has no row of it"
     return f"workload {workload} ({why}, and nobody knows {wanting})" if wanting else ""
 

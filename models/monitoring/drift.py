@@ -86,7 +86,7 @@ def judge(scored: pd.DataFrame, before: Mapping[Group, pd.Timestamp | None]) -> 
     named: dict[Group, Drift] = {}
     while True:
         left = {group: scored[mask & free] for group, mask in groups.items() if group not in named}
-        rest = {group: _told(group, runs, before) for group, runs in left.items()}
+        rest = {group: _judgement(group, runs, before) for group, runs in left.items()}
         unlikely = [one for one in rest.values() if one is not None and one.drifting and one.chance * tested <= _CHANCE]
         if not unlikely:
             break
@@ -107,7 +107,7 @@ def _groups(scored: pd.DataFrame) -> dict[Group, BoolArray]:
     return dict(sorted(found.items()))
 
 
-def _told(group: Group, runs: pd.DataFrame, before: Mapping[Group, pd.Timestamp | None]) -> Drift | None:
+def _judgement(group: Group, runs: pd.DataFrame, before: Mapping[Group, pd.Timestamp | None]) -> Drift | None:
     """The newest of `runs` (sorted by time) as a judgement, `drifting` where there are enough; None without a run."""
     runs = runs.tail(_MOST_OF_ALL if group == WHOLE else _MOST_RUNS)
     if not len(runs):
@@ -149,7 +149,7 @@ def _settled(one: Drift, before: Mapping[Group, pd.Timestamp | None]) -> Drift:
 def _whole(scored: pd.DataFrame, before: Mapping[Group, pd.Timestamp | None]) -> list[Drift]:
     """All runs together, if any: a shift of all, and not of one type that was measured often."""
     scored = scored.tail(_MOST_OF_ALL)
-    one = _told(WHOLE, scored, before)
+    one = _judgement(WHOLE, scored, before)
     if one is None:
         return []
     types = [set(parse_cluster(str(cluster))) for cluster in scored["cluster"]]
@@ -161,7 +161,7 @@ def _whole(scored: pd.DataFrame, before: Mapping[Group, pd.Timestamp | None]) ->
 
 def _shifted(runs: pd.DataFrame, before: Mapping[Group, pd.Timestamp | None]) -> bool:
     """Do more lie outside than chance explains, and most on one side of the prediction (a sign test)?"""
-    one = _told(WHOLE, runs, before)
+    one = _judgement(WHOLE, runs, before)
     if one is None or one.runs < _LEAST_RUNS or one.direction not in ("slower", "faster"):
         return False
     above = int((runs["measured_s"] > runs["step_s"]).sum())

@@ -13,7 +13,7 @@ from .cross_validation import known_of, predictions_of, summarise
 
 # Fewest rows that say anything about coverage, and the coverage that they must show.
 _ENOUGH_ROWS, _LEAST_COVERAGE = 20, 0.8
-# Mean error on setups held out beyond which whoever reads the model's answers is told.
+# Mean error on setups held out beyond which whoever reads the model's answers is warned.
 LARGE_ERROR = 0.25
 # Fewest rows that a champion has not seen to be judged on them.
 _FRESH_ROWS = 8

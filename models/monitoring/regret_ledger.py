@@ -26,7 +26,7 @@ from ..domain.workload import OVERSHOOT_PRICE, Goal, Mode
 from ..job.checkpoints import checkpoint_bytes
 from ..job.cost import cost_at
 from ..job.duration import Conditions, drawn_hours
-from ..job.job_conditions import Circumstances, Pool, Stated
+from ..job.job_conditions import JobConditions, Pool, Stated
 from ..planner.choice_rule import drawn_meeting, losses, misses
 from ..planner.ranking import Row
 
@@ -68,7 +68,7 @@ def judge(
     runs: pd.DataFrame,
     workloads: pd.DataFrame,
     devices: Mapping[str, int],
-    conditions: Circumstances | None = None,
+    conditions: JobConditions | None = None,
     overshoot_price: float = OVERSHOOT_PRICE,
 ) -> list[Row]:
     """One row a first choice of `promises` (columns of that mart) that some of `runs` measured after it was published.
@@ -124,7 +124,7 @@ def _time(run: Run) -> pd.Timestamp:
     return run.measured_at
 
 
-def _meets(conditions: Circumstances, state_bytes: float) -> Callable[[Row], Conditions]:
+def _meets(conditions: JobConditions, state_bytes: float) -> Callable[[Row], Conditions]:
     """What a promised cluster meets, of a workload whose checkpoints are of so many bytes."""
 
     def of(row: Row) -> Conditions:

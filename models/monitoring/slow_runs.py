@@ -104,8 +104,8 @@ def _cause(
         return "host", "", f"what its machines run on took {taken:.0%} of the processor time wanted away"
     slowness, spread = (np.nan if pd.isna(one := run.get(name)) else float(one) for name in _SPEED)
     if slowness > slow_from(spread):
-        told = f"measured on a slow machine: fixed work beside it took {slowness - 1:.0%} longer than usual of its type"
-        return "speed", "", told
+        said = f"measured on a slow machine: fixed work beside it took {slowness - 1:.0%} longer than usual of its type"
+        return "speed", "", said
     slow = _slow_machine(run)
     if slow is not None:
         node, name, above = slow

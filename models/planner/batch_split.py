@@ -78,7 +78,7 @@ def split_groups(
 
 
 def global_batches(least: int, most: int) -> tuple[int, ...]:
-    """Global batches worth comparing in [least, most]: least, its doublings, and most.
+    """Global batches to compare in [least, most]: least, its doublings, and most.
 
     Raises ValueError where the range is empty or starts below 1.
     """

@@ -19,7 +19,7 @@ from ..domain.numeric import BoolArray, FloatArray, IntArray
 from ..domain.workload import Setup, Workload
 from ..job.checkpoints import checkpoint_bytes
 from ..job.duration import Conditions
-from ..job.job_conditions import Circumstances, Pool, Stated
+from ..job.job_conditions import JobConditions, Pool, Stated
 from .batch_split import BatchSplits, StepModel, Wholes, global_batches, splits_of
 from .enumeration import MOST_CLUSTERS, Refusal, compositions, price_or_inf, sold_together
 
@@ -28,14 +28,14 @@ from .enumeration import MOST_CLUSTERS, Refusal, compositions, price_or_inf, sol
 class Supply:
     """What clusters can be had: of up to `max_hosts` machines among `offers`, but for those that do not fit.
 
-    `fits` says why a cluster can never be had ("" where it can); `circumstances` what start-up, checkpoints and
+    `fits` says why a cluster can never be had ("" where it can); `job_conditions` what start-up, checkpoints and
     interruptions jobs meet on clusters.
     """
 
     offers: Sequence[Offer]
     max_hosts: int
     fits: Refusal
-    circumstances: Circumstances = Stated()  # noqa: RUF009 (frozen)
+    job_conditions: JobConditions = Stated()  # noqa: RUF009 (frozen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepModel) -
         pools, bought, usd = option.bought([one.name for one in types], counts[used])
         columns.append((rows, np.full(len(rows), number), number * len(counts) + splits.cluster[rows], first + back))
         prices.append(np.where(bought > 0, bought * usd, 0.0).sum(axis=1)[back])
-        conditions.append(supply.circumstances.gangs(pools, bought, state_bytes))
+        conditions.append(supply.job_conditions.gangs(pools, bought, state_bytes))
         first += len(used)
     split, at, cluster, condition = (np.concatenate(one).astype(np.intp) for one in zip(*columns, strict=True))
     return Candidates(
@@ -112,7 +112,7 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepModel) -
         usd_per_hour=np.concatenate(prices),
         condition=condition,
         known_conditions=Conditions.joined(conditions),
-        compiling_s=np.array([supply.circumstances.compilation.seconds(workload.name, one) for one in splits.modes]),
+        compiling_s=np.array([supply.job_conditions.compilation.seconds(workload.name, one) for one in splits.modes]),
         all_fit=all_fit,
     )
 
@@ -205,7 +205,7 @@ Terms = Mapping[str, tuple[float, float]]  # instance type -> dollars an hour (i
 MOST_ZONES = 4
 
 
-def worth_asking(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> list[Offer]:
+def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> list[Offer]:
     """`offers` without those of beaten zones, in the same order; of equal zones the first by name stays.
 
     Where more than `most` of a market are left, those stay that are the cheapest for most types, and of the others only

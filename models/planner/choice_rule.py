@@ -76,7 +76,7 @@ def losses(rule: Rule, log_aim: FloatArray, meeting: Meeting | None) -> FloatArr
 
 
 def weighed(rule: Rule, log_aim: FloatArray, meeting: Meeting | None) -> FloatArray:
-    """The same where overshooting is weighed, whatever is required: what a choice that was made is worth."""
+    """The same where overshooting is weighed, whatever is required: the loss of a choice that was made."""
     return log_aim if meeting is None else log_aim + rule.overshoot_price * meeting.overshoot
 
 

@@ -69,7 +69,7 @@ def plan(
         setups,
         costs.predictions(kept),
         costs.draws(kept),
-        circumstances=supply.circumstances,
+        job_conditions=supply.job_conditions,
         seed=seed,
     )
     clusters = len(np.unique(found.cluster))

@@ -21,7 +21,7 @@ from .candidates import Candidates
 from .choice_rule import Meeting, drawn_meeting, known_meeting, losses
 from .enumeration import Refusal
 
-# Rows looked at in one turn, and drawn for at once: fewer calls of the model against rows that need not have been.
+# Rows looked at in one round, and drawn for at once: fewer calls of the model against rows that need not have been.
 _TURN, _AT_ONCE = 512, 128
 # Dollars and hours are sums in another order than those of `job_costs`: equal to rounding.
 _SLACK = 1e-9
@@ -109,7 +109,7 @@ def frontier(costs: CandidateCosts) -> IntArray:
 
 
 def _least(rows: IntArray, bound: FloatArray) -> tuple[IntArray, IntArray]:
-    """A turn's worth of rows with the least bounds, and the others."""
+    """As many rows as one round takes, with the least bounds, and the others."""
     if len(rows) <= _TURN:
         return rows, rows[:0]
     order = np.argpartition(bound[rows], _TURN)
@@ -126,7 +126,7 @@ def undominated(hours: FloatArray, usd: FloatArray) -> IntArray:
 
 
 def _layers(positions: IntArray, hours: FloatArray, usd: FloatArray) -> IntArray:
-    """The frontier of these, the frontier of the others, and so on until there is a turn's worth."""
+    """The frontier of these, the frontier of the others, and so on until there are as many as one round takes."""
     picked: list[IntArray] = []
     left = np.arange(len(positions))
     while len(left) and sum(len(one) for one in picked) < _TURN:

@@ -134,10 +134,10 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
     if not {"reference_s", "usual_reference_s"}.issubset(measured.columns):
         return found
     pairs = zip(measured["reference_s"].tolist(), measured["usual_reference_s"].tolist(), strict=True)
-    for at, (told, usual) in enumerate(pairs):
-        if any(np.ndim(one) == 0 and pd.isna(one) for one in (told, usual)):
+    for at, (recorded, usual) in enumerate(pairs):
+        if any(np.ndim(one) == 0 and pd.isna(one) for one in (recorded, usual)):
             continue
-        own, common = (np.atleast_1d(np.asarray(one, dtype=float)) for one in (told, usual))
+        own, common = (np.atleast_1d(np.asarray(one, dtype=float)) for one in (recorded, usual))
         if own.shape == common.shape and np.all(own > 0) and np.all(common > 0):
             found[at] = np.exp(np.mean(np.log(own / common)))
     return found
@@ -188,12 +188,12 @@ def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> 
     frame = setup.assign(x=slow, y=np.log(np.where(step > 0, step, np.nan))).dropna()
     groups = frame.groupby(list(_SETUP), sort=False)
     x, y = (frame[name] - groups[name].transform("mean") for name in ("x", "y"))
-    told, freedom = float((x * x).sum()), len(frame) - groups.ngroups - 1
-    if freedom < 1 or told <= 0:
+    squares, freedom = float((x * x).sum()), len(frame) - groups.ngroups - 1
+    if freedom < 1 or squares <= 0:
         return reliability
-    alone = float((x * y).sum()) / told
+    alone = float((x * y).sum()) / squares
     noise = max(float(((y - alone * x) ** 2).sum()) / freedom, _LEAST_NOISE**2)
-    weight = told / noise
+    weight = squares / noise
     beta = (weight * alone + reliability / _BETA_SD**2) / (weight + 1 / _BETA_SD**2)
     return float(np.clip(beta, 0.0, _MOST_BETA))
 
@@ -290,7 +290,7 @@ def sent_part(workload: str) -> float:
 
 
 def flops_per_sample(data: TrainingData) -> dict[str, float]:
-    """Operations of forward and backward by workload, where anybody told."""
+    """Operations of forward and backward by workload, where known."""
     return facts_of(data, "flops_per_sample")
 
 
@@ -318,11 +318,11 @@ def thinned(setups: pd.DataFrame, *, most: int, seed: int) -> IntArray:
     alone = (np.asarray(layout[1]) == "1")[layout[0]].astype(np.intp)
     types = pd.factorize(np.array([_types(one) for one in cluster[1]], dtype=object))[0][cluster[0]]
     kind = _numbered(workload[0], alone, types)
-    turn = _places(kind, _places(_numbered(kind, cluster[0], layout[0]), chance), chance)
+    order = _places(kind, _places(_numbered(kind, cluster[0], layout[0]), chance), chance)
     cap = _cap(np.bincount(workload[0]), most)
-    early = _places(_numbered(workload[0], alone), turn, chance) < max(cap // 2, 1)
+    early = _places(_numbered(workload[0], alone), order, chance) < max(cap // 2, 1)
     rank = np.where(alone == 0, 1, np.where(early, 0, 2))  # more of one device only where nothing else is left
-    return np.flatnonzero(_places(workload[0], rank, turn, chance) < cap)
+    return np.flatnonzero(_places(workload[0], rank, order, chance) < cap)
 
 
 def _cap(counts: IntArray, most: int) -> int:

@@ -40,7 +40,7 @@ class Parameter:
     strategy: float = 0.0
 
 
-# Between machines a kind is worth a factor of two, a workload on it 1.2 [physics.md]; logits and slopes in proportion.
+# Between machines a kind counts a factor of two, a workload on it 1.2 [physics.md]; logits and slopes in proportion.
 PARAMETERS: dict[str, Parameter] = {
     "log_scale": Parameter(
         1.8, 1.0, 0.6, 0.2, strategy=0.5

@@ -154,9 +154,9 @@ class Loaders:
         ]
         if scaled:
             return float(np.median(scaled)), wait_s, _SCALED_SD
-        told = np.log([max(sum(one), 1e-12) for one in others.values()])
-        apart = float(((told - np.median(told)) ** 2).sum())
-        sd = np.sqrt((_PSEUDO * _ELSEWHERE_SD**2 + apart) / (_PSEUDO + len(told) - 1))
+        logs = np.log([max(sum(one), 1e-12) for one in others.values()])
+        apart = float(((logs - np.median(logs)) ** 2).sum())
+        sd = np.sqrt((_PSEUDO * _ELSEWHERE_SD**2 + apart) / (_PSEUDO + len(logs) - 1))
         return float(np.median([load_s for load_s, _ in others.values()])), wait_s, float(sd)
 
     def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait | None:
@@ -206,11 +206,11 @@ def separated(data: TrainingData) -> tuple[TrainingData, Loaders]:
     profiles, runs = data.profiles, data.runs
     if "load_s" not in profiles or not pd.to_numeric(profiles["load_s"], errors="coerce").notna().any():
         return data, Loaders()
-    told = profiles[profiles["load_s"].notna() & profiles["loader_workers"].notna()]
-    base = told["workload"].map(lambda one: workload_and_mode(str(one))[0])
-    groups = told.assign(workload=base).groupby(["workload", "instance_type"])
+    known = profiles[profiles["load_s"].notna() & profiles["loader_workers"].notna()]
+    base = known["workload"].map(lambda one: workload_and_mode(str(one))[0])
+    groups = known.assign(workload=base).groupby(["workload", "instance_type"])
     samples = {(str(one), str(name)): _sample(own) for (one, name), own in groups}
-    workers = {str(one): int(own.max()) for one, own in told.groupby(base)["loader_workers"]}
+    workers = {str(one): int(own.max()) for one, own in known.groupby(base)["loader_workers"]}
     of_loader = profiles["load_s"].notna()
     made_s = pd.to_numeric(profiles["input_s"], errors="coerce").where(of_loader, 0.0).fillna(0.0)
     rest_s = np.maximum(profiles["forward_s"] - made_s, _LEAST_REST * profiles["forward_s"])
@@ -267,7 +267,7 @@ def _without_loading(
         whole = pd.to_numeric(column(runs, name, np.nan), errors="coerce").to_numpy(float).copy()
         whole[places] = values
         changed[name] = whole
-    # where all loading is done while a device computes, the rest was told by it, and says nothing of it
+    # where all loading is done while a device computes, the rest follows from it, and says nothing of it
     telling = np.isfinite(waited) & ((wait.beside_s == 0) | (device_s - wait.beside_s < slowed))
     by_load = wait.slopes(rest, part)[1]
     telling &= by_load > _TELLING

@@ -370,7 +370,7 @@ class Regression:
         self._weigh()
         self._factor()
         self._search(_LAST)
-        # what neighbours tell may be more than what the parameters were sought with: a cell that no formula fits
+        # what neighbours tell may be more than what the parameters were fitted with: a cell that no formula fits
         self._learn_residual(2.7)
         for block in self.blocks:  # few rows do not show how far others are off
             if len(block.at) < _ENOUGH:
@@ -425,9 +425,9 @@ class Regression:
             loss += 0.5 * float(white @ white)
         return loss
 
-    def _search(self, turns: int) -> None:
+    def _search(self, rounds: int) -> None:
         """Gauss-Newton with halved steps."""
-        for _ in range(turns):
+        for _ in range(rounds):
             loss, gradient = self._linearise(self.z)
             step = -scipy.linalg.cho_solve(scipy.linalg.cho_factor(self.precision), gradient)
             step *= min(1.0, 3.0 / max(float(np.abs(step).max(initial=0.0)), 1e-12))
@@ -510,14 +510,14 @@ class Regression:
         for block in self.blocks:
             before = block.slopes / np.sqrt(self.prior[block.columns])
             inverse = np.linalg.inv(block.factor @ block.factor.T + before @ before.T)
-            told = inverse @ (block.off + block.slopes @ self.z[block.columns])
+            solved = inverse @ (block.off + block.slopes @ self.z[block.columns])
             spread = self.residual[block.name][2] ** 2 / self.weight[block.at] * (block.outlying - 1)
             _, cluster = np.unique(self.rows.features[block.at, 1:].round(6), axis=0, return_inverse=True)
             away = np.zeros(len(block.at))
             for one in range(cluster.max() + 1):
                 own = np.flatnonzero(cluster == one)
                 left = np.linalg.inv(inverse[np.ix_(own, own)])
-                away[own] = np.abs(left @ told[own]) / np.sqrt(np.maximum(np.diag(left) - spread[own], 1e-6))
+                away[own] = np.abs(left @ solved[own]) / np.sqrt(np.maximum(np.diag(left) - spread[own], 1e-6))
             self.noisier[block.name] = float(np.clip(np.quantile(away, 0.9) / Z_90, 0.8, 4.0))
 
     def residual_of(self, workload: str, kind: str) -> tuple[FloatArray, float]:
@@ -532,7 +532,7 @@ class Regression:
     def calibrate(self, *, seed: int) -> None:
         """How much wider intervals of a cell must be with no row of it and with few: some cells left out in turn.
 
-        Each time the parameters are sought anew from where they were, on some rows of each cell, with the spreads that
+        Each time the parameters are fitted anew from where they were, on some rows of each cell, with the spreads that
         all cells gave.
         """
         kept = self.z, self.prior, self.precision, self.blocks
@@ -566,10 +566,10 @@ class Regression:
         # few cells tell little of the spread
         few_groups = float(scipy.special.stdtrit(max(many - 1, 1) + 1, 0.95) / Z_90)
         for begun, widened in ((False, self.widened), (True, self.widened_begun)):
-            told = {cell: one for (cell, own), one in ratios.items() if own == begun}
-            pooled = (_PSEUDO + sum(told.values())) / (_PSEUDO + many)
-            for kind in sorted({one for _, one in told}):
-                own_ratios = [one for (_, name), one in told.items() if name == kind]
+            shown = {cell: one for (cell, own), one in ratios.items() if own == begun}
+            pooled = (_PSEUDO + sum(shown.values())) / (_PSEUDO + many)
+            for kind in sorted({one for _, one in shown}):
+                own_ratios = [one for (_, name), one in shown.items() if name == kind]
                 square = (_PSEUDO * pooled + sum(own_ratios)) / (_PSEUDO + len(own_ratios))
                 widened[kind] = few_groups * float(np.sqrt(square))
             widened[""] = few_groups * float(np.sqrt(max(pooled, 1.0)))

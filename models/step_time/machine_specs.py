@@ -102,16 +102,16 @@ def read_machines(instance_types: pd.DataFrame, seen: Iterable[str]) -> dict[str
 
 def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
     """What the row tells, else these."""
-    told_gbps, told_speed = _positive(row.get("bandwidth_gbps")), _speed(row)
+    known_gbps, known_speed = _positive(row.get("bandwidth_gbps")), _speed(row)
     return Machine(
         cores=_positive(row.get("cores")) or cores,
-        bandwidth_gbps=told_gbps or gbps,
+        bandwidth_gbps=known_gbps or gbps,
         devices=int(_positive(row.get("devices")) or 1),
-        prior_speed=told_speed or speed,
+        prior_speed=known_speed or speed,
         device_memory_gib=_positive(row.get("device_memory_gib")),
-        device_tflops=told_speed if _device(row) != _NO_DEVICE else None,
-        speed_told=told_speed is not None,
-        link_told=told_gbps is not None,
+        device_tflops=known_speed if _device(row) != _NO_DEVICE else None,
+        speed_told=known_speed is not None,
+        link_told=known_gbps is not None,
         device=_device(row),
     )
 
@@ -185,8 +185,8 @@ def sheets_of(
             found[kind] = (_USUAL_GBYTES * speed, speed, 0.0 if machine.device_tflops is None else _HALF)
     for workload in workloads:
         rates = _RATES.get(workload_and_mode(workload)[1].precision)
-        told: Mapping[Hashable, Any] = table[rates].dropna().to_dict() if rates in table else {}
-        for device, tflops in told.items():
+        rates_known: Mapping[Hashable, Any] = table[rates].dropna().to_dict() if rates in table else {}
+        for device, tflops in rates_known.items():
             if str(device) in found and 0 < float(tflops) < np.inf:
                 found[f"{device}|{workload}"] = (found[str(device)][0], float(tflops), 1.0)
     return found

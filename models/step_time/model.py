@@ -63,7 +63,7 @@ _WAVES = 128  # random features of each part of the residual, for draws
 
 def bottlenecks(exposed: FloatArray, uneven: FloatArray, *, input_part: FloatArray, machines: FloatArray) -> list[str]:
     """One of LIMITS a setup, by the parts of its step that communication is exposed in and that the slowest rank takes
-    longer than all in the mean, and the part of compute that making batches takes: 0 where no profile told.
+    longer than all in the mean, and the part of compute that making batches takes: 0 where no profile says.
     """
     across = np.where(machines > 1, "communication between nodes", "communication inside a node")
     labels = np.where(uneven > _LIMITED, "stragglers", np.where(input_part > _MOSTLY, "input", "compute"))
@@ -291,9 +291,9 @@ class StepTimeModel:
             own = part.slopes @ shared[part.columns]
             for key, slopes in part.unknown:
                 own += slopes @ _random(seed, key).standard_normal((slopes.shape[1], half))
-            field_, told = self._drawn_near(part, count=half, seed=seed)
+            field_, whitened = self._drawn_near(part, count=half, seed=seed)
             own += part.alone.slope[:, None] * self._drawn_alone(part, count=half, seed=seed)[part.alone.point]
-            near = (field_.at(part.features) - (part.white.T @ told)[part.near_at]) * part.several[:, None]
+            near = (field_.at(part.features) - (part.white.T @ whitened)[part.near_at]) * part.several[:, None]
             random = _random(seed, ("run", part.cell))
             run = _Field.draw(_APART, np.full(1, np.sqrt(part.noise)), random=random, count=half)
             mean[part.at], off[part.at] = part.mean, part.widened * own + part.wider * near + run.at(part.features)
@@ -314,14 +314,14 @@ class StepTimeModel:
         kept: dict[tuple[str, str], tuple[_Field, FloatArray]] = self._made["near"]
         if part.cell not in kept:
             field_ = _Field.of(part, seed=seed, count=count)
-            told: FloatArray = np.zeros((0, count))
+            whitened: FloatArray = np.zeros((0, count))
             if part.block is not None:
                 measured = self.regression.rows.features[part.block.at]
                 noise = _random(seed, ("noise", part.cell)).standard_normal((len(measured), count))
                 sd = part.spread[2] * np.sqrt(part.block.outlying / self.regression.weight[part.block.at])
                 off = field_.at(measured) + sd[:, None] * noise
-                told = self.regression.neighbours(part.block).whitened(off)
-            kept[part.cell] = field_, told
+                whitened = self.regression.neighbours(part.block).whitened(off)
+            kept[part.cell] = field_, whitened
         return kept[part.cell]
 
     def _drawn_alone(self, part: _Part, *, count: int, seed: int) -> FloatArray:
@@ -522,15 +522,15 @@ def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = Non
     )
     regression = lay_out(facts, measured)
     regression.fit(seed=seed)
-    told = replace(facts, slowness=regression.slowness())
-    if facts.kinds(measured.setups) != told.kinds(measured.setups):  # mixed clusters go by what was found slow
-        regression = lay_out(told, measured)
+    refined = replace(facts, slowness=regression.slowness())
+    if facts.kinds(measured.setups) != refined.kinds(measured.setups):  # mixed clusters go by what was found slow
+        regression = lay_out(refined, measured)
         regression.fit(seed=seed)
     if calibrated is None:
         regression.calibrate(seed=seed)
     else:
         regression.calibrate_as(calibrated.regression)
-    facts = told
+    facts = refined
     return StepTimeModel(
         provider=rows.provider,
         facts=facts,
@@ -561,8 +561,8 @@ def lay_out(facts: Facts, measured: Measured) -> Regression:
         own = [at for at, one in enumerate(points) if one[0] == workload]  # together: they are sorted by workload
         at = facts.at([points[one] for one in own])
         square, directions = np.linalg.eigh(facts.alone.covariance(at, at))
-        told = square > _TELLING_SD**2
-        factor, whitener = directions[:, told] * np.sqrt(square[told]), (directions[:, told] / np.sqrt(square[told])).T
+        kept = square > _TELLING_SD**2
+        factor, whitener = directions[:, kept] * np.sqrt(square[kept]), (directions[:, kept] / np.sqrt(square[kept])).T
         alone[workload], offsets[workload], tied[workload] = (log_s[own], factor), own[0], (at, whitener)
     log_step, weight = measured.log_step[several], measured.weight[several]
     if len(measured.probes):

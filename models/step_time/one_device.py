@@ -78,7 +78,7 @@ class Points:
     rate: FloatArray  # log TFLOP/s from the usual; 0 where unknown
     sheet: FloatArray  # 1 where both are known, between where only the rate is
     work: FloatArray  # log seconds on the usual device by operations alone; 0 where these are unknown
-    told: FloatArray  # 1 where they are known
+    work_known: FloatArray  # 1 where they are known
     own: FloatArray  # how many times the usual the workload may be off by itself; 0 where they are unknown
 
     def take(self, picked: IntArray) -> Points:
@@ -99,15 +99,15 @@ def _kernel(one: Points, other: Points, spread: Mapping[str, float]) -> FloatArr
     def v(name: str) -> float:
         return spread[name] ** 2
 
-    told = np.multiply.outer(one.told, other.told)
+    both = np.multiply.outer(one.work_known, other.work_known)
     own = v("efficiency") * np.multiply.outer(one.own, other.own)
-    workload = _LEVEL**2 * (1 - told) + own + v("growth") * x + v("bandwidth") * bandwidth + v("rate") * rate
+    workload = _LEVEL**2 * (1 - both) + own + v("growth") * x + v("bandwidth") * bandwidth + v("rate") * rate
     workload = workload + v("curve") * near + v("batch") * equal
     cell = v("cell") + v("cell_growth") * x + v("cell_curve") * near + v("cell_batch") * equal
     of_kind = v("kind") + _NO_SHEET**2 * np.multiply.outer(1 - one.sheet, 1 - other.sheet)
-    more = np.multiply.outer(one.told * (one.work - _USUAL_WORK), other.told * (other.work - _USUAL_WORK))
+    more = np.multiply.outer(one.work_known * (one.work - _USUAL_WORK), other.work_known * (other.work - _USUAL_WORK))
     shared = (
-        _SHARED_EFFICIENCY**2 * told
+        _SHARED_EFFICIENCY**2 * both
         + v("shared_work") * more
         + v("shared_growth") * x
         + v("shared_bandwidth") * bandwidth
@@ -118,7 +118,7 @@ def _kernel(one: Points, other: Points, spread: Mapping[str, float]) -> FloatArr
 
 def _mean(points: Points) -> FloatArray:
     by_sheet = _BANDWIDTH * points.bandwidth + _RATE * points.rate
-    used_better = _BY_WORK * points.told * (points.work - _USUAL_WORK)
+    used_better = _BY_WORK * points.work_known * (points.work - _USUAL_WORK)
     return np.asarray(points.work + used_better + _GROWTH * points.octave - by_sheet, dtype=float)
 
 
@@ -174,8 +174,8 @@ class OneDevice:
             spread=dict(SPREADS),
         )
         model = replace(model, points=model.at(names, own, batch[good]))
-        for turn in range(_TURNS if model.flops else 1):
-            if learn and len(good) > 8 and turn < _LEARNED:
+        for iteration in range(_TURNS if model.flops else 1):
+            if learn and len(good) > 8 and iteration < _LEARNED:
                 model = replace(model, spread=_learned(model), _made={})
             model = replace(model, unusual=model._off(), _made={})
             model = replace(model, points=model.at(names, own, batch[good]))
@@ -238,9 +238,9 @@ class OneDevice:
         if self._made.get("drawn") != (count, seed):
             noise = np.random.default_rng([seed, 1]).standard_normal((len(known.octave), count))
             off = self._before(known, count=count, seed=seed) + self._made["noise_sd"][:, None] * noise
-            self._made["drawn"], self._made["told"] = (count, seed), scipy.linalg.cho_solve((factor, True), off)
-        told: FloatArray = self._made["told"]
-        return np.asarray(self._before(points, count=count, seed=seed) - _kernel(points, known, self.spread) @ told)
+            self._made["drawn"], self._made["weights"] = (count, seed), scipy.linalg.cho_solve((factor, True), off)
+        weights: FloatArray = self._made["weights"]
+        return np.asarray(self._before(points, count=count, seed=seed) - _kernel(points, known, self.spread) @ weights)
 
     def _before(self, points: Points, *, count: int, seed: int) -> FloatArray:
         """(points, count) draws of the process whose covariance is `_kernel`."""
@@ -261,8 +261,8 @@ class OneDevice:
                 add(own, (what, "batch", each), np.full((len(own), 1), self.spread[batch]))
 
         v, every = self.spread, np.arange(len(points.octave))
-        more = points.told * (points.work - _USUAL_WORK)
-        shared = [_SHARED_EFFICIENCY * points.told, v["shared_work"] * more, v["shared_growth"] * points.octave]
+        more = points.work_known * (points.work - _USUAL_WORK)
+        shared = [_SHARED_EFFICIENCY * points.work_known, v["shared_work"] * more, v["shared_growth"] * points.octave]
         shared += [v["shared_bandwidth"] * points.bandwidth, v["shared_rate"] * points.rate]
         add(every, "shared", np.stack(shared, axis=1))
         for kind in np.unique(points.kind).tolist():
@@ -270,7 +270,7 @@ class OneDevice:
             add(own, ("kind", kind), np.stack([np.full(len(own), v["kind"]), _NO_SHEET * (1 - points.sheet[own])], 1))
         for workload in np.unique(points.workload).tolist():
             own = np.flatnonzero(points.workload == workload)
-            level = np.sqrt(_LEVEL**2 * (1 - points.told[own]) + v["efficiency"] ** 2 * points.own[own] ** 2)
+            level = np.sqrt(_LEVEL**2 * (1 - points.work_known[own]) + v["efficiency"] ** 2 * points.own[own] ** 2)
             parts = [level, v["growth"] * points.octave[own], v["bandwidth"] * points.bandwidth[own]]
             add(own, ("workload", workload), np.stack([*parts, v["rate"] * points.rate[own]], axis=1))
             curves(own, ("workload", workload), "curve", "batch")

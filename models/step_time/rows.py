@@ -21,7 +21,7 @@ from .one_device import OneDevice, Points
 
 # What stands for a workload where an all-reduce was timed alone.
 PROBE = "(all-reduce alone)"
-_USUAL_BYTES = 1e8  # of gradients where nobody's are told
+_USUAL_BYTES = 1e8  # of gradients where nobody's are known
 # How far the log of one device's seconds may be off: measured; profiled; from several less what they waited; their
 # compute guessed; and how far sync_s may be off as a part of it.
 _ALONE_SD, _PROFILED_SD, _WAITED_SD, _GUESSED_SD, _WAITING_SD = 0.01, 0.01, 0.08, 0.6, 0.05
@@ -186,7 +186,7 @@ class Facts:
         return own.gradient_bytes or usual, *known_overlap(own.hidden_part, own.last_bucket_bytes)
 
     def _optimizer(self, workload: str, kind: str) -> float:
-        """As profiled, else as on other kinds; 0 where no profile told."""
+        """As profiled, else as on other kinds; 0 where no profile says."""
         if (workload, kind) in self.optimizer_part:
             return self.optimizer_part[workload, kind]
         known = [one for (owner, _), one in self.optimizer_part.items() if owner == workload]
@@ -213,16 +213,16 @@ def one_device_points(
     """workload, kind, batch, log seconds of a micro-step on one device without its optimizer, sd; and by workload and
     kind of profiles, `optimizer_part` and `input_part` of Facts.
     """
-    told = _profile_points(profiles, machines)
+    profiled = _profile_points(profiles, machines)
     optimizer: Parts = {}
     making: Parts = {}
-    groups: dict[Any, pd.DataFrame] = dict(iter(told.groupby(["workload", "kind"])))
+    groups: dict[Any, pd.DataFrame] = dict(iter(profiled.groupby(["workload", "kind"])))
     for pair, own in groups.items():
         middle = float(np.exp(own["log_s"].iloc[len(own) // 2]))
         optimizer[pair] = float(own["optimizer_s"].median()) / middle
         making[pair] = float(np.clip(own["input_part"].median(), 0, 1))
     columns = ["workload", "kind", "batch", "log_s", "sd"]
-    points = pd.concat([_run_points(rows, machines, told), told[columns]], ignore_index=True)
+    points = pd.concat([_run_points(rows, machines, profiled), profiled[columns]], ignore_index=True)
     return points, optimizer, making
 
 
@@ -261,7 +261,7 @@ def _run_points(rows: TrainingRows, machines: Mapping[str, Machine], profiled: p
     alone = found[found["alone"]].groupby(keys, as_index=False).agg(log_s=("log_s", "median"), sd=("sd", "first"))
     others = found[~found["alone"]]
     others = others[~pd.MultiIndex.from_frame(others[keys]).isin(pd.MultiIndex.from_frame(alone[keys]))]
-    # a device computes no longer than the shortest step of its batch: the rest of what nobody told is waiting
+    # a device computes no longer than the shortest step of its batch: the rest of what is unknown is waiting
     shortest = others.groupby(keys)["log_s"].transform("min")
     others = others.assign(log_s=others["log_s"].where(others["known"], shortest))
     others = others.assign(weight=others["sd"] ** -2, weighed=others["log_s"] * others["sd"] ** -2)

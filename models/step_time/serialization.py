@@ -144,6 +144,6 @@ def _measured(body: dict[str, Any]) -> Measured:
     )
 
 
-def _ran(told: dict[str, list[list[float]]]) -> dict[str, tuple[Ran, ...]]:
+def _ran(rows: dict[str, list[list[float]]]) -> dict[str, tuple[Ran, ...]]:
     """Models before sharding know of no ranks that share."""
-    return {name: tuple((one[0], one[1], one[2] if len(one) > 2 else 1.0) for one in own) for name, own in told.items()}
+    return {name: tuple((one[0], one[1], one[2] if len(one) > 2 else 1.0) for one in own) for name, own in rows.items()}

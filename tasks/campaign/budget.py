@@ -156,7 +156,7 @@ def _worst(workspace: Workspace, lease: Lease, dearest: dict[str, float]) -> flo
 
 
 REFUSED = "refused"  # how the outcome of a launch without machines begins
-RELEASE_S = 2.0  # machines are paid for until they are gone, which is a little after they were told to stop
+RELEASE_S = 2.0  # machines are paid for until they are gone, which is a little after they were asked to stop
 
 
 @dataclass(slots=True, kw_only=True)

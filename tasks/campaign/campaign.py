@@ -31,7 +31,7 @@ from ..execution.job import Clock, Job, Served, Stopwatch, Watch, job_of, worklo
 from ..execution.mailbox import WorkloadChanged
 from ..execution.outcomes import AttemptEnd, full_mailbox, item_row, launch_row, planned_id
 from ..execution.session import Session
-from ..market.job_conditions import circumstances, costs_of
+from ..market.job_conditions import costs_of, job_conditions
 from ..market.offers import current_offers, nothing_to_buy, offers_now, with_facts
 from ..monitoring.checks import drifting_types
 from ..node.record import DATA, INSTALL, MACHINE
@@ -62,8 +62,8 @@ def shop(
     No cluster that holds one of those just `refused`: another type may have the same device, or tell as much.
     """
     campaign = workspace.settings.campaign
-    told = with_facts(workspace.measurable, frames["workloads"])
-    workloads = [one for workload in told for one in workload.variants]
+    known_workloads = with_facts(workspace.measurable, frames["workloads"])
+    workloads = [one for workload in known_workloads for one in workload.variants]
     read = TrainingData(**{name: frames.get(name, pd.DataFrame()) for name in reads.TRAINING_FRAMES})
     known = by_variant(read, [one.name for one in workloads])
     return shopping_list(
@@ -86,7 +86,7 @@ def shop(
             drifting=drifting_types(workspace),
             stale_before=datetime.now(UTC) - timedelta(days=campaign.stale_after_days),
         ),
-        model=None if champion is None else _model(workspace, champion.model, told, offers, known.runs),
+        model=None if champion is None else _model(workspace, champion.model, known_workloads, offers, known.runs),
     )
 
 
@@ -95,7 +95,7 @@ def within(workspace: Workspace, champion: Champion | None, tally: Tally) -> Ite
 
     So a cluster that was taken away by the market or refused is not the end of what it was to measure: lists after it
     go by other types, which may have the same device, and come back to it where there is nothing else. With a champion
-    every launch is chosen anew, since what the one before it measured says what is still worth measuring.
+    every launch is chosen anew, since what the one before it measured says what is still to be measured.
     """
     lists, warning = 0, outdating(workspace)
     while lists < MOST_LISTS:
@@ -162,7 +162,7 @@ def _counted(cluster: Cluster) -> Counter[tuple[str, str, str]]:
 
 
 def _failures(workspace: Workspace) -> pd.DataFrame:
-    """What nodes told of as failed, of the workloads as their files are now: a mended file is tried again.
+    """What nodes reported as failed, of the workloads as their files are now: a mended file is tried again.
 
     What the controller had to tell (a full mailbox, a silent node) is no fault of what was to be measured, and neither
     is a machine without its devices, data that were not to be had, or an index that did not answer.
@@ -191,7 +191,7 @@ def _model(
     `runs` have each precision of a workload as a workload of its own.
     """
     known, _, _ = comparable(model, offers)
-    conditions = circumstances(workspace)
+    conditions = job_conditions(workspace)
     met = [model.as_measured(workload) for workload in workloads if model.met_workload(workload)]
     choice_set: dict[str, ChoiceSet] = {}
     for workload in met if known else ():
@@ -317,7 +317,7 @@ def serve_launch(workspace: Workspace, launch: Launch, lease_id: str, tally: Tal
         return Served(lease_id=lease_id, outcome="failed: no data", rows=list(job.rows), lacked_data=lacking)
     patient_s = patience_s(workspace, launch, tally, allowed.deadline_s)
     job = replace(job, deadline_s=allowed.deadline_s, patience_s=patient_s)
-    names = {run_id: _label(launch, wanted) for run_id, wanted in zip(job.envelopes, launch.items, strict=True)}
+    names = {run_id: _label(launch, wanted) for run_id, wanted in zip(job.run_setups, launch.items, strict=True)}
 
     def watch(run_id: str, done: int, usd: float | None) -> None:
         spent = None if usd is None else tally.usd + usd
@@ -336,7 +336,7 @@ def without_data(job: Job, lacking: Mapping[str, str]) -> Job:
     for name, why in lacking.items():
         reporter().say(f"{name} is not measured: {why}")
     rows = tuple(
-        item_row(job.lease_id, item, job.envelopes, AttemptEnd(how="failed", reason=lacking[item.workload]))
+        item_row(job.lease_id, item, job.run_setups, AttemptEnd(how="failed", reason=lacking[item.workload]))
         for item in job.items
         if item.workload in lacking
     )
@@ -375,10 +375,10 @@ def serve(provider: Provider, job: Job, *, stop_at: float, watch: Watch, clock: 
                 service.finish()
     except NoCapacity as refusal:
         served.outcome = f"refused: {refusal}"
-        served.rows.append(launch_row(job.lease_id, job.cluster.name, job.envelopes, "refused", str(refusal)))
+        served.rows.append(launch_row(job.lease_id, job.cluster.name, job.run_setups, "refused", str(refusal)))
     except ProviderError as error:  # of this launch: the others, the model and the table do not wait for it
         served.outcome = f"failed: {error}"
-        served.rows.append(launch_row(job.lease_id, job.cluster.name, job.envelopes, "failed", str(error)))
+        served.rows.append(launch_row(job.lease_id, job.cluster.name, job.run_setups, "failed", str(error)))
     finally:
         write_rows(served)  # what a full disk refused before: the machines' scratch is gone now
     laps.lap("release hosts")
@@ -388,7 +388,7 @@ def serve(provider: Provider, job: Job, *, stop_at: float, watch: Watch, clock: 
 def _refused(job: Job, why: str) -> Served:
     """Nothing was asked for: the row says which cap stood against it. That tells nothing of what is to be had."""
     served = Served(lease_id=job.lease_id, outcome=f"refused: {why}", over_cap=True)
-    served.rows.append(launch_row(job.lease_id, job.cluster.name, job.envelopes, "refused", why))
+    served.rows.append(launch_row(job.lease_id, job.cluster.name, job.run_setups, "refused", why))
     return served
 
 

@@ -179,7 +179,7 @@ def _requests(
         role = surveyor.account(region).role_id
     except ProviderError as error:
         said += [f"{error}; {_UNCHECKED}"] if str(error) else []
-        spec = _imagined(workspace, cluster, here_offers, **words)
+        spec = _spec_without_asking(workspace, cluster, here_offers, **words)
         rungs, _ = ladder(cluster, here_offers, sorted(spec.subnets), ec2.markets)
     boot = NodeBoot(
         bucket=ec2.bucket or "no-bucket-is-set",
@@ -205,7 +205,7 @@ def _in_order(spec: LaunchSpec, rungs: Sequence[Rung], script: str) -> list[tupl
     return made
 
 
-def _imagined(workspace: Workspace, cluster: Cluster, offers: Sequence[Offer], **words: Any) -> LaunchSpec:
+def _spec_without_asking(workspace: Workspace, cluster: Cluster, offers: Sequence[Offer], **words: Any) -> LaunchSpec:
     """What a launch would stand on, as far as it is known without asking."""
     ec2, region = workspace.settings.ec2, cluster.members[0].region
     zones = sorted({offer.zone for offer in offers if offer.zone.startswith(region)}) or [f"{region}a"]

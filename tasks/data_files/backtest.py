@@ -25,7 +25,7 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Rows of the test file and how many were predicted; `summary` as the pure one has it; what is worth saying."""
+    """Rows of the test file and how many were predicted; `summary` as the pure one has it; warnings."""
 
     provider: str
     rows: int
@@ -85,8 +85,8 @@ def read_training(file: Path, *, workloads: Path | None, catalogue: Path | None)
     _one_provider({file: measured})
     data = _training_data(measured.frame(), workloads, catalogue)
     if "gradient_bytes" in data.workloads:
-        told = data.runs["workload"].map(data.workloads.set_index("workload")["gradient_bytes"])
-        data.runs["gradient_bytes"] = data.runs["gradient_bytes"].astype(float).fillna(told)
+        known = data.runs["workload"].map(data.workloads.set_index("workload")["gradient_bytes"])
+        data.runs["gradient_bytes"] = data.runs["gradient_bytes"].astype(float).fillna(known)
     kinds = data.instance_types[data.instance_types["devices"].notna()]
     return data, {str(name): int(one) for name, one in zip(kinds["name"], kinds["devices"], strict=True)}
 

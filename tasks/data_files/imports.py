@@ -67,7 +67,7 @@ class TypeRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """What became of an import: rows and how many were new, how they were read, facts, and what is worth saying."""
+    """What became of an import: rows and how many were new, how they were read, facts, and warnings."""
 
     import_id: str
     rows: int

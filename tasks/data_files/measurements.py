@@ -330,7 +330,7 @@ def _validated(path: Path, kind: type[_Row], ignored: set[str], stripped: Counte
 
 
 def _identified(path: Path, rows: list[tuple[int, Measurement]]) -> tuple[ReadRow, ...]:
-    """The rows, told apart. Raises ImportRefused where one run_id has two contents."""
+    """The rows, distinguished. Raises ImportRefused where one run_id has two contents."""
     seen: Counter[str] = Counter()
     named: dict[str, tuple[str, int]] = {}
     read: list[ReadRow] = []

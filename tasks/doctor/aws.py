@@ -109,7 +109,7 @@ def _identity(account: Ec2Account, region: str) -> Iterator[Finding]:
     yield Finding("identity", "ok", f"account {identity.account}, {identity.arn}")
     ahead_s = identity.ahead_s
     if ahead_s is None:
-        yield Finding("clock", "note", "AWS's answer told no time to compare with")
+        yield Finding("clock", "note", "AWS's answer had no time to compare with")
     elif abs(ahead_s) > AHEAD_S:
         way = "ahead of" if ahead_s > 0 else "behind"
         says = f"this machine's clock is {abs(ahead_s):.0f} s {way} AWS's, which refuses more than 300: set it (NTP)"

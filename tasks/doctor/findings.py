@@ -11,7 +11,7 @@ from ..providers.base import ProviderError
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line. `note` is worth knowing and stops nothing; `wrong` says what it is and how to put it right."""
+    """One line. `note` is for information and stops nothing; `wrong` says what it is and how to put it right."""
 
     check: str
     status: Literal["ok", "note", "wrong"]

@@ -56,18 +56,20 @@ def collect_launch(workspace: Workspace, served: Served, refresh_id: str, now: d
 
 
 def _load_lease(workspace: Workspace, lease: EndedLease, refresh_id: str, now: datetime) -> Collected:
-    envelopes = read_object(lease.mailbox / "controller" / "envelopes.json") or {}
+    run_setups = read_object(lease.mailbox / "controller" / "envelopes.json") or {}
     found = {file: read_object(file) for file in sorted(lease.mailbox.glob("controller/rows/*.json"))}
     rows = [row for row in found.values() if row]
     if lease.outcome == "reaped":
-        rows += _interrupted_row(lease, envelopes)  # where the controller told of that run itself, its row comes first
+        rows += _interrupted_row(
+            lease, run_setups
+        )  # where the controller reported that run itself, its row comes first
     provider = workspace.provider.name
-    rows += _refusal_rows(lease, envelopes or {"": {"provider": provider, "market": lease.market}})
+    rows += _refusal_rows(lease, run_setups or {"": {"provider": provider, "market": lease.market}})
     columns = asdict(lease) | {"provider": provider}
     del columns["mailbox"], columns["refusals"]
     launch = EndedLaunch(
         mailbox=lease.mailbox,
-        envelopes=envelopes,
+        run_setups=run_setups,
         rows=rows,
         lease=None if lease.outcome == "refused" else columns,
         machines=machine_rows(lease, provider),
@@ -79,21 +81,21 @@ def _load_lease(workspace: Workspace, lease: EndedLease, refresh_id: str, now: d
     return loaded
 
 
-def _interrupted_row(lease: EndedLease, envelopes: dict[str, Any]) -> list[dict[str, Any]]:
+def _interrupted_row(lease: EndedLease, run_setups: dict[str, Any]) -> list[dict[str, Any]]:
     """The row of the run that was under way when a lease had to be reaped: the first of its plan without a record."""
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
     planned = (Item(**item) for item in (read_object(lease.mailbox / "plan.json") or {}).get("items", ()))
-    under_way = next((item for item in planned if item.run_id not in recorded and item.run_id in envelopes), None)
+    under_way = next((item for item in planned if item.run_id not in recorded and item.run_id in run_setups), None)
     if under_way is None:
         return []
     reason = "its controller was killed or its deadline passed, and the machines were reaped"
-    return [item_row(lease.lease_id, under_way, envelopes, AttemptEnd(how="lost", reason=reason, interrupted=True))]
+    return [item_row(lease.lease_id, under_way, run_setups, AttemptEnd(how="lost", reason=reason, interrupted=True))]
 
 
-def _refusal_rows(lease: EndedLease, envelopes: dict[str, Any]) -> list[dict[str, Any]]:
+def _refusal_rows(lease: EndedLease, run_setups: dict[str, Any]) -> list[dict[str, Any]]:
     """One row for each way of having the machines that was refused before the one that was had, if any was."""
     return [
-        launch_row(lease.lease_id, lease.cluster, envelopes, "refused", reason)
+        launch_row(lease.lease_id, lease.cluster, run_setups, "refused", reason)
         | {"run_id": f"{lease.lease_id}-refused-{number}"}
         for number, reason in enumerate(lease.refusals, 1)
     ]

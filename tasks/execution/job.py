@@ -1,4 +1,4 @@
-"""A launch of the shopping list as the job that nodes understand, each run with an envelope of provenance."""
+"""A launch of the campaign as the job that nodes understand, each run with what is known of its setup."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Files = Sequence[tuple[WorkloadFile, Source]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One launch as the nodes will see it. `envelopes` tells for each run_id what the controller knows of its setup.
+    """One launch as the nodes will see it. `run_setups` tells for each run_id what the controller knows of its setup.
 
     `expected` are the devices that each machine of the cluster is bought for. `rows` are those of its runs that cannot
     be made, since the data of their workloads are not to be had; `lacking` says of which workloads, and why.
@@ -40,7 +40,7 @@ class Job:
     cluster: Cluster
     expected: tuple[Devices, ...]
     items: tuple[Item, ...]
-    envelopes: Mapping[str, Mapping[str, Any]]
+    run_setups: Mapping[str, Mapping[str, Any]]
     files: Files
     seed: int
     deadline_s: float  # from acquisition; the machines end themselves then
@@ -112,7 +112,7 @@ def write_rows(served: Served) -> None:
                 write_json(file, row)
 
 
-Envelope = Mapping[str, Any]
+RunSetup = Mapping[str, Any]
 
 
 def placement(members: Sequence[Offer]) -> dict[str, Any]:
@@ -126,15 +126,15 @@ def placement(members: Sequence[Offer]) -> dict[str, Any]:
 
 
 def with_acquired(
-    envelopes: Mapping[str, Envelope], items: Iterable[Item], got: Cluster, *, image_id: str = ""
-) -> dict[str, Envelope]:
-    """`envelopes` with those of `items` as they are on the cluster that was got: it may be elsewhere, and dearer.
+    run_setups: Mapping[str, RunSetup], items: Iterable[Item], got: Cluster, *, image_id: str = ""
+) -> dict[str, RunSetup]:
+    """`run_setups` with those of `items` as they are on the cluster that was got: it may be elsewhere, and dearer.
 
     `image_id`, where there is one, is the image that its machines started from.
     """
     image = {"image_id": image_id} if image_id else {}
     found = {item.run_id: placement([got.members[node] for node in item.nodes]) | image for item in items}
-    return {run_id: {**envelope, **found.get(run_id, {})} for run_id, envelope in envelopes.items()}
+    return {run_id: {**run_setup, **found.get(run_id, {})} for run_id, run_setup in run_setups.items()}
 
 
 # suffixes of AWS's own endpoints, the second of each line those with IPv6 [botocore's partitions]
@@ -165,8 +165,8 @@ def job_of(
     simulated = capabilities(launch.cluster.members[0].instance_type.provider).simulated
     files = [_file(settings, name, (data or {}).get(name, ""), simulated=simulated) for name in names]
     digests = {spec.name: spec.digest for spec, _ in files}
-    envelopes = {
-        item.run_id: _envelope(wanted, [launch.cluster.members[n] for n in wanted.nodes], digests)
+    run_setups = {
+        item.run_id: _run_setup(wanted, [launch.cluster.members[n] for n in wanted.nodes], digests)
         | {"expected_devices": [asdict(expected[n]) for n in wanted.nodes]}
         for item, wanted in zip(items, launch.items, strict=True)
     }
@@ -175,7 +175,7 @@ def job_of(
         cluster=launch.cluster,
         expected=expected,
         items=tuple(items),
-        envelopes=envelopes,
+        run_setups=run_setups,
         files=files,
         seed=seed,
         deadline_s=deadline_s + START_UP_S,
@@ -241,7 +241,7 @@ def workload_names(launch: Launch) -> list[str]:
     return sorted({wanted.trained[0] for wanted in launch.items if wanted.workload})
 
 
-def _envelope(wanted: Measurement, members: Sequence[Offer], digests: dict[str, str]) -> dict[str, Any]:
+def _run_setup(wanted: Measurement, members: Sequence[Offer], digests: dict[str, str]) -> dict[str, Any]:
     """What the controller knows of a run's setup, in the columns of the measurement rows."""
     cluster = Cluster(members=tuple(members))
     workload, mode = wanted.trained

@@ -144,10 +144,10 @@ class Machines:
     def _fetched(self) -> str:
         """How far a machine was that still fetches."""
         node = min(self.fetching)
-        told = self.mailbox.data_of(node)
-        late = [digest for digest in self.data if told.get(digest, {}).get("state") not in (READY, FAILED)]
+        found = self.mailbox.data_of(node)
+        late = [digest for digest in self.data if found.get(digest, {}).get("state") not in (READY, FAILED)]
         states = [
-            f"{told.get(one, {}).get('bytes', 0)} of {told.get(one, {}).get('of_bytes') or 'unknown'}" for one in late
+            f"{found.get(one, {}).get('bytes', 0)} of {found.get(one, {}).get('of_bytes') or 'unknown'}" for one in late
         ]
         whole = ", ".join(f"{state} bytes of {self.data[one]}" for one, state in zip(late, states, strict=True))
         return f"node {node} had fetched {whole or 'nothing'}"
@@ -187,7 +187,7 @@ class Machines:
         return state.interrupted or state.notice == "interruption"
 
     def leaving(self) -> MachineLoss | None:
-        """Those that an interruption notice says will go, as the last look at them (`lost`) told.
+        """Those that an interruption notice says will go, as the last look at them (`lost`) found.
 
         A rebalance recommendation only says that the risk has risen: it takes nothing away yet.
         """

@@ -61,12 +61,12 @@ class Mailbox:
     def data_of(self, node: int) -> dict[str, dict[str, Any]]:
         """How far the machine is with what it fetches, by digest, in its own words; empty before it says so."""
         body = read_object(self._node(node) / DATA_FILE) or {}
-        return {digest: told for digest, told in body.items() if isinstance(told, dict)}
+        return {digest: state for digest, state in body.items() if isinstance(state, dict)}
 
     def has_data(self, node: int, digests: Iterable[str]) -> bool:
         """Whether all of them are there, or never will be: runs that need one that failed say so."""
-        told = self.data_of(node)
-        return all(told.get(one, {}).get("state") in (READY, FAILED) for one in digests)
+        states = self.data_of(node)
+        return all(states.get(one, {}).get("state") in (READY, FAILED) for one in digests)
 
     def go(self, attempt: int) -> None:
         """Let the armed workers of `attempt` start."""
@@ -135,8 +135,8 @@ class Mailbox:
 
     def not_installed(self) -> dict[str, str]:
         """Digests of workloads whose requirements some machine could not have just then, each with the reason."""
-        told = [read_object(file) or {} for file in self.path.glob("node-*/records/*.json")]
-        return {str(one.get("workload_digest")): str(one.get("reason")) for one in told if one.get("cause") == INSTALL}
+        found = [read_object(file) or {} for file in self.path.glob("node-*/records/*.json")]
+        return {str(one.get("workload_digest")): str(one.get("reason")) for one in found if one.get("cause") == INSTALL}
 
     def _go(self, attempt: int) -> Path:
         return self.path / f"go-{attempt}.json"
@@ -197,14 +197,14 @@ class MachineLog:
         self._rows = [_row(node, 0, offer) for node, offer in enumerate(cluster.members)]
 
     def write(self) -> None:
-        """Put what is known on disk, so that a controller that dies has told it."""
+        """Put what is known on disk, so that it outlives a controller that dies."""
         with suppress(OSError):
             write_json(self._mailbox.path / _FILE, {"machines": self._rows})
 
     def at_work(self, seconds: Mapping[str, float]) -> None:
         """All are armed for the first time, `seconds` by phase after they were asked for.
 
-        Which of them reported itself how long before the last is told by the store's clock; torchrun starts on all.
+        Which of them reported itself how long before the last is measured by the store's clock; torchrun starts on all.
         """
         reported = self._mailbox.ready_at()
         last = max(reported, default=0.0)

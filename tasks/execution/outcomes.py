@@ -14,7 +14,7 @@ from ..node.record import Item
 
 _RETRY = "-again-"
 
-Envelopes = Mapping[str, Mapping[str, Any]]
+RunSetups = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +86,14 @@ def full_mailbox(error: OSError, path: Path) -> str:
     return f"the mailbox at {path} could not be used: {error}"
 
 
-def item_row(lease_id: str, item: Item, envelopes: Envelopes, ended: AttemptEnd) -> dict[str, Any]:
+def item_row(lease_id: str, item: Item, run_setups: RunSetups, ended: AttemptEnd) -> dict[str, Any]:
     """The row of a run that was under way when its attempt ended."""
-    return _row(item.run_id, lease_id, item.kind, ended.status, ended.reason, envelopes[item.run_id])
+    return _row(item.run_id, lease_id, item.kind, ended.status, ended.reason, run_setups[item.run_id])
 
 
-def launch_row(lease_id: str, cluster: str, envelopes: Envelopes, status: str, reason: str) -> dict[str, Any]:
+def launch_row(lease_id: str, cluster: str, run_setups: RunSetups, status: str, reason: str) -> dict[str, Any]:
     """The row of a launch that no single run stands for: one a launch, whatever it was to measure."""
-    setup = dict(next(iter(envelopes.values()))) | {"workload": None, "cluster": cluster}
+    setup = dict(next(iter(run_setups.values()))) | {"workload": None, "cluster": cluster}
     setup |= {"layout": None, "batch_per_device": None, "workload_digest": None}
     suffix = "refused" if status == "refused" else "launch"
     return _row(f"{lease_id}-{suffix}", lease_id, "launch", status, reason, setup)

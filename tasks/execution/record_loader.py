@@ -64,8 +64,8 @@ class WireRecord(_Wire):
     fingerprint: str
     torch_version: str
     values: dict[str, Any]
-    devices: list[WireDevices] = []  # absent before nodes told: unknown
-    cause: Literal["", "machine", "data", "install"] = ""  # absent before nodes told: of what was measured
+    devices: list[WireDevices] = []  # absent before nodes reported it: unknown
+    cause: Literal["", "machine", "data", "install"] = ""  # absent before nodes reported it: of what was measured
     schema_: Literal[1] = Field(alias="schema")
 
 
@@ -129,12 +129,12 @@ _VALUES: dict[str, type[_Wire]] = {"train": _Train, "profile": _Profile, "probe"
 class EndedLaunch:
     """A launch that is over: the mailbox with its nodes' records, and what the controller knows of it.
 
-    `envelopes`: by run_id its setup. `rows`: of runs without a record. `lease` and `machines`: columns of their tables,
+    `run_setups`: setups by run_id. `rows`: of runs without a record. `lease` and `machines`: columns of their tables,
     refresh_id still open.
     """
 
     mailbox: Path
-    envelopes: Mapping[str, Mapping[str, Any]]
+    run_setups: Mapping[str, Mapping[str, Any]]
     rows: Sequence[Mapping[str, Any]] = ()
     lease: Mapping[str, Any] | None = None
     machines: Sequence[Mapping[str, Any]] = ()
@@ -142,7 +142,7 @@ class EndedLaunch:
 
 @dataclass(slots=True, kw_only=True)
 class Collected:
-    """What came home: new rows, all rows by status, dollars, and sentences worth saying."""
+    """What came home: new rows, all rows by status, dollars, and sentences for the reader."""
 
     new: int = 0
     by_status: Counter[str] = field(default_factory=Counter)
@@ -171,7 +171,7 @@ def load_mailbox(warehouse: Warehouse, launch: EndedLaunch, *, refresh_id: str, 
         except ValueError as error:
             refused[file] = str(error)
     bodies.sort(key=lambda body: body["status"] != "measured")
-    unsound = [_unsound(file, reason, launch) for file, reason in refused.items() if file.stem in launch.envelopes]
+    unsound = [_unsound(file, reason, launch) for file, reason in refused.items() if file.stem in launch.run_setups]
     bodies += [{"ended_unix": now.timestamp()} | row for row in [*map(dict, launch.rows), *unsound]]
     distinct = {body["run_id"]: body for body in reversed(bodies)}  # the first of a run_id stays
     with warehouse.transact() as connection:
@@ -185,7 +185,7 @@ def load_mailbox(warehouse: Warehouse, launch: EndedLaunch, *, refresh_id: str, 
 
 
 def _record(file: Path, launch: EndedLaunch) -> dict[str, Any]:
-    """The sound record in `file` with its envelope. Raises ValueError saying what is wrong."""
+    """The sound record in `file` with its setup. Raises ValueError saying what is wrong."""
     try:
         # a loss may be NaN, which JSON lacks: unknown; a NaN time is then missing and refused below
         body = json_of_node(file.read_text(), parse_constant=lambda _: None)
@@ -205,9 +205,9 @@ def _record(file: Path, launch: EndedLaunch) -> dict[str, Any]:
         raise ValueError(f"{where}: {first['msg']}") from None
     if record.run_id != file.stem:
         raise ValueError(f"it calls itself {record.run_id}")
-    if record.run_id not in launch.envelopes:
+    if record.run_id not in launch.run_setups:
         raise ValueError("no run of that id was planned for this launch")
-    setup = dict(launch.envelopes[record.run_id])
+    setup = dict(launch.run_setups[record.run_id])
     wrong = wrong_device(
         [Devices(**one) for one in setup.get("expected_devices", ())],
         [Devices(**one.model_dump()) for one in record.devices],
@@ -218,7 +218,7 @@ def _record(file: Path, launch: EndedLaunch) -> dict[str, Any]:
 
 def _unsound(file: Path, reason: str, launch: EndedLaunch) -> dict[str, Any]:
     """The row of a run whose record cannot be read."""
-    setup = dict(launch.envelopes[file.stem])
+    setup = dict(launch.run_setups[file.stem])
     return {
         "run_id": file.stem,
         "lease_id": str(launch.lease["lease_id"]) if launch.lease else file.parents[2].name,

@@ -43,7 +43,7 @@ class Session:
         self.log = MachineLog(self.mailbox, running.cluster)
         self.asked_s: dict[int, float] = {}  # since the launch began, for machines that are on their way
         self.items = {item.run_id: item for item in job.items}  # those tried once more are added
-        self.envelopes = with_acquired(job.envelopes, job.items, running.cluster, image_id=running.image_id)
+        self.run_setups = with_acquired(job.run_setups, job.items, running.cluster, image_id=running.image_id)
         self.remaining = list(job.items)
         self.attempt: _Attempt | None = None
         self.attempts = self.replaced = 0
@@ -53,7 +53,7 @@ class Session:
 
     def prepare(self) -> None:
         """Write down what a collector needs to know, should this process die; have data fetched; hand out workloads."""
-        self._write_envelopes()
+        self._write_run_setups()
         self.mailbox.put_data(self.job.fetched)
         self.log.write()
         self.mailbox.put_workloads(self.job.files)
@@ -116,7 +116,7 @@ class Session:
     def _data_lacked(self) -> dict[str, str]:
         """Workloads whose data some machine could not fetch, and why: nothing of theirs is bought again at once."""
         states = [state for node in range(self.mailbox.nodes) for state in self.mailbox.data_of(node).items()]
-        failed = {digest: str(told.get("reason")) for digest, told in states if told.get("state") == FAILED}
+        failed = {digest: str(one.get("reason")) for digest, one in states if one.get("state") == FAILED}
         return {spec.name: failed[spec.data_digest] for spec, _ in self.job.files if spec.data_digest in failed}
 
     def plan(self, items: Sequence[Item], workloads: Sequence[WorkloadFile] = (), **more: Any) -> Plan:
@@ -239,8 +239,8 @@ class Session:
             self.machines.awaited.add(node)
             self.asked_s[node] = asked_s
             self.log.ordered(node, self.running.cluster.members[node], asked_s)
-        self.envelopes = with_acquired(self.envelopes, self.remaining, self.running.cluster)
-        self._write_envelopes()
+        self.run_setups = with_acquired(self.run_setups, self.remaining, self.running.cluster)
+        self._write_run_setups()
         return True
 
     def _retry(self, run_id: str) -> None:
@@ -249,9 +249,9 @@ class Session:
             return
         item = replace(self.items[run_id], run_id=retry_id(run_id))
         self.items[item.run_id] = item
-        self.envelopes[item.run_id] = self.envelopes[run_id]
+        self.run_setups[item.run_id] = self.run_setups[run_id]
         self.remaining = [item if one.run_id == run_id else one for one in self.remaining]
-        self._write_envelopes()
+        self._write_run_setups()
 
     def _add_end_row(self, ended: AttemptEnd) -> str:
         """The row of how it ended: of the run under way, whose id is returned, or of the launch where none was."""
@@ -263,23 +263,23 @@ class Session:
         return ""
 
     def _launch_row(self, ended: AttemptEnd) -> None:
-        row = launch_row(self.job.lease_id, self.job.cluster.name, self.envelopes, ended.status, ended.reason)
-        told = sum(one["kind"] == "launch" for one in self.served.rows)
-        self._store_row(row | {"run_id": f"{row['run_id']}-{told + 1}"} if told else row)
+        row = launch_row(self.job.lease_id, self.job.cluster.name, self.run_setups, ended.status, ended.reason)
+        launch_rows = sum(one["kind"] == "launch" for one in self.served.rows)
+        self._store_row(row | {"run_id": f"{row['run_id']}-{launch_rows + 1}"} if launch_rows else row)
 
     def _add_run_row(self, run_id: str, ended: AttemptEnd) -> None:
-        self._store_row(item_row(self.job.lease_id, self.items[run_id], self.envelopes, ended))
+        self._store_row(item_row(self.job.lease_id, self.items[run_id], self.run_setups, ended))
 
     def _store_row(self, row: dict[str, Any]) -> None:
-        """On disk at once: a controller that is killed later has told it."""
+        """On disk at once: it outlives a controller that is killed later."""
         self.served.rows.append(row)
         write_rows(self.served)
 
     def _since_began_s(self) -> float:
         return self.clock.monotonic() - self.laps.began_s  # before the machines were asked for, as their lease
 
-    def _write_envelopes(self) -> None:
-        write_json(self.mailbox.path / "controller" / "envelopes.json", dict(self.envelopes))
+    def _write_run_setups(self) -> None:
+        write_json(self.mailbox.path / "controller" / "envelopes.json", dict(self.run_setups))
 
 
 class _Attempt:

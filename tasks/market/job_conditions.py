@@ -17,7 +17,7 @@ from models.job.capacity import PRIOR_S, StartupModel, fit_availability, fit_sta
 from models.job.checkpoints import fit_checkpoints
 from models.job.compilation import fit_compilation
 from models.job.interruptions import fit_hazard
-from models.job.job_conditions import Circumstances, Learned, Stated
+from models.job.job_conditions import JobConditions, Learned, Stated
 from warehouse import reads
 
 from ..workspace.workspace import Workspace
@@ -29,7 +29,7 @@ EC2_STARTUP_S = {market: seconds + _TO_WORK_S for market, seconds in PRIOR_S.ite
 LOCAL_STARTUP_S = dict.fromkeys(PRIOR_S, spot.STARTUP_S)
 
 
-def circumstances(workspace: Workspace) -> Circumstances:
+def job_conditions(workspace: Workspace) -> JobConditions:
     """By the launches in the warehouse; without any the prior stands.
 
     Local hosts are revoked exactly as often as srift.toml states and refused only where they do not fit: nothing of
@@ -68,8 +68,8 @@ def _startup(workspace: Workspace, launches: pd.DataFrame) -> StartupModel:
 def _advised(workspace: Workspace) -> dict[str, float]:
     """Interruptions an hour by type, as the newest snapshot of offers tells them."""
     offers = reads.offers(workspace.warehouse, workspace.provider.name)
-    told = offers[(offers["market"] == "spot") & offers["interruptions_per_hour"].notna()]
-    return dict(told.groupby("instance_type")["interruptions_per_hour"].mean())
+    advised = offers[(offers["market"] == "spot") & offers["interruptions_per_hour"].notna()]
+    return dict(advised.groupby("instance_type")["interruptions_per_hour"].mean())
 
 
 def spot_experience(workspace: Workspace) -> dict[str, str]:

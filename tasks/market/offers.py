@@ -175,12 +175,12 @@ def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workl
     facts = {(row["workload"], row["digest"]): row for row in rows_of(known) if "digest" in row}
     kinds = {"parameters": int, "gradient_bytes": int, "flops_per_sample": float, "checkpoint_bytes": int}
 
-    def told(workload: Workload) -> Workload:
+    def with_own_facts(workload: Workload) -> Workload:
         row = facts.get((workload.name, workload.digest), {})
         values: dict[str, Any] = {name: kind(row[name]) for name, kind in kinds.items() if pd.notna(row.get(name))}
         return replace(workload, **values)
 
-    return [told(one) for one in workloads]
+    return [with_own_facts(one) for one in workloads]
 
 
 def with_known_facts(workspace: Workspace, workload: Workload) -> Workload:

@@ -19,7 +19,7 @@ from models.step_time.dataset import TrainingData, at_nominal_speed, slowness
 from warehouse import append, reads
 from warehouse.database import WarehouseMissing
 
-from ..market.job_conditions import circumstances
+from ..market.job_conditions import job_conditions
 from ..providers.base import ProviderError
 from ..training.registry import Champion
 from ..workspace.prefect_runtime import Step
@@ -171,7 +171,7 @@ def judge_promises(workspace: Workspace, frames: Mapping[str, pd.DataFrame], ref
         frames["runs"],
         frames["workloads"],
         devices,
-        circumstances(workspace),
+        job_conditions(workspace),
         overshoot_price=workspace.settings.choice.overshoot_price,
     )
     with workspace.warehouse.transact() as connection:
@@ -180,13 +180,13 @@ def judge_promises(workspace: Workspace, frames: Mapping[str, pd.DataFrame], ref
 
 def ledger_sentence(published: pd.DataFrame) -> str:
     """What became of the choices, of the published regret_ledger of one provider; empty where none was measured."""
-    told = ledger_summary(published)
-    if not told["measured"]:
+    summary = ledger_summary(published)
+    if not summary["measured"]:
         return ""
-    choices = f"{told['measured']} published choice{'s' if told['measured'] != 1 else ''} measured since"
-    inside = f"{told['within_interval']:.0%} within the promised interval"
-    if told["mean_regret"] is None:
+    choices = f"{summary['measured']} published choice{'s' if summary['measured'] != 1 else ''} measured since"
+    inside = f"{summary['within_interval']:.0%} within the promised interval"
+    if summary["mean_regret"] is None:
         regret = "no rival of one that held was measured"
     else:
-        regret = f"mean regret {told['mean_regret']:.1%} over {told['compared']} compared with rivals"
-    return f"ledger: {choices}, {inside}; {regret}; {told['failures']} missed their constraint"
+        regret = f"mean regret {summary['mean_regret']:.1%} over {summary['compared']} compared with rivals"
+    return f"ledger: {choices}, {inside}; {regret}; {summary['failures']} missed their constraint"

@@ -1,6 +1,6 @@
 """The agent: reports its machine to the mailbox, runs each attempt of the plan with torchrun, and never imports torch.
 
-It outlives what it runs: a launch that dies is told in `finished-<a>.json`, and the agent waits for the next attempt.
+It outlives what it runs: a launch that dies is noted in `finished-<a>.json`, and the agent waits for the next attempt.
 It ends, with everything below it, when `done.json` appears, at its deadline, or on SIGTERM.
 """
 
@@ -34,7 +34,7 @@ EXIT_DEADLINE = 3
 _POLL_S = 0.2
 _HEARTBEAT_S = 1.0
 DEVICES_WITHIN_S = 60.0  # from the first look at them on: what a driver may need after boot until CUDA works
-_LOG_TAIL, _READ = 4000, 40_000  # characters of a log: told to the controller, and searched for how each rank ended
+_LOG_TAIL, _READ = 4000, 40_000  # characters of a log: sent to the controller, and searched for how each rank ended
 # of the environment; nothing else reaches a workload
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
 
@@ -53,7 +53,7 @@ class Agent:
         self.waits_until: float | None = None  # for devices, by the monotonic clock
 
     def run(self) -> NoReturn:
-        """Serve until told to leave."""
+        """Serve until asked to leave."""
         adopt_orphans()
         signal.signal(signal.SIGTERM, lambda *_: self.leave(128 + signal.SIGTERM))
         signal.signal(signal.SIGINT, lambda *_: self.leave(128 + signal.SIGINT))

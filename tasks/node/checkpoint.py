@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from .device import now
 from .entrypoint import LoadedWorkload
 
-_MOST_BYTES = 4e9  # time on rented machines: what is larger is told from its bytes
+_MOST_BYTES = 4e9  # time on rented machines: what is larger is estimated from its bytes
 _MOST_OF_FREE = 0.5  # of the disk
 
 

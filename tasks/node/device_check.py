@@ -39,18 +39,18 @@ _PART = re.compile(r" 1/\d+$")  # of a provider's name: a part of a device, as "
 _PROFILE = re.compile(r"\d+[abcq]$|mig$")  # of torch's: the part that a virtual device is, as "NVIDIA L4-3Q"
 
 
-def is_named(expected: str, told: str) -> bool:
-    """Whether `told`, torch's name of a device, is of the kind that a provider calls `expected`.
+def is_named(expected: str, name: str) -> bool:
+    """Whether `name`, torch's name of a device, is of the kind that a provider calls `expected`.
 
     Torch adds maker, memory and form ("NVIDIA A100-SXM4-40GB" is an A100), and may change the order of the words: all
     words of `expected` must be there, whole (an A10 is no A10G, an L40S no L4). A part of a device ("L4 1/8") may be
-    told by its virtual profile or by the whole device's name; a whole one is never a virtual part.
+    named by its virtual profile or by the whole device's name; a whole one is never a virtual part.
     """
-    if expected == ANY or told == expected:
+    if expected == ANY or name == expected:
         return True
     part = _PART.search(expected)
     wanted = _words(expected[: part.start()] if part else expected)
-    words = _words(told)
+    words = _words(name)
     if part is None and any(_PROFILE.match(word) for word in words):
         return False
     return wanted <= words
@@ -58,7 +58,7 @@ def is_named(expected: str, told: str) -> bool:
 
 def missing_devices(expected: Devices, there: Sequence[str]) -> str:
     """Why `there`, names of the devices that torch can use, are not what was expected; empty where they are."""
-    right = sum(is_named(expected.name, told) for told in there)
+    right = sum(is_named(expected.name, name) for name in there)
     if right >= expected.count:
         return ""
     counted = ", ".join(f"{list(there).count(name)} x {name}" for name in dict.fromkeys(there))
@@ -68,7 +68,7 @@ def missing_devices(expected: Devices, there: Sequence[str]) -> str:
 def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
     """Why a run was not on the devices that its machines were bought for; empty where it was, or where nobody knows."""
     for wanted, got in zip(expected, used, strict=False):
-        if not all(is_named(wanted.name, told) for told in got.name.split("+")):
+        if not all(is_named(wanted.name, name) for name in got.name.split("+")):
             return f"it ran on {got.name} where {wanted.name} was expected"
     return ""
 
@@ -78,7 +78,7 @@ def wait_for_devices(
 ) -> str:
     """Empty once they are there; why not, after looking again and again for `wait_s` from the first look's end on.
 
-    Looks once at least, and for `most_s` at most: `look` is told how many seconds it may take.
+    Looks once at least, and for `most_s` at most: `look` is given how many seconds it may take.
     """
     ends = time.monotonic() + most_s
     until = None

@@ -185,7 +185,7 @@ def _refuse_without_data(function: Callable[..., Any], workload: WorkloadFile) -
 def own_line(error: BaseException, workload: WorkloadFile) -> str:
     """Where in the workload's own code an error arose, `mine.py, line 14, in make_batch`; empty where elsewhere.
 
-    In another process, by what that told; of an error that no line raised, where the function that it blames begins.
+    In another process, by its report; of an error that no line raised, where the function that it blames begins.
     """
     if isinstance(error, SyntaxError) and (named := own_name(error.filename or "", workload)):
         return f"{named}, line {error.lineno}"

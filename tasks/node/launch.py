@@ -127,7 +127,7 @@ def join(mailbox: Path, plan: Plan) -> Launch:
     shared = PrefixStore(f"srift-{plan.attempt}", store)
     shared.set(f"device-{rank}", json.dumps([name_of(device), torch.get_num_threads()]))
     dist.barrier()
-    told = shared.multi_get([f"device-{one}" for one in everybody])
+    gathered = shared.multi_get([f"device-{one}" for one in everybody])
     return Launch(
         mailbox=mailbox,
         plan=plan,
@@ -137,7 +137,7 @@ def join(mailbox: Path, plan: Plan) -> Launch:
         store=shared,
         groups=groups,
         patience=Patience(left_s=plan.patience_s, reference=Reference.on(device)),
-        devices=tuple((str(name), int(threads)) for name, threads in map(json.loads, told)),
+        devices=tuple((str(name), int(threads)) for name, threads in map(json.loads, gathered)),
     )
 
 
@@ -173,7 +173,7 @@ def wait_for(launch: Launch, index: int) -> None:
 
 
 def report(launch: Launch, name: str, body: Any) -> None:
-    """Write into the node's folder, or end the launch saying why: measuring what cannot be told is waste."""
+    """Write into the node's folder, or end the launch saying why: measuring what cannot be reported is waste."""
     path = launch.own / name
     try:
         write_json(path, body)

@@ -265,18 +265,18 @@ class Cost:
     @classmethod
     def now(cls) -> Cost:
         """Since the thread began."""
-        queued_s, told = 0.0, {"rchar": 0.0, "read_bytes": 0.0}  # proc(5)
+        queued_s, counters = 0.0, {"rchar": 0.0, "read_bytes": 0.0}  # proc(5)
         with suppress(OSError, ValueError, IndexError):
             queued_s = float(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
         with suppress(OSError, ValueError):
             lines = Path("/proc/thread-self/io").read_text().splitlines()
-            told |= {name: float(value) for name, _, value in (line.partition(":") for line in lines)}
+            counters |= {name: float(value) for name, _, value in (line.partition(":") for line in lines)}
         return cls(
             wall_s=time.perf_counter(),
             processor_s=time.thread_time(),
             queued_s=queued_s,
-            asked_bytes=told["rchar"],
-            stored_bytes=told["read_bytes"],
+            asked_bytes=counters["rchar"],
+            stored_bytes=counters["read_bytes"],
         )
 
     def since(self, before: Cost) -> Cost:

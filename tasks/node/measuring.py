@@ -1,6 +1,6 @@
 """How one thing is measured: ranks start together, stop when enough was measured, and repeat what was disturbed.
 
-A virtual processor that wants to run and may not counts as stolen in /proc/stat [proc(5)]: a step is then as long as
+A virtual processor that could run and may not counts as stolen in /proc/stat [proc(5)]: a step is then as long as
 the host's other guests make it. Hosts take processors away for seconds to minutes, so waiting helps, up to a limit; the
 share taken during what is kept goes into the record. Caches and clock rates that neighbours share are not seen there:
 fixed work before and after each block (reference.py) is, and its seconds go into the record too.
@@ -88,12 +88,12 @@ class Patience:
             taken, wanted = (now - then for now, then in zip(processor_ticks(), before, strict=True))
             spent_s = time.monotonic() - started
             fixed_s = (fixed_s + self._fixed_s()) / 2
-            told = gather([taken, wanted, spent_s, self.left_s, fixed_s], group)
-            worst = max(told, key=lambda one: (_share(one[0], one[1]), one[0]))
-            spent_s, left_s = max(one[2] for one in told), min(one[3] for one in told)
+            gathered = gather([taken, wanted, spent_s, self.left_s, fixed_s], group)
+            worst = max(gathered, key=lambda one: (_share(one[0], one[1]), one[0]))
+            spent_s, left_s = max(one[2] for one in gathered), min(one[3] for one in gathered)
             if _share(worst[0], worst[1]) < DISTURBED or left_s <= 0:
                 self.taken, self.wanted = self.taken + worst[0], self.wanted + worst[1]
-                self.references.append([one[4] for one in told])
+                self.references.append([one[4] for one in gathered])
                 return found
             self.left_s = left_s - spent_s
 

@@ -1,6 +1,6 @@
 """The arithmetic of a run: which products are made in which format, and gradients that would vanish in it scaled up.
 
-fp32   everything in 32 bits; TF32, which torch has on for convolutions unless told otherwise, is off
+fp32   everything in 32 bits; TF32, which torch has on for convolutions unless set otherwise, is off
 tf32   products of 32-bit numbers on tensor cores that drop 13 bits of each factor (NVIDIA GPUs from Ampere on)
 bf16   torch's autocast: products in bfloat16, weights, sums and gradients in 32 bits
 fp16   autocast to float16, with the loss scaled so that small gradients stay above 0

@@ -29,7 +29,7 @@ def profile(
 ) -> tuple[dict[str, Any], str]:
     """Values of a profile record. `group` holds this rank alone: bucket readiness needs DDP, not a network.
 
-    A loader's batches are made in this process, so that their making can be told from what the device does.
+    A loader's batches are made in this process, so that their making can be distinguished from what the device does.
     """
     rows: list[dict[str, Any]] = []
     if built.loader is not None:
@@ -46,7 +46,7 @@ def profile(
     loading: dict[str, Any] = {}
     if built.loader is not None:
         loading = _loading(rows, built.loader)
-        kept = built.make_batch(typical)  # what is still to be told has nothing to do with making others
+        kept = built.make_batch(typical)  # what is still to be measured has nothing to do with making others
         smallest = built.make_batch(min(item.batches))
         built = replace(built, make_batch={typical: kept, min(item.batches): smallest}.__getitem__)
     values = {
@@ -100,8 +100,8 @@ def _parts(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     steady = seconds[_BURN_IN:]
     middle = [steady[i] for i in measuring.central([sum(one[:3]) for one in steady])]
     forward, backward, optimizer, made = zip(*middle, strict=True)
-    told = {} if built.loader is None else {"costs": costs[_BURN_IN:]}
-    return told | {
+    costs_of_loader = {} if built.loader is None else {"costs": costs[_BURN_IN:]}
+    return costs_of_loader | {
         "batch": batch,
         "forward_s": fmean(forward),
         "backward_s": fmean(backward),

@@ -178,7 +178,7 @@ class RankLayout:
 
     @classmethod
     def of(cls, plan: Plan) -> RankLayout:
-        """The places of `plan`. Raises ValueError where an item wants a node that takes no part."""
+        """The places of `plan`. Raises ValueError where an item names a node that takes no part."""
         devices = dict.fromkeys(plan.ranks or range(len(plan.addresses)), 1)
         for item in plan.items:
             for node, used in zip(item.nodes, item.used, strict=True):

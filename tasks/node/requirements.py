@@ -116,8 +116,8 @@ def install(requirements: str, root: Path, environment: Path, workload: str) -> 
         except BaseException:
             shutil.rmtree(environment, ignore_errors=True)
             raise
-        told = {"workload": workload, "requirements": requirements, "torch": torch_version(), "python": sys.version}
-        (environment / _MARKER).write_text(json.dumps(told))
+        marker = {"workload": workload, "requirements": requirements, "torch": torch_version(), "python": sys.version}
+        (environment / _MARKER).write_text(json.dumps(marker))
         return str(environment / "bin" / "python")
 
 
@@ -187,10 +187,10 @@ def _reason(said: str, torch: str, of: str) -> str:
         causes = list(dict.fromkeys(causes))
         held = [one for one in causes if torch and one == f"{_ASKED} torch=={torch}"]
         held += [one for one in causes if one.startswith(f"{_ASKED} (constraint) torch")]  # of pip's own settings
-        told = "; ".join(one.removeprefix(f"{_ASKED} ") for one in causes if one not in held)
-        if held and _TORCH.search(told):
-            return f"{of} clash with torch {torch}, which the machines have: {told}"
-        return f"{of} clash with each other: {told}"
+        clashing = "; ".join(one.removeprefix(f"{_ASKED} ") for one in causes if one not in held)
+        if held and _TORCH.search(clashing):
+            return f"{of} clash with torch {torch}, which the machines have: {clashing}"
+        return f"{of} clash with each other: {clashing}"
     if "subprocess-exited-with-error" in said:
         broken = [line for line in lines if _BROKEN.match(line) and "subprocess-exited-with-error" not in line]
         what = errors[-1:] or [line.removeprefix("× ") for line in lines if line.startswith("× ")][-1:]

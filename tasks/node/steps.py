@@ -32,7 +32,7 @@ from .record import Item
 from .strategies import bucket_bytes, communicates_always, no_sync, strategy
 
 _LEAST_SCALE = 0.1  # of the loss in fp16, from 65,536
-_COMPUTE_REPEATS = 2  # steps without communication, from which `sync_s` is told
+_COMPUTE_REPEATS = 2  # steps without communication, from which `sync_s` is computed
 _COMPUTE_SHARE = 0.25  # of `most_s`: more is not spent on them
 
 
@@ -77,7 +77,7 @@ class TimedSteps:
     loader: Loader | None = None
 
     @property
-    def turn(self) -> int:
+    def steps_per_round(self) -> int:
         """Steps in which each worker of the loader gives a batch at least; 1 without any."""
         return 1 if self.loader is None else max(1, self.loader.workers)
 
@@ -98,8 +98,8 @@ class TimedSteps:
                         self.losses.append(loss)
             return gather([self.clock_s() - started, *seconds, *waits], self.group)
 
-        told = self.patience.undisturbed(measure, self.group)
-        return [Timed(one[0], one[1 : count + 1], one[count + 1 :]) for one in told]
+        samples = self.patience.undisturbed(measure, self.group)
+        return [Timed(one[0], one[1 : count + 1], one[count + 1 :]) for one in samples]
 
     def until_steady(self, item: Item) -> list[Timed]:
         """Every rank's seconds of as many steps as the ranks agree are enough.
@@ -108,14 +108,14 @@ class TimedSteps:
         """
         by_rank = [Timed(0.0, [], [])] * sum(item.used)
         seconds: list[float] = []
-        turn, elapsed_s = self.turn, 0.0
-        limits = {"least": -(-item.least_steps // turn) * turn, "most": -(-item.most_steps // turn) * turn}
+        each, elapsed_s = self.steps_per_round, 0.0
+        limits = {"least": -(-item.least_steps // each) * each, "most": -(-item.most_steps // each) * each}
         while not measuring.enough(seconds, **limits, elapsed_s=elapsed_s, most_s=item.most_s):
-            told = self.block(-(-measuring.next_block(seconds, **limits) // turn) * turn)
-            elapsed_s += max(one.elapsed_s for one in told)
+            blocks = self.block(-(-measuring.next_block(seconds, **limits) // each) * each)
+            elapsed_s += max(one.elapsed_s for one in blocks)
             by_rank = [
                 Timed(elapsed_s, before.step_s + one.step_s, before.input_s + one.input_s)
-                for before, one in zip(by_rank, told, strict=True)
+                for before, one in zip(by_rank, blocks, strict=True)
             ]
             seconds = measuring.slowest([one.step_s for one in by_rank])
         return by_rank
@@ -190,8 +190,8 @@ def train(
         alone_s = [median(one.step_s if built.loader is None else one.own_s) for one in alone]
         waited_s = 0.0 if built.loader is None else input_s
     losses = losses[: warmed + max(item.most_steps, len(seconds))]  # however long hosts disturbed it
-    told = gather([losses[0] * weight, losses[-1] * weight, peak, build_s, warmup_s], group)
-    first_losses, last_losses, peaks, builds_s, warmups_s = zip(*told, strict=True)
+    gathered = gather([losses[0] * weight, losses[-1] * weight, peak, build_s, warmup_s], group)
+    first_losses, last_losses, peaks, builds_s, warmups_s = zip(*gathered, strict=True)
     first_loss, last_loss = sum(first_losses), sum(last_losses)
     if not (math.isfinite(first_loss) and math.isfinite(last_loss)):
         return {}, f"the loss went from {first_loss} to {last_loss} in {len(losses)} steps: not a number to train with"

@@ -150,8 +150,8 @@ def agree(launch: Launch, index: int, item: Item, problem: str) -> str:
     group = launch.group(item)
     if group is not None:
         dist.barrier(group=group)
-    told = {rank: launch.store.get(f"item-{index}-rank-{rank}-built").decode() for rank in launch.layout.ranks(item)}
-    reasons = {reason: rank for rank, reason in reversed(told.items()) if reason}
+    said = {rank: launch.store.get(f"item-{index}-rank-{rank}-built").decode() for rank in launch.layout.ranks(item)}
+    reasons = {reason: rank for rank, reason in reversed(said.items()) if reason}
     by_rank = sorted(reasons.items(), key=lambda one: one[1])
     return "; ".join(f"{launch.layout.label(rank)}: {reason}" for reason, rank in by_rank)
 
@@ -177,26 +177,26 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[d
 def abort(launch: Launch, index: int, item: Item, error: Exception, started_unix: float) -> NoReturn:
     """End the launch. A fault of the item's own is recorded; a lost peer is not, for the controller knows why.
 
-    Nor is a fault that nobody can be told of: with the launch's store gone, it may well be the store's.
+    Nor is a fault that cannot be reported: with the launch's store gone, it may well be the store's.
     """
     explained = explain(error, launch.workload(item))
-    code, told = EXIT_LOST_PEER, f"{launch.layout.label(launch.rank)}: {explained}"
+    code, reason = EXIT_LOST_PEER, f"{launch.layout.label(launch.rank)}: {explained}"
     try:
         if not lost_peer(error):
             code = EXIT_ITEM_FAILED
             launch.store.set(f"item-{index}-rank-{launch.rank}-error", explained)
             if not launch.leads(item) and not (launch.own / _record(item)).exists():
                 # torchrun may end the item's first rank, where it is a neighbour, before that has heard of it
-                write_record(launch, item, started_unix, told)
+                write_record(launch, item, started_unix, reason)
         if launch.leads(item):
             reasons = collect_errors(launch, index, item)
             if reasons:
-                code, told = EXIT_ITEM_FAILED, reasons
+                code, reason = EXIT_ITEM_FAILED, reasons
                 write_record(launch, item, started_unix, reasons)
             launch.store.set(f"item-{index}-done", "abort")
     except dist.DistError:
         code = EXIT_LOST_PEER  # the store went with node 0
-    leave(code, f"{item.run_id} ended on {told}")
+    leave(code, f"{item.run_id} ended on {reason}")
 
 
 def collect_errors(launch: Launch, index: int, item: Item) -> str:

@@ -72,8 +72,8 @@ def answer(provider: str, question: Question, *, market: str, top: int, pilots: 
         case = Case.of(workspace, champion, asked, offers)
         found = plan_one(case, runs, top=top)
     first, *others = (row for row in found.rows if row["goal"] == asked.goals[0].goal)
-    told = pilots_for(case, found, buyable=everything, count=pilots) if pilots else None
-    more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": told}
+    pilot_runs = pilots_for(case, found, buyable=everything, count=pilots) if pilots else None
+    more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": pilot_runs}
     return [first | more | {"not_compared": _not_compared(case)}, *others]
 
 
@@ -113,7 +113,7 @@ def _asked(workspace: Workspace, question: Question) -> Workload:
 
 
 def _imported(workspace: Workspace, question: Question) -> Workload:
-    """A workload that srift.toml does not name, from what imports told. Raises SettingsError naming what is missing."""
+    """A workload that srift.toml does not name, from what was imported. Raises SettingsError naming what is missing."""
     name = question.workload
     try:
         facts = rows_of(mart(workspace.warehouse, "workloads", provider=workspace.provider.name, digest=IMPORTED))

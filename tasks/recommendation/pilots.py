@@ -18,7 +18,7 @@ from models.domain import setup_table
 from models.domain.cluster import Cluster, Offer
 from models.domain.workload import Setup, Workload, joined
 from models.planner import planner
-from models.planner.candidates import Supply, worth_asking
+from models.planner.candidates import Supply, without_beaten_zones
 from models.planner.planner import Plan
 from models.step_time.dataset import TrainingData, by_variant
 from models.step_time.model import StepTimeModel
@@ -34,7 +34,7 @@ from .recommend import SEED, Case, comparable, contending, guessable
 _MOST_HOSTS, _MOST_CANDIDATES = 4, 300
 # Expected regret below which measuring more is not worth the trouble.
 SETTLED = 0.01
-# Part of the regret that pilots must be expected to save, to be worth naming.
+# Part of the regret that pilots must be expected to save, to be named.
 _HELPS = 0.02
 NO_PRICE = "nothing on offer has a price; a price would change that"
 NOT_SOLD = "no machine with a price is one whose step time can be predicted; the price of one would change that"
@@ -77,7 +77,7 @@ def pilots_for(case: Case, plan: Plan, *, buyable: Sequence[Offer], count: int) 
                 return _profiles(workspace, workload, sold, count)
             return _no_runs(_unknown(case))
         known, _, _ = comparable(model, sold)
-        buying = worth_asking(guessable(model, known) if case.guessed else known)
+        buying = without_beaten_zones(guessable(model, known) if case.guessed else known)
         if not buying:
             return _no_runs(NOT_SOLD)
         choice_set = contending(model, workload, plan, conditions=case.conditions)
@@ -99,15 +99,15 @@ def _kinds(case: Case, model: StepTimeModel, choice_set: ChoiceSet, candidates: 
     if not case.by_data_sheet:
         return []
     goal = case.workload.goals[0].goal
-    told = runs_by_kind(choice_set, candidates, model.joint, goal=goal, kinds=case.by_data_sheet, seed=SEED)
-    if not told:
+    runs = runs_by_kind(choice_set, candidates, model.joint, goal=goal, kinds=case.by_data_sheet, seed=SEED)
+    if not runs:
         return []
-    setups = [candidates[one.candidate] for one in told]
+    setups = [candidates[one.candidate] for one in runs]
     step_s = model.predict(pd.DataFrame([setup.row() for setup in setups]))["step_s"].to_numpy(float)
     costs = costs_of(case.workspace)
     return [
         {"device": one.kind} | _run(costs, setup, float(step)) | {"p_best": one.p_best, "regret_after": one.after}
-        for one, setup, step in zip(told, setups, step_s, strict=True)
+        for one, setup, step in zip(runs, setups, step_s, strict=True)
     ]
 
 
@@ -129,7 +129,7 @@ def _for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
 
 
 def _judged(first: Mapping[str, Any], found: Pilots, runs: Sequence[Found]) -> Found:
-    """Is the choice whose `first` row is published settled, and which of the `runs` are worth naming?"""
+    """Is the choice whose `first` row is published settled, and which of the `runs` are to be named?"""
     infeasible = first["status"] == "infeasible"
     # a run may show that what is doubted meets the constraint after all
     in_doubt = infeasible and max(found.assured, default=0.0) >= _HELPS
@@ -142,11 +142,11 @@ def _judged(first: Mapping[str, Any], found: Pilots, runs: Sequence[Found]) -> F
         return {"settled": True, "regret": found.regret, "runs": [], "reason": ""}
     if not in_doubt and found.regret >= SETTLED and min(found.after) >= (1 - _HELPS) * found.regret:
         return {"settled": None, "regret": found.regret, "runs": [], "reason": ""}
-    told = [
+    named = [
         run | {"regret_after": after, "assured_after": assured}
         for run, after, assured in zip(runs, found.after, found.assured or [None] * len(runs), strict=True)
     ]
-    return {"settled": found.regret < SETTLED and not in_doubt, "regret": found.regret, "runs": told, "reason": ""}
+    return {"settled": found.regret < SETTLED and not in_doubt, "regret": found.regret, "runs": named, "reason": ""}
 
 
 def _most_hosts(workspace: Workspace) -> int:
@@ -226,7 +226,7 @@ def _profiles(workspace: Workspace, workload: Workload, sold: Sequence[Offer], c
         market=sold[0].market,
         costs=costs,
     )
-    variants = [variant for told in with_facts([workload], frames["workloads"]) for variant in told.variants]
+    variants = [variant for one in with_facts([workload], frames["workloads"]) for variant in one.variants]
     known = by_variant(TrainingData(**frames), [one.name for one in variants])
     past = Past(runs=known.runs, profiles=known.profiles, probes=known.probes)
     launches = shopping_list(campaign, variants, sold, past)

@@ -27,14 +27,14 @@ def store_publication(
     workspace: Workspace, rows: Sequence[Row], champion: Champion | None, refresh_id: str, now: datetime
 ) -> int:
     """Rows stored. Raises PublicationRefused where a check finds a row that must not be; nothing is stored then."""
-    told = Publication(
+    publication = Publication(
         publication_id=refresh_id,
         published_at=now,
         provider=workspace.provider.name,
         refresh_id=refresh_id,
         model_version="" if champion is None else str(champion.version),
     )
-    return publish(workspace.warehouse, rows, told)
+    return publish(workspace.warehouse, rows, publication)
 
 
 @Step
@@ -47,7 +47,7 @@ def export_copies(workspace: Workspace) -> list[Row]:
 
 
 def after_refresh(workspace: Workspace, rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Of the published `rows` those worth showing after a refresh of this provider, and sentences on the others.
+    """Of the published `rows` those to show after a refresh of this provider, and sentences on the others.
 
     On this machine these are all of its rows. Elsewhere measuring costs money: a workload that nothing is known of
     there is named and no more, and imported workloads are named with the command that asks about them.
@@ -65,8 +65,8 @@ def after_refresh(workspace: Workspace, rows: Sequence[dict[str, Any]]) -> tuple
     facts = rows_of(mart(workspace.warehouse, "workloads", provider=name, digest=IMPORTED))
     imported = {str(one["workload"]): one for one in facts if one["workload"] not in workspace.settings.workloads}
     if imported:
-        told = [f"{one} ({measured[one]} rows)" if one in measured else f"{one} (facts alone)" for one in imported]
-        sentences.append(f"imported: {', '.join(told)}")
+        counted = [f"{one} ({measured[one]} rows)" if one in measured else f"{one} (facts alone)" for one in imported]
+        sentences.append(f"imported: {', '.join(counted)}")
         asked = max(imported, key=lambda one: measured.get(one, 0))
         samples = "" if pd.notna(imported[asked]["samples"]) else " --samples N"
         sentences.append(

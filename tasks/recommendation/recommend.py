@@ -12,15 +12,15 @@ import pandas as pd
 from models.campaign.value_of_information import ChoiceSet, choice_set_of
 from models.domain.cluster import Offer
 from models.domain.workload import Mode, Workload
-from models.job.job_conditions import Circumstances
+from models.job.job_conditions import JobConditions
 from models.monitoring.promotion import caution
 from models.planner import planner
-from models.planner.candidates import Supply, worth_asking
+from models.planner.candidates import Supply, without_beaten_zones
 from models.planner.choice_rule import EVEN_ODDS
 from models.planner.explanations import amount
 from models.step_time.model import StepTimeModel, introduced
 
-from ..market.job_conditions import circumstances, spot_experience
+from ..market.job_conditions import job_conditions, spot_experience
 from ..market.offers import with_known_facts
 from ..providers.base import PlacementScores, ProviderError
 from ..reporting.tables import as_caution
@@ -51,7 +51,7 @@ NOT_IMPORTED = (
     " rate is known, its flops_per_sample (`srift import FILE --workloads FILE`) would give a first guess"
 )
 
-UNPRICED_SHARE = 0.25  # of the instance types: where more have no price, a reader is told
+UNPRICED_SHARE = 0.25  # of the instance types: where more have no price, a reader is warned
 ON_DATA_SHEET = "by its data sheet alone, since nothing was ever measured on"
 LEFT_OUT = "not compared, since neither a run on them nor their data sheet is known"
 GUESSED = "a first guess from its FLOPs, since nothing of it was ever measured on these machines"
@@ -67,7 +67,7 @@ def recommend_all(
 ) -> list[Row]:
     """Rows for every workload of srift.toml and each of its goals."""
     with one_thread():
-        conditions = circumstances(workspace)
+        conditions = job_conditions(workspace)
         rows = [
             row
             for workload in workspace.workloads
@@ -83,22 +83,22 @@ def with_placement_scores(workspace: Workspace, rows: Sequence[Row]) -> list[Row
     """
     if not isinstance(workspace.provider, PlacementScores):
         return list(rows)
-    told: dict[tuple[str, str, int], Mapping[str, int]] = {}
+    scores: dict[tuple[str, str, int], Mapping[str, int]] = {}
     scored = []
     for row in rows:
         wanted = [one for one in row["cluster_offers"] or () if one["market"] == "spot"]
         score = None
         if len({one["instance_type"] for one in wanted}) == 1 and len({one["zone"] for one in wanted}) == 1:
             asked = (str(row["region"]), str(wanted[0]["instance_type"]), sum(int(one["count"]) for one in wanted))
-            if asked not in told:
-                if len(told) >= MOST_SCORES:
+            if asked not in scores:
+                if len(scores) >= MOST_SCORES:
                     scored.append(row)
                     continue
                 try:
-                    told[asked] = workspace.provider.placement_scores(asked[0], [asked[1]], asked[2])
+                    scores[asked] = workspace.provider.placement_scores(asked[0], [asked[1]], asked[2])
                 except ProviderError:  # it may not be asked for, or was too often: nothing depends on it
                     return [*scored, *rows[len(scored) :]]
-            score = told[asked].get(str(wanted[0]["zone"]))
+            score = scores[asked].get(str(wanted[0]["zone"]))
         scored.append(row | {"placement_score": score})
     return scored
 
@@ -117,7 +117,7 @@ class Case:
     champion: Champion | None
     workload: Workload
     offers: Sequence[Offer]
-    conditions: Circumstances
+    conditions: JobConditions
     model: StepTimeModel | None
     guessed: bool
     known: Sequence[Offer]
@@ -132,9 +132,9 @@ class Case:
         champion: Champion | None,
         workload: Workload,
         offers: Sequence[Offer],
-        conditions: Circumstances | None = None,
+        conditions: JobConditions | None = None,
     ) -> Case:
-        """With what the warehouse knows of the workload; `conditions` where somebody has what `circumstances` says."""
+        """With what the warehouse knows of the workload; `conditions` where somebody has what `job_conditions` says."""
         workload = with_known_facts(workspace, workload)
         model, guessed = None if champion is None else champion.model, False
         unmeasured: tuple[Mode, ...] = ()
@@ -149,7 +149,7 @@ class Case:
             champion=champion,
             workload=workload,
             offers=offers,
-            conditions=conditions or circumstances(workspace),
+            conditions=conditions or job_conditions(workspace),
             model=model,
             guessed=guessed,
             known=[] if model is None else guessable(model, known) if guessed else known,
@@ -176,7 +176,7 @@ def recommend_one(
     runs: pd.DataFrame,
     *,
     top: int = 5,
-    conditions: Circumstances | None = None,
+    conditions: JobConditions | None = None,
 ) -> list[Row]:
     """Published rows of one workload over `offers`, publication id and time still open."""
     return plan_one(Case.of(workspace, champion, workload, offers, conditions), runs, top=top).rows
@@ -250,22 +250,22 @@ def planned(
     workload: Workload,
     offers: Sequence[Offer],
     *,
-    conditions: Circumstances,
+    conditions: JobConditions,
     runs: pd.DataFrame | None = None,
     top: int = 5,
 ) -> planner.Plan:
     """What the planner makes of `offers`, all of types that `model` has met, with what this installation knows."""
     supply = Supply(
-        offers=worth_asking(offers),
+        offers=without_beaten_zones(offers),
         max_hosts=workspace.max_hosts,
         fits=workspace.fits,
-        circumstances=conditions,
+        job_conditions=conditions,
     )
     return planner.plan(workload, supply, model, runs=runs, top=top, seed=SEED)
 
 
 def contending(
-    model: StepTimeModel, workload: Workload, found: planner.Plan, *, conditions: Circumstances
+    model: StepTimeModel, workload: Workload, found: planner.Plan, *, conditions: JobConditions
 ) -> ChoiceSet:
     """Of what the planner `found`, who may yet be chosen once more is measured: nobody where nothing can be ranked."""
     rows = pd.DataFrame([setup.row() for setup in found.ranked])

@@ -85,7 +85,7 @@ def print_recommendations(
             console.print(table)  # where nothing can be said of any goal, a line says why
         reasons = [f"  {row['cluster'] or row['status']}: {without_cautions(str(row['reason']))}" for row in mine]
         for said in dict.fromkeys(reasons):
-            console.print(said, style="dim")  # what keeps every goal from an answer is told once
+            console.print(said, style="dim")  # what keeps every goal from an answer is said once
         sources = dict.fromkeys(row["interruption_source"] for row in mine if row.get("interruption_source"))
         if sources and provider not in illustrative:
             console.print(f"  risk: of an interruption before the job is done, by {'; '.join(sources)}", style="dim")
@@ -105,7 +105,7 @@ def print_recommendations(
 def _print_frontier(console: Console, row: Row) -> None:
     """What no other setup beats in both hours and dollars, the fastest first."""
     chances = [one.get("p_meets_constraint") for one in row["frontier"]]
-    told = any(chance is not None for chance in chances)
+    any_chance = any(chance is not None for chance in chances)
     lines = [
         [
             _in_mode(one),
@@ -117,10 +117,10 @@ def _print_frontier(console: Console, row: Row) -> None:
         for one, chance in zip(row["frontier"], chances, strict=True)
     ]
     title = f"expected hours and dollars that are beaten by none in both, of {row['candidates']} candidates"
-    if row["status"] == "infeasible" and told and row["p_required"] is not None:
+    if row["status"] == "infeasible" and any_chance and row["p_required"] is not None:
         title += f"; p ok is less than the {row['p_required']:.0%} required"
     console.print(f"\n{title}", style="bold")
-    numbers = ("hours", "usd", "p ok") if told else ("hours", "usd")
+    numbers = ("hours", "usd", "p ok") if any_chance else ("hours", "usd")
     _print_lines(console, ("cluster", "market", *numbers), lines, right=numbers)
 
 
@@ -290,8 +290,8 @@ def print_workloads(known: Sequence[Row]) -> None:
         newest = "" if one["newest_measured_at"] is None else f"{one['newest_measured_at']:%Y-%m-%d}"
         named = [one["workload"], one["provider"], ", ".join(one["devices"]) or "none"]
         counts = [str(one["measured_rows"]), str(one["imported_rows"])]
-        told = [_number(one["parameters"]), _number(gradient, "{:.4g} MB"), _number(one["flops_per_sample"])]
-        lines.append([*named, *counts, *told, newest])
+        sizes = [_number(one["parameters"]), _number(gradient, "{:.4g} MB"), _number(one["flops_per_sample"])]
+        lines.append([*named, *counts, *sizes, newest])
     if lines:
         names = ("workload", "provider", "devices", *rows, *facts, "newest row")
         _print_lines(console, names, lines, right=rows)
@@ -348,8 +348,8 @@ def print_imports(imports: Sequence[Row]) -> None:
     for one in imports:
         files = ", ".join(filter(None, (one["file"], one["facts_file"]))) or "unknown"
         named = [str(one["import_id"]), files, f"{one['imported_at']:%Y-%m-%d %H:%M}"]
-        told = [", ".join(one["providers"]), ", ".join(one["workloads"]), "forgotten" if one["forgotten"] else ""]
-        lines.append([*named, str(one["rows"]), str(one["facts"]), *told])
+        contents = [", ".join(one["providers"]), ", ".join(one["workloads"]), "forgotten" if one["forgotten"] else ""]
+        lines.append([*named, str(one["rows"]), str(one["facts"]), *contents])
     names = ("import", "files", "imported (UTC)", "rows", "facts", "provider", "workloads", "")
     _print_lines(console, names, lines, right=("rows", "facts"))
 

@@ -131,10 +131,10 @@ def _client(home: Path) -> Iterator[MlflowClient]:
         except RegistryError:
             raise
         except Exception as error:
-            told = _told(home, error)
-            if told is None:
+            explained = _explained(home, error)
+            if explained is None:
                 raise
-            raise told from error
+            raise explained from error
 
 
 def refuse_damaged(home: Path) -> None:
@@ -143,7 +143,7 @@ def refuse_damaged(home: Path) -> None:
         raise RegistryError(said)
 
 
-def _told(home: Path, error: BaseException | None) -> RegistryError | None:
+def _explained(home: Path, error: BaseException | None) -> RegistryError | None:
     """What our own store's file or disk has to do with `error`, as a sentence; None where they have nothing to do."""
     while error is not None:
         said = str(error).splitlines()[0] if str(error) else ""

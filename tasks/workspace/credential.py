@@ -22,7 +22,7 @@ _FORM = re.compile(rf"{USER}:[A-Za-z0-9_-]{{40,}}")
 
 
 def make_credential(home: Path, say: Callable[[str], None]) -> str:
-    """The credential of `home`, made if there is none. One that others may know is replaced, and `say` is told so.
+    """The credential of `home`, made if there is none. One that others may know is replaced, and `say` reports it.
 
     Of two processes that make it at once, both return the same. Raises OSError where the file cannot be written.
     """

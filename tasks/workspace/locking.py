@@ -69,7 +69,7 @@ def refuse_if_at_work(home: Path) -> None:
 
 
 def patience_s() -> float:
-    """How long this run waits for its turn: a person is told at once, a run that a schedule started has time."""
+    """How long this run waits for the lock: a person is answered at once, a run that a schedule started has time."""
     from prefect.runtime import deployment
 
     return _PATIENCE_S if deployment.id else 0.0

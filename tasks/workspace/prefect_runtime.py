@@ -47,7 +47,7 @@ _UNFINISHED = ("PENDING", "RUNNING", "CANCELLING")
 def recorded_flow_run(home: Path) -> Iterator[None]:
     """Inside a flow: a locked file in `home` is named after its run; the kernel drops the lock when the process dies.
 
-    The file stays after a kill, a signal or Ctrl-C, when Prefect may not have been told. Subflows that record nothing
+    The file stays after a kill, a signal or Ctrl-C, when Prefect may not know of it. Subflows that record nothing
     share the fate of their parent.
     """
     from prefect.runtime import flow_run
@@ -84,7 +84,7 @@ def crash_dead_flow_runs(home: Path) -> list[str]:
             crashed = _crash([UUID(path.name) for path in dead])
         except Exception as error:  # Prefect's client, its server, its database: none may stop a reaper
             return [
-                f"{len(dead)} flow runs were killed, and Prefect could not be told ({error}); `srift reap` tries again"
+                f"{len(dead)} flow runs were killed, and Prefect could not be asked ({error}); `srift reap` tries again"
             ]
         for path in dead:
             path.unlink(missing_ok=True)

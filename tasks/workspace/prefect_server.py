@@ -64,7 +64,7 @@ class _OwnServer(SubprocessASGIServer):
 
 @contextmanager
 def own_server() -> Iterator[None]:
-    """Start it unless this process is told of another server. It ends when this process does, however that ends.
+    """Start it unless this process is given another server. It ends when this process does, however that ends.
 
     It obeys this process alone. Nobody there listens for the heartbeats of flows, and each flow that sends them takes a
     second more to end. Raises Wrong where it cannot start: without room on the disk Prefect would try for two minutes.

@@ -332,7 +332,7 @@ class Settings(BaseSettings):
         return folder
 
     def travelling(self, name: str) -> tuple[WorkloadFile, Source]:
-        """What a machine is told of a workload, but where its data lie there, and the code that goes there.
+        """What a machine is given of a workload, but where its data lie there, and the code that goes there.
 
         Raises SettingsError, as `source` and `data`.
         """
@@ -475,7 +475,7 @@ def _refusal(error: ValidationError, file: Path, model: type[BaseModel]) -> str:
 
 
 def _malformed(error: MalformedVariable) -> str:
-    """Which variable's text is not the list or section that its key wants."""
+    """Which variable's text is not the list or section that its key expects."""
     text = getattr(error.__cause__, "doc", None)  # of json.JSONDecodeError
     names = [name for name, _, value in _variables() if value == text]
     what = " or ".join(names) or f"a {PREFIX} variable"

@@ -94,8 +94,8 @@ class Source:
 
 def digest_of(content: bytes, function: str, arguments: Mapping[str, Any], **more: Any) -> str:
     """Digest of a workload whose file holds `content`. What is empty of `more` does not change it."""
-    told = {name: value for name, value in more.items() if value}
-    rest = json.dumps([function, dict(arguments), *([told] if told else [])], sort_keys=True).encode()
+    options = {name: value for name, value in more.items() if value}
+    rest = json.dumps([function, dict(arguments), *([options] if options else [])], sort_keys=True).encode()
     return hashlib.sha256(content + b"\0" + rest).hexdigest()[:12]
 
 
@@ -243,12 +243,12 @@ def _needed(folder: Path, requirements: str, sent: Collection[str] | None) -> tu
         if not path.is_file():
             siblings = [one.name for one in path.parent.glob("*.txt")] if path.parent.is_dir() else []
             raise SourceRefused("requirements", f"{where}no file {path}; {nearest_names(path.name, siblings)}")
-        told = path.relative_to(root).as_posix()
-        if told in needed:
+        relative = path.relative_to(root).as_posix()
+        if relative in needed:
             continue
-        needed.add(told)
+        needed.add(relative)
         for number, option, value in _named_in(path):
-            at = f"{told}, line {number}: "
+            at = f"{relative}, line {number}: "
             if option in _READ:
                 waiting.append((os.path.relpath(path.parent / value, root), at))
                 continue

@@ -159,8 +159,8 @@ def _what(entry: os.DirEntry[str]) -> str:
 
 def digest_of_data(text: str, files: dict[str, int] | None) -> str:
     """Twelve hex digits of the text, and of names and sizes where it names a folder."""
-    told = json.dumps([text.rstrip("/") or text, files])
-    return hashlib.sha256(told.encode()).hexdigest()[:12]
+    text_of_all = json.dumps([text.rstrip("/") or text, files])
+    return hashlib.sha256(text_of_all.encode()).hexdigest()[:12]
 
 
 def said_bytes(size: int) -> str:

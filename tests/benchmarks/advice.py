@@ -22,8 +22,8 @@ from models.domain.cluster import Cluster, Offer, parse_numbers
 from models.domain.workload import Goal, Setup, Workload
 from models.job.checkpoints import checkpoint_bytes
 from models.job.cost import cost_at
-from models.job.job_conditions import Circumstances, pools_of
-from tasks.market.job_conditions import circumstances
+from models.job.job_conditions import JobConditions, pools_of
+from tasks.market.job_conditions import job_conditions
 from tasks.market.offers import current_offers, with_known_facts
 from tasks.recommendation.recommend import recommend_one
 from tasks.reporting.progress import reporting_to
@@ -83,7 +83,7 @@ def launches_for(here: Workspace, questions: Sequence[Question]) -> list[Launch]
     return [launch_of(cluster, items, "advice put to the test") for cluster, items in wanted.values()]
 
 
-def judge(questions: Sequence[Question], measured: pd.DataFrame, conditions: Circumstances) -> pd.DataFrame:
+def judge(questions: Sequence[Question], measured: pd.DataFrame, conditions: JobConditions) -> pd.DataFrame:
     """A row a question and role: measured hours and dollars, and the regret of those that meet against the best.
 
     `conditions` says what start-up and interruptions each cluster meets.
@@ -167,7 +167,7 @@ def _habitual(
     )
 
 
-def _true_cost(workload: Workload, setup: Setup, step_s: float, conditions: Circumstances) -> tuple[float, float]:
+def _true_cost(workload: Workload, setup: Setup, step_s: float, conditions: JobConditions) -> tuple[float, float]:
     """Hours and dollars of the whole job at a measured step time, start-up and interruptions at their expectation."""
     return cost_at(
         step_s,
@@ -227,7 +227,7 @@ def advice(questions: int = 10) -> None:
     trial_id = f"advice-{new_refresh_id(datetime.now(UTC))}"
     with reporting_to(live_reporter()):
         measured = measure_all(here, launches_for(here, asked), trial_id)
-    judged = judge(asked, measured, circumstances(here))
+    judged = judge(asked, measured, job_conditions(here))
     folder = here.home / "trials"
     folder.mkdir(exist_ok=True)
     judged.to_csv(folder / f"{trial_id}.csv", index=False)

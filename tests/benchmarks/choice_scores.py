@@ -34,7 +34,7 @@ from .setups import STEPS, job, measured_setups, recommended_pilots
 DEADLINE, CAP = "cheapest_within_deadline", "fastest_within_budget"
 SLACKS = (1.05, 1.2, 1.5, 2.0, 3.0, 5.0)  # of a constraint, as a multiple of the least that any measured setup takes
 _TENTH, _SAMPLES = 0.1, 20
-_FEWEST, _DRAWS = 8, 400  # setups at one global batch among which a choice is worth judging; joint draws of each
+_FEWEST, _DRAWS = 8, 400  # setups at one global batch among which a choice is judged; joint draws of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +60,15 @@ class Contest:
 
     def believing(self, step_s: FloatArray) -> Contest:
         """The same with these seconds predicted, without a doubt."""
-        told = self.predictions.assign(step_s=step_s, step_low_s=step_s, step_high_s=step_s)
-        return replace(self, predictions=told, draws=np.repeat(step_s[:, None], 2, axis=1))
+        believed = self.predictions.assign(step_s=step_s, step_low_s=step_s, step_high_s=step_s)
+        return replace(self, predictions=believed, draws=np.repeat(step_s[:, None], 2, axis=1))
 
     def knowing(self) -> Contest:
         """The same with the measured seconds predicted, as unsure as before."""
         off = self.measured_s / self.predictions["step_s"].to_numpy(float)
         seconds = ["step_s", "step_low_s", "step_high_s"]
-        told = self.predictions.assign(**{name: self.predictions[name] * off for name in seconds})
-        return replace(self, predictions=told, draws=self.draws * off[:, None])
+        corrected = self.predictions.assign(**{name: self.predictions[name] * off for name in seconds})
+        return replace(self, predictions=corrected, draws=self.draws * off[:, None])
 
     def costs(self) -> tuple[FloatArray, FloatArray]:
         """True hours and dollars of the whole job on each setup, start-up at its expectation."""
@@ -195,9 +195,9 @@ def judge(contest: Contest, *, seed: int) -> pd.DataFrame:
         for name, pick, sure in picks:
             met = pick is not None and bool(meets[pick])
             regret = aim[pick] / aim[meets].min() - 1 if met else np.nan
-            told = (np.nan, np.nan) if pick is None else (meeting.overshoot[pick], lost[pick])
+            figures = (np.nan, np.nan) if pick is None else (meeting.overshoot[pick], lost[pick])
             rows.append(
-                (kind, slack, name, pick is not None, met, regret, *told, np.nan if sure is None else lost[sure])
+                (kind, slack, name, pick is not None, met, regret, *figures, np.nan if sure is None else lost[sure])
             )
     names = ["kind", "slack", "chooser", "answered", "met", "regret", "over", "lost", "caution"]
     return pd.DataFrame(rows, columns=names)
@@ -240,9 +240,9 @@ def said_and_held(contest: Contest, *, top: int = 5) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["kind", "rank", "what", "said", "held"])
 
 
-def promised(told: pd.DataFrame) -> pd.DataFrame:
+def promised(rows: pd.DataFrame) -> pd.DataFrame:
     """Of `said_and_held`, what comes first: by kind of constraint and chance, cases, per cent said, per cent held."""
-    by = told[told["rank"] == 1].groupby(["kind", "what"], sort=False)
+    by = rows[rows["rank"] == 1].groupby(["kind", "what"], sort=False)
     return by.agg(cases=("held", "size"), said=("said", _per_cent), held=("held", _per_cent)).reset_index()
 
 
@@ -250,10 +250,10 @@ def _per_cent(parts: pd.Series) -> float:
     return 100 * float(parts.mean())
 
 
-def reliability(told: pd.DataFrame) -> pd.DataFrame:
+def reliability(rows: pd.DataFrame) -> pd.DataFrame:
     """Of `said_and_held`, by tenths of what was said: cases, per cent said in the mean, per cent that held."""
-    tenth = np.minimum((10 * told["said"] + 1e-9).astype(int), 9)
-    by = told.assign(tenth=[f"{10 * at} to {10 * at + 10}" for at in tenth]).groupby(["what", "tenth"], sort=False)
+    tenth = np.minimum((10 * rows["said"] + 1e-9).astype(int), 9)
+    by = rows.assign(tenth=[f"{10 * at} to {10 * at + 10}" for at in tenth]).groupby(["what", "tenth"], sort=False)
     found = by.agg(cases=("held", "size"), said=("said", _per_cent), held=("held", _per_cent))
     return found.reset_index().sort_values(["what", "said"], ascending=[False, True], ignore_index=True)
 
@@ -264,8 +264,8 @@ def causes(judged: pd.DataFrame) -> pd.DataFrame:
     """
     own = judged[judged["chooser"].isin(list(RULES))]
     number = own.groupby(["chooser", "kind"]).cumcount()
-    told = own[["lost", "caution"]].notna().all(axis=1)
-    own = own[told.groupby([own["kind"], number]).transform("all")]
+    complete = own[["lost", "caution"]].notna().all(axis=1)
+    own = own[complete.groupby([own["kind"], number]).transform("all")]
     by = own.groupby(["chooser", "kind"], sort=False)
     found = 100 * by[["lost", "caution"]].mean()
     return found.assign(error=found["lost"] - found["caution"], questions=by.size()).reset_index()
@@ -379,11 +379,11 @@ def contests(
 
 def scores(played: Sequence[Contest], *, seed: int) -> list[tuple[str, pd.DataFrame]]:
     """Titles and tables of all that is printed of these contests."""
-    judged, told = pd.concat([judge(one, seed=seed) for one in played]), pd.concat(map(said_and_held, played))
+    judged, promises = pd.concat([judge(one, seed=seed) for one in played]), pd.concat(map(said_and_held, played))
     return [
         ("regret of the answers that meet, and what all lose, per cent", summary(judged)),
         ("dollars (deadline) or hours (cap) over those of what is recommended", headline(judged)),
         ("lost against who knows all times: by caution, by error, per cent", causes(judged)),
-        ("chances of the first row, per cent", promised(told)),
-        ("reliability of the chances printed, per cent", reliability(told)),
+        ("chances of the first row, per cent", promised(promises)),
+        ("reliability of the chances printed, per cent", reliability(promises)),
     ]

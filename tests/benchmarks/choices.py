@@ -57,9 +57,9 @@ def choice(
         typer.echo(f"  {workload} at {batch:g}: {len(contest.measured_s)} setups", err=True)
     if not played:
         raise typer.BadParameter("no workload has 8 setups measured at one global batch: measure some (--measure 24)")
-    told = f" but for {pilots} pilots" if pilots else ""
+    but = f" but for {pilots} pilots" if pilots else ""
     for what, table in scores(played, seed=seed):
-        print_frame(table, f"each workload held out{told}: {what}")
+        print_frame(table, f"each workload held out{but}: {what}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from tests.benchmarks.synthetic_gpus import TYPES, USD, GpuWorld, questions
 
 
 def _by_type(rival: Rival, known: pd.DataFrame, asked: pd.DataFrame, devices: dict[str, int]) -> FloatArray:
-    """The rival, told that a workload on another type is another workload: it knows of types nothing else."""
+    """The rival, for which a workload on another type is another workload: it knows of types nothing else."""
     apart = [one.assign(workload=one["workload"] + one["cluster"].str.split("x", n=1).str[1]) for one in (known, asked)]
     return rival(apart[0], apart[1], devices)
 

@@ -3,7 +3,7 @@
 `python -m tests.benchmarks.held_out` prints error (mean, median), coverage and median width of the 90 % intervals by
 line of the table, then by group. The groups are those for choosing between models; `--final` takes the others, which
 may be looked at five times in all: docs/lab-notes.md has each. `--rivals` adds the mean errors of four others
-(rivals.py), `--ablations` what each term is worth by kind, `--choices` how good what is chosen among the kinds is.
+(rivals.py), `--ablations` what each term adds by kind, `--choices` how good what is chosen among the kinds is.
 Needs the files of ../shared/data; without them it says so and exits 1.
 """
 
@@ -129,9 +129,9 @@ class Bench:
         if rivals:
             devices = {name: one[0] for name, one in _DEVICES.items()}
             facts = self.facts.set_index("workload")["gradient_bytes"]
-            told = self.runs.assign(gradient_bytes=self.runs["workload"].map(facts))
+            with_facts = self.runs.assign(gradient_bytes=self.runs["workload"].map(facts))
             gbps = {name: one[3] for name, one in _DEVICES.items()}
-            pair = told[known], told[asked].drop(columns=["step_s", "sync_s"])
+            pair = with_facts[known], with_facts[asked].drop(columns=["step_s", "sync_s"])
             found["textbook"] = predict_textbook(*pair, devices)
             found["adaptdl"] = predict_adaptdl(*pair, devices)
             found["trees"] = predict_trees_alone(by_kind(pair[0]), by_kind(pair[1]), devices)
@@ -205,7 +205,7 @@ def gpu_sheets(table: pd.DataFrame) -> dict[str, tuple[float, float, float]]:
 def figures(scored: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Mean and median error, coverage and median width in per cent: of each draw, then the mean of the draws."""
     measured = scored["measured_s"].to_numpy(float)
-    told = scored.assign(
+    errors = scored.assign(
         error=100 * np.abs(scored["ours"] / measured - 1),
         inside=100.0 * ((scored["low_s"] <= measured) & (measured <= scored["high_s"])),
         width=100 * (scored["high_s"] - scored["low_s"]) / scored["ours"],
@@ -214,9 +214,9 @@ def figures(scored: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     named |= {"covers": ("inside", "mean"), "width": ("width", "median")}
     for rival in RIVALS:
         if rival in scored:
-            told[rival] = 100 * np.abs(scored[rival] / measured - 1)
+            errors[rival] = 100 * np.abs(scored[rival] / measured - 1)
             named[rival] = (rival, "mean")
-    return told.groupby([*by, "draw"], sort=False).agg(**named).groupby(by, sort=False).mean()
+    return errors.groupby([*by, "draw"], sort=False).agg(**named).groupby(by, sort=False).mean()
 
 
 def summary(scored: pd.DataFrame) -> pd.DataFrame:
@@ -293,7 +293,7 @@ def held_out(
     final: Annotated[bool, typer.Option(help="The groups of the final score: five looks in all.")] = False,
     draws: Annotated[int, typer.Option(min=1, help="Draws of pilots and of twelve rows.")] = 3,
     rivals: Annotated[bool, typer.Option(help="The mean errors of other models too.")] = False,
-    ablate: Annotated[bool, typer.Option("--ablations", help="What each term is worth.")] = False,
+    ablate: Annotated[bool, typer.Option("--ablations", help="What each term adds.")] = False,
     choices: Annotated[bool, typer.Option("--choices", help="What is chosen among the kinds.")] = False,
     only: Annotated[list[str] | None, typer.Option(help="Lines of the table, or terms: alone, pilots, ...")] = None,
 ) -> None:

@@ -139,7 +139,7 @@ def patient(launch: Launch) -> Launch:
 
 def judged(model: StepTimeModel, measured: pd.DataFrame) -> pd.DataFrame:
     """A row a run: seconds measured and predicted, whether within the interval, and what limits."""
-    told = model.predict(measured.drop(columns=["step_s", "sync_s", "step_spread", "input_s", "taken_share"]))
+    predicted = model.predict(measured.drop(columns=["step_s", "sync_s", "step_spread", "input_s", "taken_share"]))
     step_s = measured["step_s"].to_numpy(float)
     free = measured[measured["workload"] == "fast"].groupby("cluster")["step_s"].median()
     longer = step_s - measured["cluster"].map(free).to_numpy(float)
@@ -150,18 +150,18 @@ def judged(model: StepTimeModel, measured: pd.DataFrame) -> pd.DataFrame:
             "workload": measured["workload"],
             "cluster": measured["cluster"],
             "step_s": step_s,
-            "predicted": told["step_s"],
-            "low": told["step_low_s"],
-            "high": told["step_high_s"],
-            "off_%": 100 * (told["step_s"] / step_s - 1),
-            "within": (told["step_low_s"] <= step_s) & (step_s <= told["step_high_s"]),
+            "predicted": predicted["step_s"],
+            "low": predicted["step_low_s"],
+            "high": predicted["step_high_s"],
+            "off_%": 100 * (predicted["step_s"] / step_s - 1),
+            "within": (predicted["step_low_s"] <= step_s) & (step_s <= predicted["step_high_s"]),
             "sync_s": measured["sync_s"],
             "waited_s": measured["input_s"],
             "loading_s": longer,
-            "loading predicted": told["input_s"],
+            "loading predicted": predicted["input_s"],
             "truly": truly,
-            "limited by": told["bottleneck"],
-            "more": told["input_by"],
+            "limited by": predicted["bottleneck"],
+            "more": predicted["input_by"],
         }
     )
 

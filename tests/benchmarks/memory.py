@@ -69,10 +69,10 @@ def measured(sized: Sized, ranks: list[int]) -> tuple[list[dict[str, Any]], list
     for precision, switches in product(("fp32", "bf16"), ("none", "checkpointing") if sized.layered else ("none",)):
         mode: dict[str, Any] = {"precision": precision, "switches": switches}
         profiled = Item(**plain, **mode, kind="profile")
-        (told,) = served(workload, [profiled], world=1)
+        (served_row,) = served(workload, [profiled], world=1)
         if switches == "none":
-            facts |= {name: told[name] for name in ("gradient_bytes", "flops_per_sample", "checkpoint_bytes")}
-        for row in told["rows"]:
+            facts |= {name: served_row[name] for name in ("gradient_bytes", "flops_per_sample", "checkpoint_bytes")}
+        for row in served_row["rows"]:
             profiles.append({"workload": sized.name, "instance_type": HOST, **mode, **row})
         for world in ranks:
             batches = [(sized.batches[0], 1), (sized.batches[-1], 1)]
@@ -156,20 +156,20 @@ def main(
 ) -> None:
     """Print the table."""
     if again is not None:
-        told = json.loads(again.read_text())
+        kept = json.loads(again.read_text())
     else:
-        told = {"profiles": [], "runs": [], "facts": []}
+        kept = {"profiles": [], "runs": [], "facts": []}
         for sized in SIZED:
             if not only or sized.name in only:
                 profiles, runs, facts = measured(sized, ranks)
-                told = {
-                    "profiles": told["profiles"] + profiles,
-                    "runs": told["runs"] + runs,
-                    "facts": [*told["facts"], facts],
+                kept = {
+                    "profiles": kept["profiles"] + profiles,
+                    "runs": kept["runs"] + runs,
+                    "facts": [*kept["facts"], facts],
                 }
                 if keep is not None:
-                    keep.write_text(json.dumps(told))
-    frames = {name: pd.DataFrame(rows) for name, rows in told.items()}
+                    keep.write_text(json.dumps(kept))
+    frames = {name: pd.DataFrame(rows) for name, rows in kept.items()}
     table = scored(frames["runs"].assign(predicted=predicted(**frames)))
     print_frame(table.round(3), "peak memory of a rank, predicted from profiles of one device")
     total = table.iloc[-1]

@@ -67,8 +67,8 @@ def speeds(data: TrainingData, *, repeats: int, seed: int, large: int = _LARGE) 
             with one_thread():
                 found.append((what, len(asked), _timed(partial(served.predict, asked), repeats)))
         cores = len(os.sched_getaffinity(0))
-        told = f"predictions, {cores} threads"
-        found.append((told, len(many), _timed(partial(served.predict, many), repeats)))
+        title = f"predictions, {cores} threads"
+        found.append((title, len(many), _timed(partial(served.predict, many), repeats)))
     rows = [(what, count, float(np.median(seconds)), max(seconds)) for what, count, seconds in found]
     return pd.DataFrame(rows, columns=["what", "rows", "median_s", "most_s"])
 

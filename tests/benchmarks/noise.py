@@ -68,13 +68,15 @@ def at_reference_speed(runs: pd.DataFrame) -> pd.DataFrame:
     data = TrainingData(
         runs=runs, profiles=nothing, buckets=nothing, probes=nothing, workloads=nothing, instance_types=nothing
     )
-    told = at_nominal_speed(data).runs
+    nominal = at_nominal_speed(data).runs
     found = [{"runs at": "the speed they had", **_pooled(runs)}]
-    if "speed_sd" in told:
+    if "speed_sd" in nominal:
         slow = np.log(slowness(runs))
-        shift = np.log(runs["step_s"].to_numpy(float) / told["step_s"].to_numpy(float))
+        shift = np.log(runs["step_s"].to_numpy(float) / nominal["step_s"].to_numpy(float))
         beta = np.nansum(shift * slow) / np.nansum(slow**2)
-        found.append({"runs at": "nominal speed", **_pooled(told), "beta": beta, "reference": float(np.nanstd(slow))})
+        found.append(
+            {"runs at": "nominal speed", **_pooled(nominal), "beta": beta, "reference": float(np.nanstd(slow))}
+        )
     return pd.DataFrame(found)
 
 
@@ -142,9 +144,11 @@ def neighbours(runs: pd.DataFrame) -> pd.DataFrame:
         figures = {"mean": away.mean(), "median": np.median(away), "p90": np.quantile(away, 0.9)}
         found.append({"workload": workload, "rows": len(own), **figures})
     table = pd.DataFrame(found)
-    told = table.dropna()
+    known = table.dropna()
     pooled = (
-        {name: np.average(told[name], weights=told["rows"]) for name in ("mean", "median", "p90")} if len(told) else {}
+        {name: np.average(known[name], weights=known["rows"]) for name in ("mean", "median", "p90")}
+        if len(known)
+        else {}
     )
     whole = pd.DataFrame([{"workload": "all", "rows": table["rows"].sum(), **pooled}])
     return pd.concat([table, whole], ignore_index=True)

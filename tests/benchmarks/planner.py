@@ -19,13 +19,13 @@ import typer
 from flows.cli import explained
 from models.domain.cluster import Offer
 from models.domain.workload import Goal, Workload
-from models.planner.candidates import Supply, worth_asking
+from models.planner.candidates import Supply, without_beaten_zones
 from models.planner.planner import Plan, plan
 from models.step_time.model import StepTimeModel
 from tasks.providers.ec2.catalogue import device_tflops
 from tasks.providers.ec2.snapshot import packaged
 from tasks.reporting.tables import print_frame
-from tests.benchmarks import synthetic_market as imagined
+from tests.benchmarks import synthetic_market as synthetic
 
 REGIONS = ("us-east-1", "us-west-2", "eu-west-1", "ap-south-1")
 TYPES, MACHINES = (2, 4, 6, 8, 10), (4, 8, 16, 32, 64)
@@ -35,8 +35,8 @@ _DEADLINE, _BUDGET = 4.0, 1.5
 
 def asked(model: StepTimeModel, offers: Sequence[Offer], name: str, max_hosts: int) -> Workload:
     """The workload with a deadline and a budget that some clusters meet and others do not: four goals in all."""
-    first = {row["goal"]: row for row in _plan(imagined.workload(name), offers, model, max_hosts).rows[::-1]}
-    return imagined.workload(
+    first = {row["goal"]: row for row in _plan(synthetic.workload(name), offers, model, max_hosts).rows[::-1]}
+    return synthetic.workload(
         name,
         Goal(goal="cheapest_within_deadline", hours=_DEADLINE * first["fastest"]["hours"]),
         Goal(goal="fastest_within_budget", usd=_BUDGET * first["cheapest"]["usd"]),
@@ -45,8 +45,8 @@ def asked(model: StepTimeModel, offers: Sequence[Offer], name: str, max_hosts: i
 
 def some_types(types: int) -> list[Offer]:
     """So many of the ten made-up types, in both markets."""
-    sold = imagined.types()
-    return imagined.offers([sold[at] for at in imagined.spread(types)])
+    sold = synthetic.types()
+    return synthetic.offers([sold[at] for at in synthetic.spread(types)])
 
 
 def ec2_offers() -> list[Offer]:
@@ -58,7 +58,7 @@ def ec2_offers() -> list[Offer]:
         replace(one, market="spot", usd_per_hour=0.4 * (one.usd_per_hour or 0.0), interruptions_per_hour=0.01)
         for one in on_demand
     ]
-    return worth_asking([*on_demand, *spot])
+    return without_beaten_zones([*on_demand, *spot])
 
 
 def timed(model: StepTimeModel, name: str, offers: Sequence[Offer], *, max_hosts: int, repeats: int) -> dict[str, Any]:
@@ -127,15 +127,15 @@ def bench_planner(
     plot_to: Annotated[Path | None, typer.Option("--plot", help="PNG to write: growth by types and machines.")] = None,
 ) -> None:
     """Ten types, 64 machines, mixes of up to three types, both markets, four goals; all of EC2's; smaller markets."""
-    model = imagined.champion(imagined.types())
-    names = (imagined.BY_ROWS, imagined.PROFILED)
+    model = synthetic.champion(synthetic.types())
+    names = (synthetic.BY_ROWS, synthetic.PROFILED)
     whole = [timed(model, name, some_types(10), max_hosts=64, repeats=repeats) for name in names]
     offers = ec2_offers()
-    real = imagined.champion(list({one.instance_type.name: one.instance_type for one in offers}.values()))
+    real = synthetic.champion(list({one.instance_type.name: one.instance_type for one in offers}.values()))
     whole += [timed(real, name, offers, max_hosts=64, repeats=repeats) for name in names]
     print_frame(pd.DataFrame(whole), "ten types; EC2's in four regions: up to 64 machines, both markets, four goals")
     if plot_to is not None:
-        grown = growth(model, imagined.BY_ROWS)
+        grown = growth(model, synthetic.BY_ROWS)
         print_frame(grown.drop(columns="workload"), "growth with types and machines")
         plot(grown, plot_to)
 

@@ -21,7 +21,7 @@ from models.domain.cluster import Cluster
 from models.domain.numeric import FloatArray
 from models.domain.setup_table import read_setups, row_key, rows_of, setup_key
 from models.domain.workload import Setup
-from tests.benchmarks.replay import NOTHING, Ground, Purchase, known_losses, want_of
+from tests.benchmarks.replay import NOTHING, Ground, Purchase, known_losses, measurement_of
 from tests.benchmarks.setups import job
 
 MAX_USD, MAX_SECONDS = 1e3, 1e9  # of one list: dollars decide, and there are enough
@@ -29,7 +29,7 @@ _SURPRISE = 3.0  # standard deviations beyond which a run tells others no more t
 
 
 class Believing:
-    """Chooses by a belief that every run is told to; the exact conditional normal, a surprise held to 3 deviations."""
+    """Chooses by a belief that every run updates; the exact conditional normal, a surprise held to 3 deviations."""
 
     def __init__(self, ground: Ground, mean: Floats, covariance: Floats, noise: Floats) -> None:
         """The belief is about log step of the ground's setups.
@@ -99,8 +99,8 @@ class Campaign(Believing):
         ground = self.ground
         offers = {one.instance_type.name: one for setup in ground.setups for one in setup.cluster.members}
         step_s = np.exp(self._joint[0])
-        wants = {
-            key: want_of(ground.setups[at], float(step_s[at]), self._costs)
+        candidates = {
+            key: measurement_of(ground.setups[at], float(step_s[at]), self._costs)
             for key, at in self._places.items()
             if at not in self.known
         }
@@ -128,7 +128,7 @@ class Campaign(Believing):
                 types=frozenset(offers),
                 fresh=fresh,
             ),
-            buyable=wants,
+            buyable=candidates,
         )
         if not launches:
             return NOTHING
@@ -204,7 +204,7 @@ def cheapest_first(ground: Ground) -> list[int]:
 
 
 _FIRST = 3  # runs by chance before there is anything to model
-_REFIT = 5  # runs after which lengths are sought anew
+_REFIT = 5  # runs after which lengths are fitted anew
 
 
 def numbers(setups: pd.DataFrame, instance_types: pd.DataFrame, devices: dict[str, int]) -> FloatArray:

@@ -87,9 +87,9 @@ def _values(item: Item, workload: WorkloadFile, *, rank: int, losses: int, other
     if losses:
         module = strategy(item.strategy, item.switches)(built.model, built.optimizer, group, _CPU)
         step = partial(one_step, built, module, batch=item.batches[0], accumulation_steps=1, scale=1.0, sync=True)
-        told = torch.tensor([step() for _ in range(losses)], dtype=torch.float64)
-        dist.all_reduce(told)
-        return {"losses": (told / dist.get_world_size()).tolist()}
+        summed = torch.tensor([step() for _ in range(losses)], dtype=torch.float64)
+        dist.all_reduce(summed)
+        return {"losses": (summed / dist.get_world_size()).tolist()}
     if item.kind == "profile":
         values, problem = profile(item, built, group, Patience())
         values |= write_checkpoint(built)

@@ -107,7 +107,7 @@ def ground_of(
     )
 
 
-def want_of(setup: Setup, step_s: float, costs: Costs) -> Measurement:
+def measurement_of(setup: Setup, step_s: float, costs: Costs) -> Measurement:
     """What the campaign buys where it buys this setup, at so many seconds a step."""
     return Measurement(
         kind="train",
@@ -153,7 +153,7 @@ def questions_at(
 
 
 def regret(question: Question, step_s: Floats, chosen: int | None) -> float:
-    """Of taking the contender at position `chosen`, against the one that loses least by the rule of choice.
+    """Of taking the candidate at position `chosen`, against the one that loses least by the rule of choice.
 
     A miss counts as 1 at most, and as 1 where nobody is chosen.
     """
@@ -165,7 +165,7 @@ def regret(question: Question, step_s: Floats, chosen: int | None) -> float:
 
 
 def known_losses(question: Question, step_s: Floats) -> Floats:
-    """(contenders,) what each loses by the rule of choice where its step seconds are known, infinite where they are."""
+    """(candidates,) what each loses by the rule of choice where its step seconds are known, infinite where they are."""
     log_step = np.log(step_s[question.places])
     known = np.isfinite(log_step)
     found = aim_and_meeting(question, np.where(known, log_step, 0.0)[:, None, None], np.zeros((1, 1, 1)))
@@ -208,8 +208,8 @@ def replay(ground: Ground, policy: Policy, costs: Costs, *, before_usd: float = 
     bill, bought = Bill(costs=costs, usd=before_usd), 0
     curve = [_row(ground, policy, bill.usd, bought)]
     while (purchase := policy.next()).cluster is not None:
-        wants = [want_of(ground.setups[at], float(ground.step_s[at]), costs) for at in purchase.places]
-        bill.add(purchase.cluster, in_order(purchase.cluster, wants)[1], anew=purchase.anew)
+        runs = [measurement_of(ground.setups[at], float(ground.step_s[at]), costs) for at in purchase.places]
+        bill.add(purchase.cluster, in_order(purchase.cluster, runs)[1], anew=purchase.anew)
         for place in purchase.places:
             policy.tell(place, float(ground.step_s[place]))
         bought += len(purchase.places)
@@ -284,7 +284,7 @@ def start(
         alone = _profile(runs, alone, usd)
         bought = measured_setups(runs.iloc[alone], devices, usd)
         for setup, step_s in zip(bought.setups, bought.step_s, strict=True):
-            bill.add(setup.cluster, want_of(setup, float(step_s), costs).est_s)
+            bill.add(setup.cluster, measurement_of(setup, float(step_s), costs).est_s)
     random = np.random.default_rng(seed)
     kept = [alone]
     for name in sorted(set(runs["workload"].astype(str)) - {ground.workload}):

@@ -241,9 +241,9 @@ def predict_trees_alone(known: pd.DataFrame, asked: pd.DataFrame, devices: dict[
     curves = _single_device(known, devices)
     trees = HistGradientBoostingRegressor(max_iter=300, learning_rate=0.05, min_samples_leaf=3, random_state=seed)
     features = _numbers(known, devices, curves)
-    told = np.isfinite(features).any(axis=0)  # scikit-learn refuses a feature without any value
-    trees.fit(features[:, told], np.log(step[good]))
-    return np.asarray(np.exp(trees.predict(_numbers(asked, devices, curves)[:, told])))
+    with_values = np.isfinite(features).any(axis=0)  # scikit-learn refuses a feature without any value
+    trees.fit(features[:, with_values], np.log(step[good]))
+    return np.asarray(np.exp(trees.predict(_numbers(asked, devices, curves)[:, with_values])))
 
 
 def predict_adaptdl(known: pd.DataFrame, asked: pd.DataFrame, devices: dict[str, int]) -> FloatArray:

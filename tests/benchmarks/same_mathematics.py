@@ -48,13 +48,13 @@ def losses(file: Path, modes: Sequence[Mode], *, seeds: int, steps: int, batch: 
         "batches": [batch] * _RANKS,
     }
 
-    def told(wanted: Sequence[Mode], *, other_batches: bool) -> FloatArray:
+    def losses_of(wanted: Sequence[Mode], *, other_batches: bool) -> FloatArray:
         items = [Item(**plain, seed=seed, **mode._asdict()) for seed, mode in product(range(seeds), wanted)]
         rows = served(workload, items, world=_RANKS, losses=windows * _WINDOW, other_batches=other_batches)
         means = np.array([one["losses"] for one in rows]).reshape(seeds, len(wanted), windows, _WINDOW).mean(axis=3)
         return np.asarray(means, dtype=float)
 
-    return np.concatenate([told(modes[:1], other_batches=True), told(modes, other_batches=False)], axis=1)
+    return np.concatenate([losses_of(modes[:1], other_batches=True), losses_of(modes, other_batches=False)], axis=1)
 
 
 def compared(file: Path, modes: Sequence[Mode], *, seeds: int, steps: int, batch: int) -> pd.DataFrame:

@@ -107,7 +107,7 @@ def ask(
 
     Columns: split, group, workload, measured_s, ours, low_s, high_s, and one by rival (NaN where it gives none). Where
     the split lets pilots be chosen, they are those that `srift recommend` would name at the dollars an hour of `usd`
-    (by instance type; None: a dollar a device), and everybody is told them.
+    (by instance type; None: a dollar a device), and everybody is given them.
     """
     known, asked = split.known.copy(), split.asked.copy()
     data = replace(data, instance_types=described(data, data.runs))
@@ -141,9 +141,9 @@ def errors(scored: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
     for split, own in scored.groupby("split", sort=False):
         for name in names:
             away = 100 * np.abs(own[name].to_numpy(float) / own["measured_s"].to_numpy(float) - 1)
-            told = away[np.isfinite(away)]
-            figures = (told.mean(), np.median(told), np.quantile(told, 0.9)) if len(told) else (np.nan,) * 3
-            row = {"split": split, "model": name, "rows": len(told)}
+            finite = away[np.isfinite(away)]
+            figures = (finite.mean(), np.median(finite), np.quantile(finite, 0.9)) if len(finite) else (np.nan,) * 3
+            row = {"split": split, "model": name, "rows": len(finite)}
             found.append({**row, **dict(zip(("mean", "median", "p90"), figures, strict=True))})
     return pd.DataFrame(found)
 
@@ -151,11 +151,11 @@ def errors(scored: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
 def coverage(scored: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Part of the rows inside our 90, 80 and 50 % intervals, and the median width of the first, in per cent."""
     covered = inside(*(scored[name].to_numpy(float) for name in ("measured_s", "low_s", "high_s")))
-    told = scored.assign(
+    errors = scored.assign(
         error=100 * np.abs(scored["ours"] / scored["measured_s"] - 1),
         **{f"inside_{part}": 100.0 * found for part, found in covered.items()},
         width=100 * (scored["high_s"] - scored["low_s"]) / scored["ours"],
     )
     figures = {name: (name, "mean") for name in ("inside_90", "inside_80", "inside_50")}
     figures |= {"mean": ("error", "mean"), "median": ("error", "median"), "width": ("width", "median")}
-    return told.groupby(by, sort=False).agg(rows=("error", "size"), **figures).reset_index()
+    return errors.groupby(by, sort=False).agg(rows=("error", "size"), **figures).reset_index()

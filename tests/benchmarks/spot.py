@@ -47,8 +47,8 @@ def bench_spot(
     scored = checkpoint_scores(written)
     for learned, title in ((False, "by the prior"), (True, "learned from the other networks'")):
         part = scored[scored["learned"] == learned]
-        told = _errors(part, "group").assign(median_width=float(part["width"].median()))
-        print_frame(told, f"checkpoint seconds {title}, each network held out, per cent")
+        errors = _errors(part, "group").assign(median_width=float(part["width"].median()))
+        print_frame(errors, f"checkpoint seconds {title}, each network held out, per cent")
     print_frame(
         _errors(guess_scores(read_step_times(step_times)), "workload"),
         "step time from FLOPs alone, each network held out, per cent",

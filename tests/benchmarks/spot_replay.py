@@ -176,7 +176,7 @@ def hours_given(
 
 
 def replay(
-    simulated: Sequence[Job], prices: Mapping[Pool, Prices], circumstances: Learned, *, margin: float, seed: int = 0
+    simulated: Sequence[Job], prices: Mapping[Pool, Prices], job_conditions: Learned, *, margin: float, seed: int = 0
 ) -> pd.DataFrame:
     """Each job's stated hours and what it took.
 
@@ -188,7 +188,7 @@ def replay(
         zones = list(dict.fromkeys(job.machines))
         counts = np.array([[job.machines.count(pool) for pool in zones]], dtype=np.int64)
         state_bytes = 1e6 * job.checkpoint_mb
-        conditions = circumstances.gangs(
+        conditions = job_conditions.gangs(
             [Offered(kind, "spot", zone, 0.0) for kind, zone in zones], counts, state_bytes
         )
         nothing = np.zeros(1)

@@ -53,7 +53,7 @@ _BUCKET_BYTES, _MOST_MACHINES, _PLACEMENT_SD, _NOISE_SD = 25e6, 16, 0.03, 0.025
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Truth:
-    """What nobody is told of a workload."""
+    """What is hidden of a workload."""
 
     launch_s: float  # of a step's kernels, whatever the batch
     half_batch: float  # at which a device is half as busy as it can be

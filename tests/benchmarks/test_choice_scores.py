@@ -56,7 +56,7 @@ def contest(measured: list[float], usd: list[float], predicted: list[float] | No
     )
 
 
-def told(one: Contest, kind: str, slack: float, chooser: str) -> tuple[bool, float]:
+def outcome_of(one: Contest, kind: str, slack: float, chooser: str) -> tuple[bool, float]:
     """Whether the chooser met its constraint, and its regret."""
     row = judge(one, seed=0).set_index(["kind", "slack", "chooser"]).loc[(kind, slack, chooser)]
     return bool(row["met"]), float(row["regret"])
@@ -90,29 +90,32 @@ def test_every_kind_slack_and_chooser_is_asked_and_failures_are_counted_apart() 
 
 def test_the_headline_is_what_others_pay_where_both_keep_to_the_constraint() -> None:
     judged = pd.concat([judge(contest([4, 2, 1], [1, 3, 9]), seed=0)] * 2)
-    told = headline(judged).set_index(["chooser", "kind"])
-    assert (told.loc[RECOMMENDED, ["ratio", "it_alone_missed"]] == [1.0, 0.0]).all(axis=None)
+    figures = headline(judged).set_index(["chooser", "kind"])
+    assert (figures.loc[RECOMMENDED, ["ratio", "it_alone_missed"]] == [1.0, 0.0]).all(axis=None)
     own = judged[judged["kind"] == DEADLINE].set_index("chooser")["regret"]
     dearer = np.log1p(own["most machines"].to_numpy()) - np.log1p(own[RECOMMENDED].to_numpy())
-    assert told.ratio["most machines", DEADLINE] == pytest.approx(np.exp(np.nanmean(dearer))) and np.nanmean(dearer) > 0
-    assert told.it_alone_missed["cheapest per hour", DEADLINE] > 0
+    assert (
+        figures.ratio["most machines", DEADLINE] == pytest.approx(np.exp(np.nanmean(dearer))) and np.nanmean(dearer) > 0
+    )
+    assert figures.it_alone_missed["cheapest per hour", DEADLINE] > 0
 
 
 def test_habits_miss_deadlines_and_caps() -> None:
     three = contest([4, 2, 1], [1, 3, 9])
     assert (
-        not told(three, DEADLINE, 1.05, "cheapest per hour")[0] and told(three, DEADLINE, 5.0, "cheapest per hour")[0]
+        not outcome_of(three, DEADLINE, 1.05, "cheapest per hour")[0]
+        and outcome_of(three, DEADLINE, 5.0, "cheapest per hour")[0]
     )
-    assert not told(three, CAP, 1.05, "most machines")[0]
-    assert told(three, DEADLINE, 5.0, "most machines")[1] == pytest.approx(9 / 4 - 1, rel=1e-3)
+    assert not outcome_of(three, CAP, 1.05, "most machines")[0]
+    assert outcome_of(three, DEADLINE, 5.0, "most machines")[1] == pytest.approx(9 / 4 - 1, rel=1e-3)
 
 
 def test_a_wrong_prediction_is_a_failure_and_an_unsure_one_keeps_away_from_the_limit() -> None:
     too_rosy = contest([2.0, 1.0], [1, 3], predicted=[1.0, 1.0])
-    assert not told(too_rosy, DEADLINE, 1.2, RECOMMENDED)[0]
+    assert not outcome_of(too_rosy, DEADLINE, 1.2, RECOMMENDED)[0]
     unsure = contest([1.0, 0.6], [1, 3], sd=0.3)  # the cheap one would meet 1.2 s in about 70 % of draws
-    assert told(unsure, DEADLINE, 2.0, STRICT) == (True, pytest.approx(0.8, rel=1e-3))
-    assert told(unsure, DEADLINE, 2.0, "recommended at even odds") == (True, pytest.approx(0, abs=1e-9))
+    assert outcome_of(unsure, DEADLINE, 2.0, STRICT) == (True, pytest.approx(0.8, rel=1e-3))
+    assert outcome_of(unsure, DEADLINE, 2.0, "recommended at even odds") == (True, pytest.approx(0, abs=1e-9))
 
 
 def test_where_nothing_is_sure_enough_the_table_stays_silent() -> None:
@@ -136,8 +139,8 @@ def test_what_is_lost_to_caution_is_what_who_knows_the_times_loses_by_stated_wid
 
 
 def test_reliability_counts_what_was_said_by_tenths_and_how_often_it_held() -> None:
-    told = pd.DataFrame({"what": "p ok", "said": [0.95, 0.9, 1.0, 0.3, 0.32], "held": [True, True, False, False, True]})
-    table = reliability(told).set_index("tenth")
+    said = pd.DataFrame({"what": "p ok", "said": [0.95, 0.9, 1.0, 0.3, 0.32], "held": [True, True, False, False, True]})
+    table = reliability(said).set_index("tenth")
     assert table.loc["90 to 100", ["cases", "said", "held"]].tolist() == pytest.approx([3, 95, 200 / 3])
     assert table.loc["30 to 40", ["cases", "said", "held"]].tolist() == pytest.approx([2, 31, 50])
     sure = said_and_held(contest([4, 2, 1], [1, 3, 9]))
@@ -148,7 +151,7 @@ def test_reliability_counts_what_was_said_by_tenths_and_how_often_it_held() -> N
 
 def test_ignoring_communication_believes_in_more_machines() -> None:
     name = "recommended, communication ignored"
-    assert not told(contest([1.0, 2.0, 3.0], [1, 1, 1]), DEADLINE, 1.05, name)[0]
+    assert not outcome_of(contest([1.0, 2.0, 3.0], [1, 1, 1]), DEADLINE, 1.05, name)[0]
 
 
 def test_contests_hold_the_workload_out_but_for_one_device_and_the_pilots() -> None:
@@ -172,7 +175,7 @@ def test_contests_hold_the_workload_out_but_for_one_device_and_the_pilots() -> N
     )
     np.testing.assert_allclose(
         sorted(blind.predictions["step_s"]), sorted(own.predictions["step_s"])
-    )  # what it was not told changes nothing
+    )  # what it was not given changes nothing
     piloted = next(c for w, b, c in contests(data, {}, prices, pilots=3, seed=0) if (w, b) == ("lm", 24.0))
     assert not np.allclose(sorted(piloted.predictions["step_s"]), sorted(own.predictions["step_s"]))
     more = data.runs[data.runs["run_id"].isin([row["run_id"] for row in rows[1:]])]

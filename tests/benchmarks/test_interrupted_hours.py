@@ -48,7 +48,7 @@ def test_an_interruption_takes_no_more_than_a_piece_its_checkpoint_and_a_replace
 
 
 @given(job=JOB, moments=MOMENTS)
-def test_the_order_in_which_interruptions_are_told_means_nothing(job: dict[str, float], moments: list[float]) -> None:
+def test_the_order_in_which_interruptions_are_given_means_nothing(job: dict[str, float], moments: list[float]) -> None:
     assert hours_given(moments[::-1], **job) == hours_given(moments, **job)
 
 

@@ -10,8 +10,14 @@ from tests.models.synthetic import World
 
 
 def test_each_line_is_measured_and_no_folder_stays() -> None:
-    told = speeds(World(4).data(20), repeats=1, seed=0, large=50)
-    assert told["what"].str.split(",").str[0].tolist() == ["fit", "fit", "one prediction", "predictions", "predictions"]
-    assert list(told["rows"]) == [20, 50, 1, 10_000, 10_000]
-    assert (told["median_s"] > 0).all() and told["median_s"][2] < told["median_s"][3]
+    table = speeds(World(4).data(20), repeats=1, seed=0, large=50)
+    assert table["what"].str.split(",").str[0].tolist() == [
+        "fit",
+        "fit",
+        "one prediction",
+        "predictions",
+        "predictions",
+    ]
+    assert list(table["rows"]) == [20, 50, 1, 10_000, 10_000]
+    assert (table["median_s"] > 0).all() and table["median_s"][2] < table["median_s"][3]
     assert not list(Path(tempfile.gettempdir()).glob("srift-speed-*"))

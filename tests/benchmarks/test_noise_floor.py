@@ -15,7 +15,7 @@ def runs(**seconds: float) -> pd.DataFrame:
     )
 
 
-def test_each_spread_is_told_apart() -> None:
+def test_each_spread_is_distinguished() -> None:
     table = spreads(runs(t1_00_000=1.0, t1_00_001=1.2, t1_01_000=2.1, t1_01_001=2.3)).iloc[0]
     assert table["in_launch"] == pytest.approx((0.1 / 1.1 + 0.1 / 2.2) / 2)
     assert table["between_launches"] == pytest.approx(0.55 / 1.65)
@@ -38,9 +38,9 @@ def test_two_campaigns_are_compared_on_what_they_share() -> None:
 
 def test_the_scatter_that_fixed_work_explains_is_gone_at_nominal_speed() -> None:
     hours = [1.0, 1.5, 0.8, 1.2]
-    told = runs(t1_00_000=1.0, t1_00_001=1.5, t2_00_000=0.8, t3_00_000=1.2)
+    measured = runs(t1_00_000=1.0, t1_00_001=1.5, t2_00_000=0.8, t3_00_000=1.2)
     usual = {"usual_reference_s": [[0.1]] * 4, "reference_spread": 0.01, "reference_blocks": 4}
-    as_it_was, nominal = at_reference_speed(told.assign(reference_s=[[0.1 * one] for one in hours], **usual)).iloc
+    as_it_was, nominal = at_reference_speed(measured.assign(reference_s=[[0.1 * one] for one in hours], **usual)).iloc
     assert as_it_was["about_setup"] > 0.2 and nominal["about_setup"] < 0.01
     assert nominal["between_trials"] < 0.01 and nominal["beta"] == pytest.approx(1.0, abs=0.01)
-    assert len(at_reference_speed(told)) == 1, "nobody told"
+    assert len(at_reference_speed(measured)) == 1, "nobody knows"

@@ -97,7 +97,7 @@ def test_ours_stops_where_no_run_is_expected_to_change_a_choice() -> None:
     assert Campaign(*believed(ground(), 0.3), COSTS).next().places != ()
 
 
-def test_ours_believes_what_it_is_told_and_never_buys_it_again() -> None:
+def test_ours_believes_what_it_is_given_and_never_buys_it_again() -> None:
     place = ground(np.array([4.0, 2.0, 1.5, 1.2]))
     _, mean, covariance, noise = believed(ground(np.array([4.0, 2.0, 1.2, 1.5])), 0.3)
     policy = Campaign(place, mean, covariance, noise, COSTS)

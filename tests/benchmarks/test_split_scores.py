@@ -89,18 +89,18 @@ def data() -> TrainingData:
     )
 
 
-def test_pilots_are_chosen_told_to_everybody_and_no_answer_is_shown() -> None:
-    whole, told = data(), []
+def test_pilots_are_chosen_given_to_everybody_and_no_answer_is_shown() -> None:
+    whole, counts = data(), []
 
     def rival(known: pd.DataFrame, asked: pd.DataFrame, devices: dict[str, int]) -> FloatArray:
         assert not {"step_s", "sync_s"} & set(asked.columns) and devices == DEVICES
-        told.append(len(known))
+        counts.append(len(known))
         return np.full(len(asked), 1.0)
 
     asked = ((whole.runs["workload"] == "a") & (whole.runs["layout"] != "1")).to_numpy()
     split = Split(name="x", group="y", known=~asked, asked=asked, choose=2)
     scored = ask(whole, split, {"rival": rival}, DEVICES, seed=0)
-    assert told == [35] and len(scored) == 25
+    assert counts == [35] and len(scored) == 25
     shuffled = whole.runs.copy()
     rows_asked = [at for at in range(len(asked)) if asked[at] and at in set(scored.index)]
     shuffled.loc[rows_asked, "step_s"] = shuffled.loc[rows_asked[::-1], "step_s"].to_numpy()

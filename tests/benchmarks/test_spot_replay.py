@@ -29,7 +29,7 @@ def test_a_machine_is_lost_when_the_price_exceeds_its_bid_and_bids_anew() -> Non
     assert pool.losses(6.0, 100.0, 0.2) == ()  # launched at 1.1, bids 1.32
     assert pool.losses(0.0, 10.0, 0.0) == (5.0, 10.0)
     level = Prices(hours=np.array([0.0, 5.0]), usd=np.array([1.0, 1.0]))
-    assert level.losses(0.0, 9.0, 0.0) == ()  # a price that is told again has not risen
+    assert level.losses(0.0, 9.0, 0.0) == ()  # a price that is repeated has not risen
 
 
 def test_jobs_start_and_end_within_the_record_and_the_seed_decides() -> None:

@@ -14,20 +14,20 @@ from models.job.cost import job_costs
 from models.planner import planner, ranking, search
 from models.planner.candidates import Supply
 from models.step_time.model import StepTimeModel
-from tests.benchmarks import synthetic_market as imagined
+from tests.benchmarks import synthetic_market as synthetic
 from tests.benchmarks.planner import plot, some_types, timed
 from tests.benchmarks.synthetic_market import BY_ROWS, PROFILED
 
-SOLD = [imagined.types()[at] for at in (0, 4, 9)]
+SOLD = [synthetic.types()[at] for at in (0, 4, 9)]
 
 
 @cache
 def champion() -> StepTimeModel:
-    return imagined.champion(SOLD, runs=80)
+    return synthetic.champion(SOLD, runs=80)
 
 
 def supply(max_hosts: int) -> Supply:
-    return Supply(offers=imagined.offers(SOLD), max_hosts=max_hosts, fits=lambda _: "")
+    return Supply(offers=synthetic.offers(SOLD), max_hosts=max_hosts, fits=lambda _: "")
 
 
 def every_setup(job: Workload, max_hosts: int) -> list[Setup]:
@@ -37,7 +37,7 @@ def every_setup(job: Workload, max_hosts: int) -> list[Setup]:
 @pytest.mark.parametrize("name", [BY_ROWS, PROFILED])
 def test_no_prediction_undercuts_its_bound_and_some_come_near(name: str) -> None:
     model = champion()
-    rows = pd.DataFrame([one.row() for one in every_setup(imagined.workload(name), 7)])
+    rows = pd.DataFrame([one.row() for one in every_setup(synthetic.workload(name), 7)])
     arrays = model._read(rows)
     ratio = model.predict(rows)["step_s"].to_numpy(float) / model.least_seconds(arrays)
     assert len(ratio) > 300 and ratio.min() >= 1.0
@@ -51,8 +51,8 @@ def test_it_answers_as_predicting_and_drawing_for_every_setup_would(name: str, m
     monkeypatch.setattr(ranking, "CLUSTERS_COMPARED", 8)
     monkeypatch.setattr(search, "_TURN", 16)
     model = champion()
-    plain = {row["goal"]: row for row in found(imagined.workload(name)).rows[::-1]}
-    job = imagined.workload(
+    plain = {row["goal"]: row for row in found(synthetic.workload(name)).rows[::-1]}
+    job = synthetic.workload(
         name,
         Goal(goal="cheapest_within_deadline", hours=2.5 * plain["fastest"]["hours"]),
         Goal(goal="fastest_within_budget", usd=1.4 * plain["cheapest"]["usd"], p_required=0.75),
@@ -74,7 +74,7 @@ def found(job: Workload) -> planner.Plan:
 
 
 def test_the_times_count_what_was_left_at_each_stage_and_can_be_drawn(tmp_path: Any) -> None:
-    model = imagined.champion(imagined.types(), runs=60)
+    model = synthetic.champion(synthetic.types(), runs=60)
     rows = [timed(model, BY_ROWS, some_types(types), max_hosts=4, repeats=1) for types in (2, 3)]
     for row in rows:
         assert row["candidates"] >= row["looked_at"] >= row["ranked"] > row["frontier"] > 0

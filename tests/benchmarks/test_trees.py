@@ -52,10 +52,10 @@ def test_answers_in_the_rows_asked_for_are_not_seen() -> None:
 
 def test_single_device_rows_tell_how_slow_a_workload_is_and_its_name_tells_nothing() -> None:
     asked, alone = measured("three", ("2", "2+2", "4+4+4")), measured("three", ("1",))
-    told = predict_trees_alone(pd.concat([KNOWN, alone]), asked, DEVICES)
-    untold = predict_trees_alone(KNOWN, asked, DEVICES)
-    assert np.all(np.isfinite(told) & (told > 0))
-    wrong = [np.abs(np.log(one / asked["step_s"].to_numpy())).mean() for one in (told, untold)]
+    with_rows = predict_trees_alone(pd.concat([KNOWN, alone]), asked, DEVICES)
+    without_rows = predict_trees_alone(KNOWN, asked, DEVICES)
+    assert np.all(np.isfinite(with_rows) & (with_rows > 0))
+    wrong = [np.abs(np.log(one / asked["step_s"].to_numpy())).mean() for one in (with_rows, without_rows)]
     assert wrong[0] < 0.5 * wrong[1]
     renamed = {"one": "two", "two": "one"}
     swapped = KNOWN.assign(workload=KNOWN["workload"].map(renamed))
@@ -93,6 +93,6 @@ def test_sriftys_method_finds_what_a_profile_and_collectives_tell_and_nothing_wi
 def test_adaptdl_takes_the_compute_of_its_own_kind() -> None:
     frame = of_kinds()
     asked = ((frame["workload"] == "one") & (frame["kind"] == "b")).to_numpy() & (frame["layout"] == "1").to_numpy()
-    told = asked & (frame["batch_per_device"].astype(float) % 16 == 4).to_numpy()
-    found = predict_adaptdl(frame[~asked | told], frame[asked], DEVICES)
+    known = asked & (frame["batch_per_device"].astype(float) % 16 == 4).to_numpy()
+    found = predict_adaptdl(frame[~asked | known], frame[asked], DEVICES)
     assert np.median(np.abs(found / frame["step_s"][asked].to_numpy() - 1)) < 0.05

@@ -52,7 +52,7 @@ def test_errors_and_coverage_are_those_of_the_rows() -> None:
     nominal = summary(compared.assign(nominal_step_s=[1.1, 0.7])).set_index("model")
     assert nominal.loc["  at nominal speed", ["mean", "coverage_90"]].tolist() == [pytest.approx(0.0), 1.0]
     alike = summary(compared.assign(cluster="2xa", taken_share=0.0))
-    assert list(alike["model"]) == ["champion", "compute only", "boosted trees"], "told once where all are of a kind"
+    assert list(alike["model"]) == ["champion", "compute only", "boosted trees"], "printed once where all are of a kind"
 
 
 def asked(hours: float) -> tuple[advice.Question, pd.DataFrame]:

@@ -69,8 +69,8 @@ def records(world: ChaosAws, what: Kept) -> Iterator[str]:
             yield f"record {run_id} of {lease_id} was uploaded and is {len(found)} times in the warehouse"
             continue
         status, body = found[0]["status"], json.loads(found[0]["body"])
-        told = [json.loads(content) for content in contents if sound(content)]
-        whole = [(one["status"], one["ended_unix"]) for one in told]
+        records_found = [json.loads(content) for content in contents if sound(content)]
+        whole = [(one["status"], one["ended_unix"]) for one in records_found]
         if whole and (status, body["ended_unix"]) not in whole:
             yield f"record {run_id} of {lease_id} was uploaded, and the warehouse has {status} {body.get('reason')}"
         if not whole and status == "measured":
@@ -96,35 +96,35 @@ def money(campaigns: Campaigns, what: Kept) -> Iterator[str]:
     if sum(billed.values()) > campaigns.scenario.month_usd:
         yield f"the month spent ${sum(billed.values()):.3f} of ${campaigns.scenario.month_usd:.3f}"
     for lease_id, usd in billed.items():
-        told = (what.usd.get(lease_id) or [0.0])[0]
-        if told is None or told < usd - ROUNDING_USD:
-            yield f"lease {lease_id} cost ${usd:.4f}, and the ledger says {told}"
+        recorded = (what.usd.get(lease_id) or [0.0])[0]
+        if recorded is None or recorded < usd - ROUNDING_USD:
+            yield f"lease {lease_id} cost ${usd:.4f}, and the ledger says {recorded}"
 
 
 def rows(campaigns: Campaigns, what: Kept) -> Iterator[str]:
     """Whatever was not measured has a row that says why; so has every rung that was refused."""
     world = campaigns.home.world
     for lease_id, (launch, outcome) in campaigns.served.items():
-        told = [row for found in what.rows.values() for row in found if row["lease_id"] == lease_id]
+        lease_rows = [row for found in what.rows.values() for row in found if row["lease_id"] == lease_id]
         if "NotFound" in outcome.rpartition("(")[2] and not THROTTLED & {*campaigns.scenario.kinds}:
             yield f"{lease_id} was given up for what it had only just made: {outcome}"
         planned = {f"{lease_id}-{number:03d}" for number in range(len(launch.items))}
-        measured = {row["run_id"].partition("-again-")[0] for row in told if row["status"] == "measured"}
-        explained = any(row["status"] != "measured" for row in told) or outcome.startswith("time")
+        measured = {row["run_id"].partition("-again-")[0] for row in lease_rows if row["status"] == "measured"}
+        explained = any(row["status"] != "measured" for row in lease_rows) or outcome.startswith("time")
         if not planned <= measured and not explained:
             yield f"{lease_id} ended {outcome!r}: {len(planned - measured)} runs are neither measured nor explained"
         lost = [one for one in world.instances.values() if one.tags["srift:lease"] == lease_id and one.reason == TAKEN]
-        unexplained = planned - {row["run_id"] for row in told}
-        if any(TAKEN in str(json.loads(row["body"]).get("reason")) for row in told if row["status"] == "refused"):
+        unexplained = planned - {row["run_id"] for row in lease_rows}
+        if any(TAKEN in str(json.loads(row["body"]).get("reason")) for row in lease_rows if row["status"] == "refused"):
             lost = []  # before it ran: its rung's row says so
-        if lost and unexplained and all(row["status"] != "interrupted" for row in told) and outcome[:4] != "time":
+        if lost and unexplained and all(row["status"] != "interrupted" for row in lease_rows) and outcome[:4] != "time":
             yield f"{lease_id} lost {lost[0].instance_id} to the spot market, and no row says that it was interrupted"
-        for row in told:
+        for row in lease_rows:
             if row["status"] != "measured" and not json.loads(row["body"]).get("reason"):
                 yield f"{row['run_id']} is {row['status']} without a reason"
     for lease_id in set(world.refused):
-        told = [row for found in what.rows.values() for row in found if row["lease_id"] == lease_id]
-        if not any(row["status"] in ("refused", "failed") for row in told):
+        lease_rows = [row for found in what.rows.values() for row in found if row["lease_id"] == lease_id]
+        if not any(row["status"] in ("refused", "failed") for row in lease_rows):
             yield f"{lease_id} was refused a rung, and no row says so"
     for lease_id in campaigns.started.keys() - campaigns.served.keys():
         machines = [one for one in world.instances.values() if one.tags["srift:lease"] == lease_id]

@@ -43,7 +43,7 @@ _BATCHES = {"profile": (4, 8), "probe": ()}
 
 
 class Provider(Ec2Provider):
-    """The real one; a mirror's turns are the world's."""
+    """The real one; a mirror's rounds are the world's."""
 
     world: ChaosAws
 

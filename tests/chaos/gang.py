@@ -42,7 +42,7 @@ class Gang:
         self._first = self._first or now
 
     def leave(self, node: Node, now: datetime) -> None:
-        """It was told to end it."""
+        """It was asked to end it."""
         if node in self.members.values():
             self._hurt = self._hurt or now
 

@@ -220,7 +220,7 @@ MUTATIONS = (
              lambda: _troubled("nests"), _out(tasks.execution.mailbox, "json_of_node", json.loads)),
     Mutation("a record may be nested as deeply as it likes", "was taken for a measurement",
              lambda: _troubled("nests"), _out(tasks.execution.record_loader, "json_of_node", json.loads)),
-    Mutation("machines are not told which devices they were bought for",
+    Mutation("machines are not given which devices they were bought for",
              "on a processor where a GPU was bought, and counts",
              lambda: _without_devices("no devices"), _out(tasks.execution.job, "expected_devices", _anything)),
     Mutation("nobody looks at the device that a record names", "on a processor where a GPU was bought, and counts",

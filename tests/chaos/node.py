@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MOST_FILES, FLOOD = 60, 80  # of one machine that the mirror takes here, and of a flood
 NESTED = b"[" * 300 + b"]" * 300
-FLUSH_S = 20.0  # that a courier told to go down carries on, as sync.py has it
+FLUSH_S = 20.0  # that a courier asked to go down carries on, as sync.py has it
 _FROM_OUTSIDE = ("Client.UserInitiatedShutdown", "Client.InstanceInitiatedShutdown")
 
 

@@ -20,7 +20,7 @@ from tasks.doctor import report as doctor
 from tasks.workspace import prefect_server as own_server
 from tasks.workspace.home import Wrong
 from tests.conftest import SmallDisk
-from tests.flows.test_cli import assert_fails, enter, srift, told, without_a_server
+from tests.flows.test_cli import assert_fails, enter, printed, srift, without_a_server
 from tests.installed import DescribedMachines, furnished
 
 FILES = {"warehouse.duckdb": "warehouse", "published/recommendations.duckdb": "published table"} | {
@@ -67,7 +67,7 @@ def test_a_sound_home_is_well(used: Path) -> None:
     found = findings()
     assert {found[check]["status"] for check in ("home", *FILES.values())} == {"ok"}
     assert "rows and the indexes can be read" in found["warehouse"]["says"]
-    assert not [one for one in told("status")["stale"] if "damaged" in one]
+    assert not [one for one in printed("status")["stale"] if "damaged" in one]
 
 
 def test_doctor_leaves_nothing_in_a_home_that_is_not_there(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_doctor_and_status_name_the_damaged_file_and_no_other(used: Path, name: 
     found = findings()
     assert [check for check, one in found.items() if one["status"] == "wrong"] == [FILES[name]]
     assert "damaged" in found[FILES[name]]["says"]
-    (said,) = [one for one in told("status")["stale"] if "damaged" in one]
+    (said,) = [one for one in printed("status")["stale"] if "damaged" in one]
     assert said.startswith(f"{FILES[name]}: ")
 
 
@@ -115,7 +115,7 @@ def test_what_the_message_says_to_type_leaves_a_home_that_works(used: Path, name
 
 def test_a_damaged_index_is_named_and_what_the_message_says_to_type_mends_it(used: Path) -> None:
     store = used / "state" / "warehouse.duckdb"
-    sound, before = store.read_bytes(), told("workloads")
+    sound, before = store.read_bytes(), printed("workloads")
     for at in range(3 * 4096 + 100, len(sound), 262144):  # DuckDB's blocks, after three headers
         store.write_bytes(sound[:at] + bytes([sound[at] ^ 255]) + sound[at + 1 :])
         if "Every row of its tables can be read" in (said := findings()["warehouse"]["says"]):
@@ -124,13 +124,13 @@ def test_a_damaged_index_is_named_and_what_the_message_says_to_type_mends_it(use
     assert typed == ["srift doctor --rebuild-warehouse", "srift refresh"]
     ended = srift(*typed[0].split()[1:])
     assert ended.exit_code == 0 and "lost: none" in ended.stdout
-    assert findings()["warehouse"]["status"] == "ok" and told("workloads") == before
-    assert "nothing was changed" in told("doctor", "--rebuild-warehouse")["says"]
+    assert findings()["warehouse"]["status"] == "ok" and printed("workloads") == before
+    assert "nothing was changed" in printed("doctor", "--rebuild-warehouse")["says"]
 
 
 def test_a_read_only_home_is_named_and_what_is_in_it_can_be_read(on_small_disk: SmallDisk) -> None:
     on_small_disk.make_read_only()
-    assert told("table") and told(*ASK) and srift("status").exit_code == 0
+    assert printed("table") and printed(*ASK) and srift("status").exit_code == 0
     assert findings()["home"]["status"] == "wrong"
     for words in (("refresh",), ("refresh", "--max-usd", "0")):
         assert_fails(srift(*words), 1, "cannot be written (Read-only file system)", "SRIFT_HOME")
@@ -141,10 +141,10 @@ def test_a_full_disk_is_named_before_a_refresh_starts_and_by_an_import(on_small_
     on_small_disk.fill()
     assert_fails(srift("refresh"), 1, "is full or nearly so: 0 MiB are left")
     assert_fails(srift("import", "rows.csv"), 1, "the disk is full", "free some space")
-    assert told("table") and "home: the disk of" in srift("status").stdout
+    assert printed("table") and "home: the disk of" in srift("status").stdout
     assert "is full" in findings()["home"]["says"]
     on_small_disk.free()
-    assert told("import", "rows.csv")["new"] == 1
+    assert printed("import", "rows.csv")["new"] == 1
 
 
 class Http500(Exception):

@@ -74,7 +74,7 @@ def srift(*words: str) -> Result:
     return CliRunner().invoke(app, list(words))
 
 
-def told(*words: str) -> Any:
+def printed(*words: str) -> Any:
     """The JSON that a verb prints, which must be all of standard output and hold nothing that JSON lacks."""
     result = srift(*words, "--json")
     assert result.exit_code == 0, result.stderr
@@ -176,7 +176,7 @@ def test_a_second_refresh_of_a_home_exits_1_and_names_the_first(new: Path, monke
         assert_fails(srift("refresh"), 1, "refresh r-1 (process 77, since noon) is at work", "nothing was started")
 
 
-def test_one_that_comes_second_all_the_same_ends_cancelled_and_is_told_so_too(
+def test_one_that_comes_second_all_the_same_ends_cancelled_and_is_answered_so_too(
     new: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def second(*_: object) -> None:
@@ -219,7 +219,7 @@ def test_the_credential_of_the_home_is_shown_to_a_server_on_this_machine_alone(
 
 
 def test_the_table_in_json_and_in_plain_text(used: Path) -> None:
-    rows = told("table")
+    rows = printed("table")
     assert {(row["workload"], row["goal"]) for row in rows if row["rank"] == 1} == {
         (workload, goal)
         for workload in ("conv", "lm")
@@ -231,27 +231,27 @@ def test_the_table_in_json_and_in_plain_text(used: Path) -> None:
 
 
 def test_the_champion_is_asked(used: Path) -> None:
-    rows = told("recommend", "conv", "--deadline", "90m", "--top", "3")
+    rows = printed("recommend", "conv", "--deadline", "90m", "--top", "3")
     assert [row["rank"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) <= 3
     assert {(row["goal"], row["constraint_hours"]) for row in rows} == {("cheapest_within_deadline", 1.5)}
-    days = told("recommend", "conv", "--deadline", "2d")[0]
+    days = printed("recommend", "conv", "--deadline", "2d")[0]
     assert days["constraint_hours"] == 48.0 and days["usd"] <= rows[0]["usd"]
-    budget = told("recommend", "conv", "--budget", "0.5", "--market", "on-demand")
+    budget = printed("recommend", "conv", "--budget", "0.5", "--market", "on-demand")
     assert {row["goal"] for row in budget} == {"fastest_within_budget"}
     assert {offer["market"] for row in budget for offer in row["cluster_offers"] or ()} == {"on-demand"}
-    more = told("recommend", "conv", "--deadline", "2d", "--samples", "400000")[0]
+    more = printed("recommend", "conv", "--deadline", "2d", "--samples", "400000")[0]
     assert more["samples"] == 400_000 and more["hours"] > days["hours"]
     shown = srift("recommend", "conv", "--deadline", "90m")
     assert shown.exit_code == 0 and "\x1b" not in shown.output and rows[0]["cluster"] in shown.stdout
 
 
 def test_an_open_choice_names_its_pilots_and_a_settled_one_says_so(used: Path) -> None:
-    first = told("recommend", "conv", "--deadline", "90m", "--pilots", "2")[0]
+    first = printed("recommend", "conv", "--deadline", "90m", "--pilots", "2")[0]
     pilots = first["pilots"]
     assert pilots["regret"] >= 0 and len(pilots["runs"]) in (0, 2)
     assert all(one["usd"] > 0 and one["seconds"] > 0 and one["market"] == "spot" for one in pilots["runs"])
-    assert told("recommend", "conv", "--deadline", "90m", "--pilots", "0")[0]["pilots"] is None
-    on_demand = told("recommend", "conv", "--budget", "0.5", "--market", "on-demand")[0]
+    assert printed("recommend", "conv", "--deadline", "90m", "--pilots", "0")[0]["pilots"] is None
+    on_demand = printed("recommend", "conv", "--budget", "0.5", "--market", "on-demand")[0]
     assert all(one["market"] == "spot" for one in on_demand["pilots"]["runs"])  # where a campaign buys
     shown = srift("recommend", "conv", "--deadline", "90m").stdout
     assert ("settled: " in shown) == pilots["settled"] and ("runs tell most" in shown) != pilots["settled"]
@@ -259,7 +259,7 @@ def test_an_open_choice_names_its_pilots_and_a_settled_one_says_so(used: Path) -
 
 
 def test_the_answer_carries_the_frontier_of_hours_and_dollars(used: Path) -> None:
-    first, *others = told("recommend", "conv", "--deadline", "90m")
+    first, *others = printed("recommend", "conv", "--deadline", "90m")
     front = first["frontier"]
     assert len(front) > 1 and first["candidates"] > len(front) and not any("frontier" in row for row in others)
     assert [one["hours"] for one in front] == sorted(one["hours"] for one in front)
@@ -271,20 +271,20 @@ def test_the_answer_carries_the_frontier_of_hours_and_dollars(used: Path) -> Non
 
 def test_what_cannot_be_had_is_an_answer_and_no_failure(used: Path) -> None:
     asked = ("recommend", "conv", "--budget", "0.000001")
-    (row,) = told(*asked, "--p-required", "0.9")
+    (row,) = printed(*asked, "--p-required", "0.9")
     assert row["status"] == "infeasible" and row["cluster"] is None and row["reason"] and row["p_required"] == 0.9
     shown = srift(*asked, "--p-required", "0.9")
     assert shown.exit_code == 0 and "infeasible" in shown.stdout
-    first, *_ = told(*asked)
+    first, *_ = printed(*asked)
     assert first["status"] == "recommended" and first["p_meets_constraint"] == 0.0 and first["p_required"] is None
     assert "note: conv: the choice for $0.0000010 meets it with 0% probability only" in srift(*asked).stdout
     assert srift(*asked, "--p-required", "90").exit_code == 2
 
 
 def test_status_and_reap(used: Path, new: Path) -> None:
-    assert told("status")["leases"] == []
+    assert printed("status")["leases"] == []
     assert "no refresh is at work" in srift("status").stdout
-    assert told("reap") == {"ended": [], "not_swept": {}}
+    assert printed("reap") == {"ended": [], "not_swept": {}}
     assert srift("reap").stdout == "nothing was left running\n"
 
 
@@ -350,7 +350,7 @@ def test_reap_tells_of_flow_runs_that_were_killed_by_hand_and_by_schedule(
     new: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.execution.collect.crash_dead_flow_runs", lambda home: [f"killed in {home.name}"])
-    assert told("reap") == {"ended": ["killed in state"], "not_swept": {}}
+    assert printed("reap") == {"ended": ["killed in state"], "not_swept": {}}
     flow = importlib.import_module("flows.reap")
     monkeypatch.setattr(flow, "end_and_collect", lambda *_: ["a host was left"])
     monkeypatch.setattr(flow, "crash_dead_flow_runs", lambda home: [f"killed in {home.name}"])
@@ -368,7 +368,7 @@ def test_a_home_that_the_command_makes_is_its_owners_and_one_that_is_there_stays
     assert stat.S_IMODE((new / "state").stat().st_mode) == 0o755 and "chmod 700" in shown.output
 
 
-def test_machines_are_ended_before_prefect_is_told_of_killed_runs_and_both_are_said(
+def test_machines_are_ended_before_prefect_hears_of_killed_runs_and_both_are_said(
     new: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
@@ -397,46 +397,46 @@ def test_machines_are_ended_before_prefect_is_told_of_killed_runs_and_both_are_s
 
 def test_a_dry_run_starts_nothing_and_writes_nothing(new: Path) -> None:
     before = files(new)
-    launches = told("refresh", "--dry-run")
+    launches = printed("refresh", "--dry-run")
     assert launches and all(launch["items"] and launch["reason"] for launch in launches)
     shown = srift("refresh", "--dry-run")
     assert shown.exit_code == 0 and "nothing was started" in shown.stdout and "\x1b" not in shown.output
-    assert told("refresh", "--dry-run", "--max-usd", "0") == []
+    assert printed("refresh", "--dry-run", "--max-usd", "0") == []
     assert files(new) == before
 
 
 def test_measurements_are_imported_once(new: Path) -> None:
     (new / "rows.csv").write_text(ROWS)
-    loaded = told("import", "rows.csv")
+    loaded = printed("import", "rows.csv")
     assert (loaded["rows"], loaded["new"], loaded["workloads"]) == (2, 2, {"conv": 2})
     again = srift("import", "rows.csv")
     assert again.exit_code == 0 and "2 rows, 0 of them new" in again.stdout
 
 
-def test_what_an_import_did_is_told_listed_and_undone(new: Path) -> None:
-    assert told("forget", "--list") == [] and "nothing was ever imported" in srift("forget", "--list").stdout
+def test_what_an_import_did_is_printed_listed_and_undone(new: Path) -> None:
+    assert printed("forget", "--list") == [] and "nothing was ever imported" in srift("forget", "--list").stdout
     assert "nothing is known yet of conv, lm" in srift("workloads").stdout
     (new / "rows.csv").write_text(ROWS)
     assert "dry run: nothing was loaded" in srift("import", "rows.csv", "--dry-run").stdout
     assert files(new) == {new / name for name in ("rows.csv", "srift.toml", "work.py")}
     shown = srift("import", "rows.csv").stdout
-    (listed,) = told("forget", "--list")
+    (listed,) = printed("forget", "--list")
     assert (listed["file"], listed["rows"], listed["forgotten"]) == ("rows.csv", 2, False)
     assert f"srift forget {listed['import_id']}" in shown and "s.small" in shown
-    (conv, lm) = told("workloads")
+    (conv, lm) = printed("workloads")
     assert (conv["workload"], conv["provider"], conv["imported_rows"], lm["provider"]) == ("conv", "ec2", 2, "")
     shown = srift("workloads")
     assert shown.exit_code == 0 and "\x1b" not in shown.output and "s.small" in shown.stdout
     assert_fails(srift("forget", "nonsense"), 2, "unknown import 'nonsense'")
-    assert told("forget", listed["import_id"])["rows"] == 2
+    assert printed("forget", listed["import_id"])["rows"] == 2
     assert "forgotten" in srift("forget", "--list").stdout
-    assert {one["provider"] for one in told("workloads")} == {""}
-    assert told("import", "rows.csv")["new"] == 2
+    assert {one["provider"] for one in printed("workloads")} == {""}
+    assert printed("import", "rows.csv")["new"] == 2
 
 
 def test_facts_are_imported_alone_and_whoever_knows_a_workload_is_asked(new: Path) -> None:
     (new / "facts.csv").write_text("workload,parameters,gradient_bytes\nmine,10,40\n")
-    assert told("import", "--workloads", "facts.csv")["facts"] == {"new": 1, "changed": 0, "the same": 0}
+    assert printed("import", "--workloads", "facts.csv")["facts"] == {"new": 1, "changed": 0, "the same": 0}
     assert "0 new, 0 changed, 1 the same" in srift("import", "--workloads", "facts.csv").stdout
     asked = ("recommend", "mine", "--deadline", "2h")
     assert_fails(srift(*asked), 2, "mine is known on ec2 alone", "--samples N --batch B")
@@ -447,7 +447,7 @@ def test_facts_are_imported_alone_and_whoever_knows_a_workload_is_asked(new: Pat
 def test_implausible_rows_are_refused_unless_forced(new: Path) -> None:
     (new / "rows.csv").write_text(ROWS + "conv,2xs.small,16,500\n")
     assert_fails(srift("import", "rows.csv"), 1, "line 4, column step_s", "1,000 times", "--force")
-    assert told("import", "rows.csv", "--force")["new"] == 3
+    assert printed("import", "rows.csv", "--force")["new"] == 3
 
 
 def test_a_file_that_cannot_be_imported_exits_1_and_says_where_and_why(new: Path) -> None:
@@ -455,13 +455,13 @@ def test_a_file_that_cannot_be_imported_exits_1_and_says_where_and_why(new: Path
     assert_fails(srift("import", "bad.csv"), 1, "bad.csv was refused", "line 4, column step_s")
     assert_fails(srift("import", "none.csv", "--json"), 1, "none.csv", "cannot be read")
     (new / "bad.csv").write_text(ROWS)
-    assert told("import", "bad.csv")["new"] == 2, "the refused file had left rows behind"
+    assert printed("import", "bad.csv")["new"] == 2, "the refused file had left rows behind"
 
 
 def test_a_backtest_reports_and_leaves_the_home_as_it_was(new: Path) -> None:
     (new / "train.csv").write_text(ROWS)
     (new / "test.csv").write_text(ROWS.replace("2xs.small", "3xs.small") + "gpt,1xs.small,16,0.5\n")
-    found = told("backtest", "train.csv", "test.csv", "--predictions", "out.csv")
+    found = printed("backtest", "train.csv", "test.csv", "--predictions", "out.csv")
     assert (found["rows"], found["predicted"], found["provider"]) == (3, 2, "ec2")
     assert [row["group"] for row in found["summary"]] == ["conv", "1", "3", "all"]
     assert len((new / "out.csv").read_text().splitlines()) == 4

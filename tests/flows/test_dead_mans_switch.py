@@ -52,10 +52,10 @@ def aws(no_credentials: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         yield
 
 
-def launched(region: str = "us-east-1", **told: str | None) -> str:
+def launched(region: str = "us-east-1", **changes: str | None) -> str:
     """A machine with the tags of a launch of ours, some of them changed (None: left out)."""
     named = {one["Key"]: one["Value"] for one in tags(SPEC, "0.0")}
-    named |= {f"srift:{key}": value for key, value in told.items()}  # type: ignore[misc]
+    named |= {f"srift:{key}": value for key, value in changes.items()}  # type: ignore[misc]
     marked = [{"Key": key, "Value": value} for key, value in named.items() if value is not None]
     made = boto3.client("ec2", region_name=region).run_instances(
         ImageId="ami-12c6146b", InstanceType="t3.nano", MinCount=1, MaxCount=1,
@@ -159,20 +159,20 @@ def test_it_may_do_what_its_code_calls_on_what_carries_our_tag_and_nothing_else(
     assert log["Action"] == ["logs:CreateLogStream", "logs:PutLogEvents"] and log["Resource"] != "*"
 
 
-def resolved(value: Any, told: dict[str, Any]) -> Any:
+def resolved(value: Any, parameters: dict[str, Any]) -> Any:
     """With parameters filled in, and attributes of other resources as words."""
     if isinstance(value, list):
-        return [resolved(one, told) for one in value]
+        return [resolved(one, parameters) for one in value]
     if not isinstance(value, dict):
         return value
     if "Ref" in value:
-        return told.get(value["Ref"], f"the {value['Ref']}")
+        return parameters.get(value["Ref"], f"the {value['Ref']}")
     if "Fn::Join" in value:
-        between, parts = resolved(value["Fn::Join"], told)
+        between, parts = resolved(value["Fn::Join"], parameters)
         return between.join(parts)
     if "Fn::GetAtt" in value or "Fn::Sub" in value:
         return "arn:aws:iam::123456789012:role/x"
-    return {key: resolved(one, told) for key, one in value.items()}
+    return {key: resolved(one, parameters) for key, one in value.items()}
 
 
 def test_what_the_template_makes_is_what_aws_knows_and_runs_every_ten_minutes() -> None:
@@ -182,8 +182,8 @@ def test_what_the_template_makes_is_what_aws_knows_and_runs_every_ten_minutes() 
     text = json.dumps(TEMPLATE["Resources"])
     for name in [*re.findall(r'"Ref": "([^"]+)"', text), *re.findall(r'"Fn::GetAtt": "(\w+)\.', text)]:
         assert name in named, name
-    told = {name: one["Default"] for name, one in TEMPLATE["Parameters"].items()}
-    made = {name: one | {"Properties": resolved(one["Properties"], told | {"Regions": list(REGIONS)})}
+    defaults = {name: one["Default"] for name, one in TEMPLATE["Parameters"].items()}
+    made = {name: one | {"Properties": resolved(one["Properties"], defaults | {"Regions": list(REGIONS)})}
             for name, one in TEMPLATE["Resources"].items()}  # fmt: skip
     kinds = {"AWS::IAM::Role", "AWS::Logs::LogGroup", "AWS::Lambda::Function", "AWS::Events::Rule",
              "AWS::Lambda::Permission"}  # fmt: skip

@@ -89,7 +89,7 @@ def test_a_link_to_the_page_may_be_followed_and_a_form_may_not_be_sent() -> None
     "given",
     ["", "Basic", authorization("srift:secrat"), authorization("srift:secret") + "x", "Bearer srift:secret", "Basic é"],
 )
-def test_without_the_credential_a_browser_is_told_to_ask_for_it(given: str) -> None:
+def test_without_the_credential_a_browser_is_asked_for_it(given: str) -> None:
     (start, body), reached = asked("GET", "srift:secret", Authorization=given)
     assert (start["status"], reached) == (401, False)
     assert dict(start["headers"])[b"www-authenticate"].startswith(b"Basic") and b"secret" not in body["body"]

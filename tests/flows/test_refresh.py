@@ -117,7 +117,7 @@ def test_a_campaign_by_itself_is_refused_too_where_the_reaper_has_not_looked(
 
 
 @pytest.mark.parametrize(("max_usd", "buying"), [(None, True), (0.5, True), (0.0, False)])
-def test_what_keeps_machines_from_being_had_is_told_where_some_are_asked_for(
+def test_what_keeps_machines_from_being_had_is_reported_where_some_are_asked_for(
     own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, max_usd: float | None, buying: bool
 ) -> None:
     class Limited(DescribedMachines):

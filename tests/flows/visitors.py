@@ -159,7 +159,7 @@ def in_a_browser(asked: dict[str, Asked], credential: str, folder: Path) -> dict
 
     user, _, password = credential.partition(":")
     addresses = {name: f"http://{one.address}" for name, one in asked.items()}
-    told = {name: {"address": one.address, "read": one.read, "create": one.create} for name, one in asked.items()}
+    requests = {name: {"address": one.address, "read": one.read, "create": one.create} for name, one in asked.items()}
     seen: dict[str, Any] = {"elsewhere": {}}
     with page_elsewhere(folder) as port, sync_playwright() as playwright:
         words = [*QUIET.split(), "--host-resolver-rules=MAP evil.example 127.0.0.1"]
@@ -178,7 +178,7 @@ def in_a_browser(asked: dict[str, Asked], credential: str, folder: Path) -> dict
         seen["operator"] = page.url
         for origin in (f"http://evil.example:{port}", f"http://127.0.0.1:{port}"):
             page.goto(origin)
-            seen["elsewhere"] |= {(origin, name): page.evaluate(TRY, one) for name, one in told.items()}
+            seen["elsewhere"] |= {(origin, name): page.evaluate(TRY, one) for name, one in requests.items()}
         for name, one in asked.items():
             page.goto(f"http://evil.example:{one.port}/")
             seen[f"{name} under another name"] = page.content()

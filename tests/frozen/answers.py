@@ -222,7 +222,7 @@ def local_answers(folder: Path) -> dict[str, Any]:
             "table": table("local"),
             **{name: asked("recommend", *words.split()) for name, words in LOCAL_QUESTIONS.items()},
             "shopping list": asked("refresh", "--dry-run", "--max-usd", "0.2"),
-            # without its runs: many are worth the same but for what the last digits of a fit say
+            # without its runs: many have the same value but for what the last digits of a fit say
             "shopping list where all is stale": [
                 {name: launch[name] for name in launch if name != "items"}
                 for launch in shopping_list(SRIFT_CAMPAIGN__STALE_AFTER_DAYS="0.001")

@@ -111,8 +111,8 @@ def left_over(of: LocalProvider | Path) -> list[str]:
     found += [str(group) for group in SHARES.groups(store.prefix)]
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            told = [*process.environ().values(), *process.cmdline()]
-            if process.pid != os.getpid() and any(str(home) in one for one in told):
+            words = [*process.environ().values(), *process.cmdline()]
+            if process.pid != os.getpid() and any(str(home) in one for one in words):
                 found.append(f"process {process.pid}: {' '.join(process.cmdline()[:5])}")
     return found
 

@@ -27,7 +27,7 @@ ADDRESSES = {"aa": "s3://mailbox/srift/data/ab/", "bb": "s3://mailbox/srift/none
 
 
 class Agent:
-    """Has written a record; leaves when it is told to."""
+    """Has written a record; leaves when it is asked to."""
 
     def __init__(self, mailbox: Path, own: Path) -> None:
         self.mailbox = mailbox
@@ -82,10 +82,10 @@ def test_a_lease_is_served_through_s3(
     for name, content in DATA.items():
         s3.put_object(Bucket="mailbox", Key=f"srift/data/ab/{name}", Body=content)
     done, asked = b"{}", json.dumps({"data": ADDRESSES}).encode()
-    told = {"node.json": b'{"node": 0, "nodes": 1}', "done.json": done, "data.json": asked}
-    files = {name: hashlib.sha256(told[name]).hexdigest() for name in ("done.json", "data.json")}
-    told["manifest.json"] = json.dumps({"files": files}).encode()
-    for name, content in told.items():
+    contents = {"node.json": b'{"node": 0, "nodes": 1}', "done.json": done, "data.json": asked}
+    files = {name: hashlib.sha256(contents[name]).hexdigest() for name in ("done.json", "data.json")}
+    contents["manifest.json"] = json.dumps({"files": files}).encode()
+    for name, content in contents.items():
         s3.put_object(Bucket="mailbox", Key=f"{root}/in/{name}", Body=content)
     directory = tmp_path / "mailbox"
     directory.mkdir()

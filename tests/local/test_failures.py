@@ -111,7 +111,7 @@ def job(installation: Workspace, count: int, runs: dict[str, dict[str, Any]]) ->
         cluster=Cluster.of((count, installation.provider.offers(datetime.now(UTC))[0])),
         expected=(Devices(name=CPU, count=1),) * count,
         items=tuple(replace(item, run_id=run_id, **changes) for run_id, changes in runs.items()),
-        envelopes={run_id: setup() for run_id in runs},
+        run_setups={run_id: setup() for run_id in runs},
         files=((spec, Source.of_file(installation.settings.root / "tiny.py")),),
         seed=1,
         deadline_s=120.0,
@@ -206,11 +206,13 @@ def test_a_full_disk_loses_nothing_that_was_reported(project: Path, monkeypatch:
 
     try:
         monkeypatch.setattr(mailbox, "SILENT_AFTER_S", 5.0)
-        asked = job(installation, 1, {"before": {}, "untold": {"least_steps": 2_000, "most_steps": 2_000}, "after": {}})
-        served = Accident(untold=fill).serve(installation, asked, monkeypatch)
+        asked = job(
+            installation, 1, {"before": {}, "unreported": {"least_steps": 2_000, "most_steps": 2_000}, "after": {}}
+        )
+        served = Accident(unreported=fill).serve(installation, asked, monkeypatch)
         assert "free some space" in served.outcome, served.outcome
         collect.fn(installation, "r", datetime.now(UTC))
-        assert known(installation.home) == {"before": "measured", "untold": "failed"}
+        assert known(installation.home) == {"before": "measured", "unreported": "failed"}
         assert left_over(installation.home) == [] and installation.provider.ended() == []
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
@@ -249,6 +251,6 @@ def test_a_workload_reads_its_folder_and_one_whose_folder_went_away_costs_its_ow
     assert row["reason"].startswith(f"no folder {project / 'gone'}") and row["setup"]["workload"] == "gone"
     assert list(tally.lacking) == ["gone"]
     records = installation.warehouse.select("raw_records").set_index("run_id")
-    told = json.loads(records.loc["r-00-001", "body"])
-    assert told["values"]["parameters"] == 3 * 4 + 4 and digests["near"] != digests["tiny"]
+    body = json.loads(records.loc["r-00-001", "body"])
+    assert body["values"]["parameters"] == 3 * 4 + 4 and digests["near"] != digests["tiny"]
     assert left_over(installation.home) == []

@@ -42,21 +42,21 @@ def test_whatever_ends_a_lease_nothing_is_left_but_the_mailbox(
 
 
 @pytest.mark.parametrize(
-    ("part", "name", "error", "told"),
+    ("part", "name", "error", "message"),
     [
         ("shares", "add", PermissionError(1, "Operation not permitted"), "not permitted"),
         ("store", "write", OSError(28, "No space left on device"), r"nothing was started.*No space"),
     ],
 )
 def test_hosts_that_cannot_start_leave_nothing(
-    local: LocalProvider, monkeypatch: pytest.MonkeyPatch, part: str, name: str, error: OSError, told: str
+    local: LocalProvider, monkeypatch: pytest.MonkeyPatch, part: str, name: str, error: OSError, message: str
 ) -> None:
     def refuse(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(type(getattr(local, part)), name, refuse)
     lone = cluster(local, "narrow")
-    with pytest.raises(ProviderError, match=told), local.acquire(lone, lease_id="stillborn", deadline_s=60, seed=1):
+    with pytest.raises(ProviderError, match=message), local.acquire(lone, lease_id="stillborn", deadline_s=60, seed=1):
         pass
     assert left_over(local) == [] and local.leases() == [] and local.ended() == [] and local.store.ids() == []
 
@@ -74,7 +74,7 @@ def test_a_revoked_host_is_interrupted_and_an_agent_that_ends_is_not(local: Loca
         job.with_suffix(".beside").rename(job)  # or the agent may read half of it
         wait_for(lambda: not running.nodes()[0].alive)
         left = running.nodes()[0]
-        assert not left.interrupted and "exit status 3" in left.reason and "leaving as told" in left.reason
+        assert not left.interrupted and "exit status 3" in left.reason and "leaving as asked" in left.reason
         running.revoke(0)
         assert not running.nodes()[0].interrupted, "what had ended by itself was not revoked"
     assert left_over(local) == []

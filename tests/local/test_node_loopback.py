@@ -262,8 +262,8 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
     buckets = records["profile"]["values"]["buckets"]
     assert [one["bytes"] for one in buckets] == measured["bucket_bytes"]
     assert 0 < buckets[0]["ready_fraction"] < buckets[-1]["ready_fraction"] <= 1
-    told = [one["values"]["taken_share"] for one in records.values() if one["status"] == "measured"]
-    assert len(told) == 5 and all(0 <= share <= 1 for share in told)
+    shares = [one["values"]["taken_share"] for one in records.values() if one["status"] == "measured"]
+    assert len(shares) == 5 and all(0 <= share <= 1 for share in shares)
     small, large = records["probe"]["values"]["rows"]
     assert small["seconds"] < large["seconds"]
 

@@ -113,7 +113,7 @@ def test_a_repository_is_measured_with_its_requirements_and_one_that_clashes_cos
         cluster=Cluster.of((1, installation.provider.offers(datetime.now(UTC))[0])),
         expected=(Devices(name=CPU, count=1),),
         items=tuple(items),
-        envelopes={item.run_id: setup() for item in items},
+        run_setups={item.run_id: setup() for item in items},
         files=specs,
         seed=1,
         deadline_s=240.0,

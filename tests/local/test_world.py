@@ -92,7 +92,7 @@ def test_a_shutdown_that_is_taken_back_does_not_happen_and_stop_is_stop(world: W
     until(lambda: state(world, one) == "stopped")
 
 
-def test_an_interruption_is_told_before_it_happens(world: World) -> None:
+def test_an_interruption_is_reported_before_it_happens(world: World) -> None:
     (one,) = run(world, "echo up; sleep 100", InstanceMarketOptions={"MarketType": "spot"})
     said(world, one, "up")
     world.interrupt(one["InstanceId"], in_s=0.5)

@@ -16,7 +16,7 @@ from models.domain.workload import Goal, Setup
 from models.job.capacity import fit_availability, fit_startup
 from models.job.cost import JobCosts, job_costs
 from models.job.interruptions import fit_hazard
-from models.job.job_conditions import Circumstances, Learned, Stated
+from models.job.job_conditions import JobConditions, Learned, Stated
 from models.planner import candidates as planner_candidates
 from models.planner import planner, ranking
 from models.planner.candidates import Supply
@@ -35,7 +35,7 @@ LEARNED = Learned(
     hazard=fit_hazard(HELD),
     availability=fit_availability(NEVER),
 )
-CIRCUMSTANCES: list[Circumstances] = [Stated(), LEARNED]
+JOB_CONDITIONS: list[JobConditions] = [Stated(), LEARNED]
 
 
 def world_of(
@@ -118,7 +118,7 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
         p_required=draw(st.sampled_from([None, None, None, 0.3, 0.6, 0.9])),
         batch=draw(st.sampled_from([96, 192])),
         max_hosts=draw(st.integers(2, 8)),
-        conditions=draw(st.sampled_from(CIRCUMSTANCES)),
+        conditions=draw(st.sampled_from(JOB_CONDITIONS)),
         fits=cores_fit if draw(st.booleans()) else anything_fits,
         most=draw(st.sampled_from([5, 20_000])),
         top=draw(st.integers(1, 8)),
@@ -138,7 +138,7 @@ def supply(world: dict[str, Any]) -> Supply:
         offers=world["offers"],
         max_hosts=world["max_hosts"],
         fits=world["fits"],
-        circumstances=world.get("conditions", Stated()),
+        job_conditions=world.get("conditions", Stated()),
     )
 
 
@@ -169,7 +169,7 @@ def costs_of(world: dict[str, Any], setups: list[Setup]) -> JobCosts:
     rows, model = frame(setups), world["model"]
     draws = model.draws(rows, count=DRAWS, seed=SEED)
     return job_costs(
-        world["workload"], setups, model.predict(rows), draws, circumstances=world["conditions"], seed=SEED
+        world["workload"], setups, model.predict(rows), draws, job_conditions=world["conditions"], seed=SEED
     )
 
 

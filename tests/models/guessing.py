@@ -9,12 +9,12 @@ import pandas as pd
 
 from models.step_time.dataset import TrainingData
 from models.step_time.model import StepTimeModel, fit
-from tests.benchmarks import synthetic_market as imagined
+from tests.benchmarks import synthetic_market as synthetic
 from tests.models.planning import workload
 
 KNOWN = ("a", "b", "c", "d")
 FLOPS = {"a": 2e9, "b": 8e9, "c": 3e10, "d": 1e11}
-TYPES = [one for one in imagined.types() if one.devices == 1]
+TYPES = [one for one in synthetic.types() if one.devices == 1]
 
 
 def seconds(flops: float, batch: float, tflops: float) -> float:

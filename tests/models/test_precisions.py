@@ -37,13 +37,13 @@ def learned() -> tuple[TrainingData, StepTimeModel]:
         profiles[name] *= HALF
     alone = data.runs[(data.runs["workload"] == "lm") & ~data.runs["cluster"].str.contains(r"[2-9]x|\+")]
     runs = alone.assign(precision="bf16", step_s=alone["step_s"] * HALF, run_id=alone["run_id"].astype(str) + "-bf16")
-    told = replace(
+    variants = replace(
         data,
         profiles=pd.concat([data.profiles.assign(precision="fp32"), profiles], ignore_index=True),
         runs=pd.concat([data.runs, runs], ignore_index=True),
         buckets=pd.concat([data.buckets, data.buckets[data.buckets["workload"] == "lm"].assign(precision="bf16")]),
     )
-    return told, fit(told, seed=0)
+    return variants, fit(variants, seed=0)
 
 
 def asked(precision: str | None, name: str = "lm") -> pd.DataFrame:
@@ -57,9 +57,9 @@ def test_a_variant_is_named_and_read_back_and_fp32_is_the_workload_itself() -> N
     assert workload_and_mode("big in japan") == ("big in japan", Mode())
     rows = pd.DataFrame({"workload": ["lm"] * 5, "precision": ["fp32", "bf16", None, np.nan, "fp8"]})
     assert variants_of(rows) == ["lm", "lm in bf16", "lm", "lm", "lm in fp8"]
-    told = as_variants(rows)
-    assert told["workload"].tolist() == ["lm", "lm in bf16", "lm", "lm", "lm"], "nothing is known of fp8"
-    assert told["precision"].tolist()[:2] == ["fp32", "fp32"] and told["precision"].tolist()[4] == "fp8"
+    named = as_variants(rows)
+    assert named["workload"].tolist() == ["lm", "lm in bf16", "lm", "lm", "lm"], "nothing is known of fp8"
+    assert named["precision"].tolist()[:2] == ["fp32", "fp32"] and named["precision"].tolist()[4] == "fp8"
 
 
 def test_a_row_and_a_setup_in_a_precision_have_the_key_of_its_variant() -> None:
@@ -185,7 +185,7 @@ def test_runs_in_any_precision_are_valued_by_the_one_choice_among_all_of_them() 
     job = replace(JOB, goals=workload("mlp", 64).goals)
     setups = setups_of(job)
     clusters = [Cluster(members=(one,)) for one in sold()]
-    wants = list(training_runs(JOB.variants, clusters, NOTHING, expected_step=None, costs=Costs()).values())
+    candidates = list(training_runs(JOB.variants, clusters, NOTHING, expected_step=None, costs=Costs()).values())
     choices = {"mlp": choice_set_of(job, setups, MODEL.predict(frame(setups)))}
     known = Model(
         choice_set=choices,
@@ -195,7 +195,7 @@ def test_runs_in_any_precision_are_valued_by_the_one_choice_among_all_of_them() 
         fresh=NOTHING,
     )
     layouts = {"large": 1, "whole": 1}
-    fp32_alone = DecisionValue.of(known, wants, layouts=layouts)
-    assert {one.trained[1] for one in wants if fp32_alone.applies_to(one)} == {Mode()}, "bf16 was never measured"
-    both = DecisionValue.of(replace(known, workloads=frozenset(["mlp", "mlp in bf16"])), wants, layouts=layouts)
-    assert {one.trained[1] for one in wants if both.applies_to(one)} == {Mode(), Mode("bf16")}
+    fp32_alone = DecisionValue.of(known, candidates, layouts=layouts)
+    assert {one.trained[1] for one in candidates if fp32_alone.applies_to(one)} == {Mode()}, "bf16 was never measured"
+    both = DecisionValue.of(replace(known, workloads=frozenset(["mlp", "mlp in bf16"])), candidates, layouts=layouts)
+    assert {one.trained[1] for one in candidates if both.applies_to(one)} == {Mode(), Mode("bf16")}

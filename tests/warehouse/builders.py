@@ -77,7 +77,7 @@ def record(run_id: str, **changes: Any) -> dict[str, Any]:
 
 
 def body(run_id: str, *, of: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    """A record with its envelope, as `append_records` takes it."""
+    """A record with its setup, as `append_records` takes it."""
     return record(run_id, **changes) | {"setup": of or setup()}
 
 

@@ -117,7 +117,7 @@ def test_a_read_only_home_is_named_and_can_still_be_read(small_disk: SmallDisk) 
         ("IO Error: Cannot open file /data/corrupt/x: Too many open files", WarehouseError),
     ],
 )
-def test_what_duckdb_says_of_disk_and_file_is_told_apart(
+def test_what_duckdb_says_of_disk_and_file_is_distinguished(
     warehouse: Warehouse, says: str, error: type[Exception]
 ) -> None:
     kind = getattr(duckdb, says.split()[0].removesuffix("Context").title().replace("Io", "IO") + "Exception")

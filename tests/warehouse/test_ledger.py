@@ -37,8 +37,8 @@ def measure(warehouse: Warehouse, run_id: str, at: Any, **of: Any) -> None:
     with warehouse.transact() as connection:
         note_workloads(connection, DEFINED, provider="local", noted_at=NOON)
         note_instance_types(connection, TYPES, noted_at=NOON)
-        told = body(run_id, of=setup(**of), ended_unix=at.timestamp())
-        append_records(connection, [told], refresh_id="r", loaded_at=at)
+        record = body(run_id, of=setup(**of), ended_unix=at.timestamp())
+        append_records(connection, [record], refresh_id="r", loaded_at=at)
 
 
 def judge(warehouse: Warehouse, *rows: dict[str, Any]) -> int:

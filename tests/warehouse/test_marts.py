@@ -97,7 +97,7 @@ def timed(run_id: str, *seconds: float, **changes: Any) -> dict[str, Any]:
     return body(run_id, of=of, **({"values": values, "item": item} | changes))
 
 
-def test_fixed_work_beside_a_run_is_told_by_machine_beside_what_is_usual_of_its_type(warehouse: Warehouse) -> None:
+def test_fixed_work_beside_a_run_is_given_by_machine_beside_what_is_usual_of_its_type(warehouse: Warehouse) -> None:
     define(warehouse)
     one = setup(cluster="1xsmall", instance_types=["small"], instance_digests=["s1"])
     values = PROFILE | {"reference_s": [0.04], "reference_spread": 0.0}
@@ -118,7 +118,7 @@ def test_fixed_work_beside_a_run_is_told_by_machine_beside_what_is_usual_of_its_
     assert list(details.usual_reference_s["b"]) == [0.025] and not isinstance(details.reference_s["old"], list)
 
 
-def test_what_a_loader_costs_and_how_long_runs_wait_for_it_is_told_and_nothing_where_there_is_none(
+def test_what_a_loader_costs_and_how_long_runs_wait_for_it_is_recorded_and_nothing_where_there_is_none(
     warehouse: Warehouse,
 ) -> None:
     define(warehouse)
@@ -134,7 +134,7 @@ def test_what_a_loader_costs_and_how_long_runs_wait_for_it_is_told_and_nothing_w
         assert runs.loc["old", ["input_s", "loader_workers"]].isna().all()
 
 
-def test_a_checkpoint_is_told_of_its_writer_and_its_bytes_of_its_workload(
+def test_a_checkpoint_is_recorded_of_its_writer_and_its_bytes_of_its_workload(
     warehouse: Warehouse,
 ) -> None:
     define(warehouse)
@@ -147,7 +147,7 @@ def test_a_checkpoint_is_told_of_its_writer_and_its_bytes_of_its_workload(
     assert mart(warehouse, "workloads").checkpoint_bytes.tolist() == [1200]
 
 
-def test_seconds_of_compiling_are_told_of_runs_that_compiled(warehouse: Warehouse) -> None:
+def test_seconds_of_compiling_are_recorded_of_runs_that_compiled(warehouse: Warehouse) -> None:
     define(warehouse)
     values = {"step_s": 0.5, "build_s": 30.0, "warmup_s": 12.0}
     modes = {"a": "compile", "b": "checkpointing+compile", "plain": "none"}
@@ -197,11 +197,11 @@ def test_a_workload_whose_file_changed_is_measured_anew_never_pooled(warehouse: 
     assert training_frames(warehouse, "local")["runs"].step_s.tolist() == [0.5]
 
 
-def test_an_instance_type_redefined_or_never_told_makes_its_runs_history(warehouse: Warehouse) -> None:
+def test_an_instance_type_redefined_or_never_described_makes_its_runs_history(warehouse: Warehouse) -> None:
     define(warehouse)
-    untold = body("short", of=setup(instance_digests=["s1"])), body("none", of=setup(instance_digests=[]))
-    load(warehouse, *everything(), *untold)
-    assert training_frames(warehouse, "local")["runs"].run_id.tolist() == ["train"], "of a type that nobody told"
+    others = body("short", of=setup(instance_digests=["s1"])), body("none", of=setup(instance_digests=[]))
+    load(warehouse, *everything(), *others)
+    assert training_frames(warehouse, "local")["runs"].run_id.tolist() == ["train"], "of a type that nobody described"
     define(warehouse, type_digest="s2")
     frames = training_frames(warehouse, "local")
     assert [len(frames[name]) for name in ("runs", "profiles", "buckets", "probes")] == [0, 0, 0, 0]

@@ -162,7 +162,9 @@ ON_DEMAND = {"market": "on-demand", "cluster_offers": [offered("small", 2, 0.01)
         (INFEASIBLE | {"reason": "nothing does"}, "choice"),
     ],
 )
-def test_another_choice_is_told_from_another_price(warehouse: Warehouse, change: dict[str, Any], what: str) -> None:
+def test_another_choice_is_distinguished_from_another_price(
+    warehouse: Warehouse, change: dict[str, Any], what: str
+) -> None:
     publish(warehouse, [recommendation()], stamp(1))
     publish(warehouse, [recommendation(**change)], stamp(2))
     changes = warehouse.select("recommendation_changes")

@@ -118,9 +118,9 @@ class World:
         }
 
     def client(self, service: str, region: str = "") -> Any:
-        told, key = self.environment(), (service, region or self.region)
+        environment, key = self.environment(), (service, region or self.region)
         if key not in self._clients:
-            session = boto3.Session(told["AWS_ACCESS_KEY_ID"], told["AWS_SECRET_ACCESS_KEY"])
+            session = boto3.Session(environment["AWS_ACCESS_KEY_ID"], environment["AWS_SECRET_ACCESS_KEY"])
             self._clients[key] = session.client(service, region_name=key[1], endpoint_url=self.endpoint)
         return self._clients[key]
 

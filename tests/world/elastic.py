@@ -138,8 +138,8 @@ class Elastic(EC2Response):
             ids = [instance.id for instance in self._launch(data, "spot").instances]
             launched.append(_described(one) | {"Lifecycle": "spot", "InstanceIds": ids, "InstanceType": one.name})
         errors = [
-            _described(one) | {"Lifecycle": "spot", "ErrorCode": code, "ErrorMessage": told}
-            for one, code, told in refused
+            _described(one) | {"Lifecycle": "spot", "ErrorCode": code, "ErrorMessage": message}
+            for one, code, message in refused
         ]
         return {"FleetId": fleet, "Instances": launched, "Errors": errors}
 
@@ -225,5 +225,5 @@ def _merged(specifications: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _passes(group: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
     tags = {f"tag:{one['Key']}": one["Value"] for one in group["Tags"]}
-    told = tags | {"group-name": group["GroupName"], "state": group["State"], "strategy": group["Strategy"]}
-    return all(told.get(name) in values for name, values in asked.items())
+    described = tags | {"group-name": group["GroupName"], "state": group["State"], "strategy": group["Strategy"]}
+    return all(described.get(name) in values for name, values in asked.items())

@@ -90,8 +90,8 @@ class Front:
         if asked.action == "ssm:GetParameter":
             name = str(json.loads(asked.body)["Name"])
             image = self.account.image_of(name, asked.region)
-            told = {"Parameter": {"Name": name, "Type": "String", "Value": image, "Version": 1}}
-            return None if image is None else (200, _JSON, json.dumps(told).encode())
+            answer = {"Parameter": {"Name": name, "Type": "String", "Value": image, "Version": 1}}
+            return None if image is None else (200, _JSON, json.dumps(answer).encode())
         return None
 
     def _machine(self, environ: dict[str, Any], start: Start, asked: Asked) -> Iterable[bytes]:
@@ -111,16 +111,16 @@ class Front:
             named, prefix = bucket, parse_qs(environ["QUERY_STRING"]).get("prefix", [""])[0]
         if not allows(statements, asked.action, f"arn:aws:s3:::{named}", userid, prefix):
             return _send(start, _refusal("s3", 403, "AccessDenied"))
-        told: list[str] = []
+        statuses: list[str] = []
 
         def start_or_hide(status: str, *rest: Any) -> Any:
-            told.append(status)
+            statuses.append(status)
             return start(status, *rest) if not status.startswith("404") else lambda _: None
 
         passed = list(self._pass_on(environ, start_or_hide, asked))
-        if told[0].startswith("404"):
+        if statuses[0].startswith("404"):
             listed = allows(statements, "s3:ListBucket", f"arn:aws:s3:::{bucket}", userid)
-            # Who may not list a bucket is not told what is missing from it.
+            # Who may not list a bucket does not learn what is missing from it.
             return _send(start, _refusal("s3", 404 if listed else 403, "NoSuchKey" if listed else "AccessDenied"))
         return passed
 
@@ -162,12 +162,12 @@ def _snake(name: str) -> str:
 
 
 def _refusal(service: str, status: int, code: str) -> Answer:
-    told = "refused by the emulated AWS"
+    message = "refused by the emulated AWS"
     if service in ("pricing", "ssm", "servicequotas"):
-        return status, _JSON, json.dumps({"__type": code, "message": told}).encode()
+        return status, _JSON, json.dumps({"__type": code, "message": message}).encode()
     if service == "s3":
-        return status, "application/xml", f"<Error><Code>{code}</Code><Message>{told}</Message></Error>".encode()
-    error = f"<Error><Code>{code}</Code><Message>{told}</Message></Error>"
+        return status, "application/xml", f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
+    error = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
     if service == "ec2":
         return status, "text/xml", f"<Response><Errors>{error}</Errors><RequestID>1</RequestID></Response>".encode()
     return status, "text/xml", f"<ErrorResponse>{error}<RequestId>1</RequestId></ErrorResponse>".encode()

@@ -102,15 +102,17 @@ class Ground:
     def refusal(self, name: str, market: str, zone: str, count: int) -> tuple[str, str]:
         """Code and message of why `count` are not to be had; empty where they are."""
         if name not in zones_of(self.region).get(zone, ()):
-            told = (
+            message = (
                 f"Your requested instance type ({name}) is not supported in your requested Availability Zone ({zone})."
             )
-            return "Unsupported", told
+            return "Unsupported", message
         code = _quota_of(name, market)
         used = sum(_vcpus(one.name) for one in self.held if _quota_of(one.name, one.market) == code)
         if used + count * _vcpus(name) > self.quotas[code]:
-            told = f"You have requested more vCPU capacity than your current vCPU limit of {self.quotas[code]:g} allows"
-            return ("MaxSpotInstanceCountExceeded" if market == "spot" else "VcpuLimitExceeded"), told
+            message = (
+                f"You have requested more vCPU capacity than your current vCPU limit of {self.quotas[code]:g} allows"
+            )
+            return ("MaxSpotInstanceCountExceeded" if market == "spot" else "VcpuLimitExceeded"), message
         if self.room(name, market, zone) < count:
             return "InsufficientInstanceCapacity", f"We currently do not have sufficient {name} capacity in {zone}."
         return "", ""
@@ -129,16 +131,16 @@ class Ground:
     def chosen(
         self, candidates: Iterable[Candidate], market: str, wanted: int
     ) -> tuple[Candidate | None, list[tuple[Candidate, str, str]]]:
-        """The cheapest place that has all that a fleet wants, and what those before it refused."""
+        """The cheapest place that has all that a fleet asks for, and what those before it refused."""
         refused: list[tuple[Candidate, str, str]] = []
         for one in sorted(candidates, key=lambda one: one.usd):
-            code, told = self.refusal(one.name, market, one.zone, wanted)
+            code, message = self.refusal(one.name, market, one.zone, wanted)
             most = one.override.get("MaxPrice")
             if not code and most and float(most) < one.usd:
-                code, told = "SpotMaxPriceTooLow", f"Your maximum price of {most} is lower than {one.usd}"
+                code, message = "SpotMaxPriceTooLow", f"Your maximum price of {most} is lower than {one.usd}"
             if not code:
                 return one, refused
-            refused.append((one, code, told))
+            refused.append((one, code, message))
         return None, refused
 
 

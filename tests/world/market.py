@@ -82,7 +82,7 @@ class Market:
 
     def lacks(self, name: str, market: str, zone: str) -> bool:
         return any(
-            all(told in (ANY, asked) for told, asked in zip(gap, (name, market, zone), strict=True))
+            all(missing in (ANY, asked) for missing, asked in zip(gap, (name, market, zone), strict=True))
             for gap in self.lacking
         )
 

@@ -1,4 +1,4 @@
-"""The metadata service as machines see it at 169.254.169.254: version 2 alone, each machine told by its address."""
+"""The metadata service as machines see it at 169.254.169.254: version 2 alone, each machine known by its address."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEAST_S, _MOST_S = 1, 21_600
 class Metadata:
     """Answers for `account`'s instances; `instance_at` says which one has an address in a region.
 
-    `interrupted`: ids of machines that were told that they go, to the moment.
+    `interrupted`: ids of machines that were warned that they go, to the moment.
     """
 
     def __init__(self, account: Account, instance_at: Callable[[str, str], str | None]) -> None:

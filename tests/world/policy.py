@@ -50,22 +50,23 @@ def _holds(condition: Mapping[str, Any], prefix: str | None) -> bool:
 
 def forged(keys: RoleKeys, method: str, url: str, body: bytes, headers: Mapping[str, str]) -> str:
     """S3's error code for a request that these keys did not sign; empty for one that they did."""
-    told = {name.lower(): value for name, value in headers.items()}
-    if told.get("x-amz-security-token") != keys.token:
+    lowered = {name.lower(): value for name, value in headers.items()}
+    if lowered.get("x-amz-security-token") != keys.token:
         return "InvalidToken"
-    stamp = told.get("x-amz-date", "")
+    stamp = lowered.get("x-amz-date", "")
     if abs(timegm(time.strptime(stamp, "%Y%m%dT%H%M%SZ")) - time.time()) > _SKEW_S:
         return "RequestTimeTooSkewed"
     found = re.search(
-        r"Credential=[^/]+/\d+/([^/]+)/s3/aws4_request, *SignedHeaders=([^,]+), *Signature=(\w+)", told["authorization"]
+        r"Credential=[^/]+/\d+/([^/]+)/s3/aws4_request, *SignedHeaders=([^,]+), *Signature=(\w+)",
+        lowered["authorization"],
     )
     if found is None:
         return "AuthorizationHeaderMalformed"
     region, names, signature = found.groups()
-    digest = told.get("x-amz-content-sha256", "")
+    digest = lowered.get("x-amz-content-sha256", "")
     if digest != hashlib.sha256(body).hexdigest():
         return "XAmzContentSHA256Mismatch"
-    request = AWSRequest(method=method, url=url, data=body, headers={name: told[name] for name in names.split(";")})
+    request = AWSRequest(method=method, url=url, data=body, headers={name: lowered[name] for name in names.split(";")})
     request.context["timestamp"] = stamp
     auth = S3SigV4Auth(Credentials(keys.access_key, keys.secret_key, keys.token), "s3", region)
     wanted = auth.signature(auth.string_to_sign(request, auth.canonical_request(request)), request)

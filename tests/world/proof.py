@@ -87,7 +87,7 @@ def build(width: int = 256):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
-    """One refresh of a newcomer: a cluster of at most so many machines, bought in one market.
+    """One refresh of a new workload: a cluster of at most so many machines, bought in one market.
 
     `code`: what they train is one plain file; a repository with a wheel to install and a variable; or what
     `examples/own-repository` has, a ResNet-50 with its requirements and a folder of photos.
@@ -247,8 +247,10 @@ def _judge(operator: Operator, campaign: Campaign, proof: Proof, launched: int) 
     if not kinds["train", "measured"]:
         proof.wrong.append(f"{campaign}: nothing was trained")
     if {status for _, status in kinds} != {"measured"}:
-        told = operator.rows("select kind, status, body ->> '$.reason' from raw_records where status <> 'measured'")
-        proof.wrong.append(f"{campaign}: not measured: {told[:5]}")
+        unmeasured = operator.rows(
+            "select kind, status, body ->> '$.reason' from raw_records where status <> 'measured'"
+        )
+        proof.wrong.append(f"{campaign}: not measured: {unmeasured[:5]}")
     if campaign.types == UNEQUAL:
         _judge_unequal(operator, campaign, proof)
     leases = operator.rows("select cluster, usd, outcome from raw_leases where provider = 'ec2'")

@@ -57,9 +57,9 @@ def _served(operator: Operator, say: Callable[[str], None], within_s: float) -> 
         assert process.stdout is not None
         for line in process.stdout:
             say(line.rstrip())
-            told = re.search(r"UTC  (\S+)  \S+  (Completed|Failed|Crashed|Cancelled)", line)
-            if told and told[1] == NIGHTLY:
-                ended.append(told[2])
+            state = re.search(r"UTC  (\S+)  \S+  (Completed|Failed|Crashed|Cancelled)", line)
+            if state and state[1] == NIGHTLY:
+                ended.append(state[2])
             if len(ended) == 2:
                 process.send_signal(signal.SIGTERM)
         watchdog.cancel()

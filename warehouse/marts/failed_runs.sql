@@ -1,4 +1,4 @@
--- Grain: one row a run that gave no measurement, with the reason, who told of it (node or controller) and the cause:
+-- Grain: one row a run that gave no measurement, with the reason, who reported it (node or controller) and the cause:
 -- machine where it lacked its devices, data where its workload's data could not be had, install where its
 -- requirements were not installed in time or no index answered, else empty.
 create or replace view failed_runs as

@@ -1,8 +1,8 @@
 -- Grain: one row a run measured here on today's machines (of any kind: train, profile, probe) and machine that took part
--- and told seconds of the fixed work beside it. What is usual is over all rows of the instance type. Runs from before
+-- and reported seconds of the fixed work beside it. What is usual is over all rows of the instance type. Runs from before
 -- that was recorded have no row.
 create or replace view machine_speeds as
-with told as (
+with timed as (
     select
         run_id,
         provider,
@@ -27,16 +27,16 @@ usual as (
         instance_type,
         median(reference_s) as usual_s,
         (quantile_cont(ln(reference_s), 0.75) - quantile_cont(ln(reference_s), 0.25)) / 1.349 as usual_spread
-    from told
+    from timed
     group by provider, instance_type
 )
 select
-    told.run_id, told.provider, told.refresh_id, told.lease_id, told.kind, told.place, coalesce(told.node, 0) as node,
-    told.instance_type, coalesce(told.zone, '') as zone, told.reference_s, told.reference_spread,
-    told.reference_blocks, usual.usual_s, usual.usual_spread, told.measured_at
-from told
-join usual on usual.provider = told.provider and usual.instance_type = told.instance_type
-order by told.provider, told.measured_at, told.run_id, told.place;
+    timed.run_id, timed.provider, timed.refresh_id, timed.lease_id, timed.kind, timed.place, coalesce(timed.node, 0) as node,
+    timed.instance_type, coalesce(timed.zone, '') as zone, timed.reference_s, timed.reference_spread,
+    timed.reference_blocks, usual.usual_s, usual.usual_spread, timed.measured_at
+from timed
+join usual on usual.provider = timed.provider and usual.instance_type = timed.instance_type
+order by timed.provider, timed.measured_at, timed.run_id, timed.place;
 
 comment on view machine_speeds is 'One row a measured run and machine: seconds of the same fixed work, which say how fast the machine was at that hour.';
 comment on column machine_speeds.node is 'The machine in its launch, counted from 0. No unit.';

@@ -58,4 +58,4 @@ comment on column recommendations.usd_other is 'Part of usd for public addresses
 comment on column recommendations.interruption_risk is 'Probability that the job is interrupted at least once before it is done; 0 without spot machines. Unit: fraction, 0 to 1. NULL before this was published.';
 comment on column recommendations.expected_interruptions is 'Expected number of interruptions of the whole job. Unit: interruptions. NULL before this was published.';
 comment on column recommendations.interruption_source is 'What interruption_risk rests on and how old that is: own launches, Spot Advisor, a stated prior, srift.toml. Text; NULL without spot machines.';
-comment on column recommendations.placement_score is 'EC2''s spot placement score of the cluster in its zone when this was published, 1 (unlikely to be had) to 10. No unit. NULL where it was not told.';
+comment on column recommendations.placement_score is 'EC2''s spot placement score of the cluster in its zone when this was published, 1 (unlikely to be had) to 10. No unit. NULL where it was not given.';

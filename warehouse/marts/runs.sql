@@ -1,6 +1,6 @@
 -- Grain: one row a training run that was measured under today's definitions, here or elsewhere (imports carry no
 -- digests and always enter). Seconds; bytes; measured_at in UTC. reference_s are seconds of the fixed work beside it, one
--- a machine, and usual_reference_s what is usual of its instance type; null where nobody told.
+-- a machine, and usual_reference_s what is usual of its instance type; null where unknown.
 create or replace view runs as
 with speeds as (
     select

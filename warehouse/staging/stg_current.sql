@@ -1,6 +1,6 @@
 -- Grain: one row a run measured here: whether its workload and all its instance types are still defined as they were,
--- and whether its machines count: they had their types' devices (what nobody told counts), today's line of torch
--- (major.minor: a patch, or another build of it, changes no step time worth buying all anew) and, locally, are today's
+-- and whether its machines count: they had their types' devices (the unknown counts), today's line of torch
+-- (major.minor: a patch, or another build of it, changes no step time so much that all is bought anew) and, locally, are today's
 -- machine. Today's are those of the provider's newest measurement on the right devices.
 create or replace view stg_current as
 with instances as (

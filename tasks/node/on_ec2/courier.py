@@ -41,10 +41,10 @@ _NOTICE_EVERY_S = 2.0  # AWS says five; a notice comes two minutes before the en
 _FLUSH_S = 20.0  # after a notice, or while the machine goes down
 _REST_S = 60.0  # at the end, for what is no record
 _GRACE_S = 60.0  # before the machine's own end, to carry what the agent leaves
-_LEFT = (0, 3)  # the agent's exit codes: as told, or at its deadline
+_LEFT = (0, 3)  # the agent's exit codes: as asked, or at its deadline
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")  # of the environment; nothing else reaches the agent
 _PATIENCE_S = 10.0
-_DATA_TOLD_EVERY_S = 10.0  # while data come
+_DATA_REPORTED_EVERY_S = 10.0  # while data come
 _DATA_ATTEMPTS, _DATA_TIMEOUT_S = 8, 30.0  # nothing else waits for that connection
 _TIMEOUT_S = 5.0  # a store that is silent must not keep a notice waiting
 _POWER_OFF_TRIES = 12
@@ -137,7 +137,7 @@ class Delivery:
         deadline_s: float,
         data: Fetcher,
     ) -> None:
-        self._data, self._told_data, self._told_data_at = data, dict[str, Any](), float("-inf")
+        self._data, self._reported_data, self._reported_data_at = data, dict[str, Any](), float("-inf")
         self._directory, self._store, self._start, self._notice, self._owner = data.mailbox, store, start, notice, owner
         self._ends, self._grace_s = time.monotonic() + deadline_s, min(_GRACE_S, deadline_s / 5)
         self._inbox = Inbox(data.mailbox, store.get)
@@ -146,19 +146,19 @@ class Delivery:
         self._next_inbox = self._next_notice = float("-inf")
         self._news_at = time.monotonic()
         self._complained = ""
-        self._told_to_leave = False
-        self._refused = ""  # what was told of files that are too much
+        self._leaving = False
+        self._refused = ""  # what was reported of files that are too much
 
     def leave(self, *_: Any) -> None:
         """The machine goes down (a signal's handler): end soon."""
-        self._told_to_leave = True
+        self._leaving = True
 
     def serve(self) -> str:
         """Until there is nothing left to do. Returns the reason if it is none that anybody asked for."""
         self.tell("booted.json", {"booted_unix": time.time()})
         rank = self._wait_for_rank()
         if rank is None:
-            return "" if self._told_to_leave else "the controller gave this machine no place before its deadline"
+            return "" if self._leaving else "the controller gave this machine no place before its deadline"
         outbox = self._outbox = self._own_folder(rank)
         self._pass_on()  # what came before there was a folder
         try:
@@ -200,7 +200,7 @@ class Delivery:
         return Outbox(folder, owner=self._owner, put=self._store.put)
 
     def _round(self, outbox: Outbox) -> None:
-        """Twice a second: out first, for a record is worth more than a plan."""
+        """Twice a second: out first, for a record matters more than a plan."""
         try:
             if outbox.carry():
                 self._complain(outbox.problem)
@@ -234,19 +234,19 @@ class Delivery:
         if not self._noticed:
             return
         body = {**self._noticed, "seen_unix": time.time()}
-        told = False
+        written = False
         if self._outbox is not None:
             with suppress(OSError):  # a full disk
                 write_file(self._outbox.folder / "notice.json", json.dumps(body).encode(), owner=self._owner)
-                told = True
+                written = True
             self._flush(self._outbox, until=time.monotonic() + _FLUSH_S)
-        if not told and not self.tell("notice.json", body):
+        if not written and not self.tell("notice.json", body):
             self._noticed = {}  # it is seen again in a moment
 
     def _empty(self) -> None:
         """At the end: everything for a minute, then records for as long as the machine lives."""
         assert self._outbox is not None
-        short = self._told_to_leave
+        short = self._leaving
         self._flush(self._outbox, until=min(self._ends, time.monotonic() + (_FLUSH_S if short else _REST_S)))
         if not short and self._outbox.records_waiting():
             self._flush(self._outbox, until=self._ends)
@@ -271,18 +271,18 @@ class Delivery:
         with suppress(OSError):  # nothing is asked for, or not yet
             self._data.ask(json.loads((self._directory / DATA_FILE).read_text())["data"])
         states = self._data.states()
-        if states == self._told_data:
+        if states == self._reported_data:
             return
         ended = {digest for digest, state in states.items() if state["state"] != FETCHING}
-        known = {digest for digest, state in self._told_data.items() if state["state"] != FETCHING}
-        if ended == known and time.monotonic() < self._told_data_at + _DATA_TOLD_EVERY_S:
+        known = {digest for digest, state in self._reported_data.items() if state["state"] != FETCHING}
+        if ended == known and time.monotonic() < self._reported_data_at + _DATA_REPORTED_EVERY_S:
             return
-        self._told_data_at = time.monotonic()
+        self._reported_data_at = time.monotonic()
         if self.tell(DATA_FILE, states):
-            self._told_data = states
+            self._reported_data = states
 
     def _over(self, *, before_s: float) -> bool:
-        return self._told_to_leave or time.monotonic() >= self._ends - before_s
+        return self._leaving or time.monotonic() >= self._ends - before_s
 
     def _complain(self, message: str) -> None:
         """To the machine's console, once in a row."""
@@ -316,7 +316,7 @@ def serve(arguments: argparse.Namespace) -> None:
         try:
             store.put("failed.json", json.dumps({"reason": reason, "failed_unix": time.time()}).encode())
         except OSError as error:
-            print(f"srift: nor could that be told: {error}", flush=True)
+            print(f"srift: nor could that be reported: {error}", flush=True)
 
 
 def deliver(arguments: argparse.Namespace, metadata: Metadata, store: MachineStore, ends: float) -> str:
@@ -343,8 +343,8 @@ def deliver(arguments: argparse.Namespace, metadata: Metadata, store: MachineSto
             ),
         ),
     )
-    for told in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(told, delivery.leave)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, delivery.leave)
     return delivery.serve()
 
 

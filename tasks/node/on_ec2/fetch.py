@@ -184,7 +184,7 @@ class Fetcher:
             except Exception as error:  # whatever it is: runs and controller wait for a word
                 why = str(error) if isinstance(error, NotFetched) else f"{type(error).__name__}: {error}"
                 reason = f"the data of {address} could not be fetched: {why}"
-                with suppress(OSError):  # a full disk: the controller is told, and no folder is there
+                with suppress(OSError):  # a full disk: it is reported to the controller, and no folder is there
                     write_file(failure_of(self.mailbox, digest), reason.encode())
                 self._say(digest, state=FAILED, reason=reason)
 

@@ -99,8 +99,8 @@ class Metadata:
         action = self.get("spot/instance-action", attempts=2)
         if action is not None:
             body = _object(action)
-            told = str(body.get("action") or "terminate")
-            return {"kind": "interruption", "action": told, "at": str(body.get("time") or "")}
+            asked = str(body.get("action") or "terminate")
+            return {"kind": "interruption", "action": asked, "at": str(body.get("time") or "")}
         if self.get("events/recommendations/rebalance", attempts=2) is not None:
             return {"kind": "rebalance", "action": "", "at": ""}  # its noticeTime is when it was said, not when it ends
         return None

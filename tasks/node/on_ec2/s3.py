@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 
 
 def sign(method: str, host: str, path: str, body: bytes, *, region: str, keys: Keys, at_unix: float) -> dict[str, str]:
-    """The headers of a request. `path` is percent-encoded once, as S3 wants it; its query's names come in order."""
+    """The headers of a request. `path` is percent-encoded once, as S3 expects it; its query's names come in order."""
     access_key, secret_key, token = keys
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at_unix))
     digest = hashlib.sha256(body).hexdigest()
@@ -60,8 +60,8 @@ def sign(method: str, host: str, path: str, body: bytes, *, region: str, keys: K
     key = f"AWS4{secret_key}".encode()
     for part in scope.split("/"):
         key = hmac.new(key, part.encode(), hashlib.sha256).digest()
-    told = "\n".join(("AWS4-HMAC-SHA256", stamp, scope, hashed))
-    signature = hmac.new(key, told.encode(), hashlib.sha256).hexdigest()
+    text = "\n".join(("AWS4-HMAC-SHA256", stamp, scope, hashed))
+    signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
     credential = f"AWS4-HMAC-SHA256 Credential={access_key}/{scope}"
     return {**headers, "authorization": f"{credential}, SignedHeaders={names}, Signature={signature}"}
 

@@ -115,7 +115,7 @@ def device_tflops(device: str) -> float | None:
 def most_tflops(device: str, precision: str) -> float | None:
     """TFLOP/s that one device cannot exceed in that precision; None where it is unknown.
 
-    In fp32 that of TF32 where there is any, since PyTorch's convolutions use it unless told otherwise. A part of a GPU
+    In fp32 that of TF32 where there is any, since PyTorch's convolutions use it unless set otherwise. A part of a GPU
     ("L4 1/2") has that part.
     """
     name, _, part = device.partition(" 1/")
@@ -160,10 +160,10 @@ def baseline_gbps(answer: Answer) -> float:
     """
     cards = answer.get("NetworkInfo", {}).get("NetworkCards", [])
     attached = efa_cards(answer) or (0,)
-    told = [card.get("BaselineBandwidthInGbps") for at, card in enumerate(cards) if _index(at, card) in attached]
-    if not told or any(one is None or one <= 0 for one in told):
+    rates = [card.get("BaselineBandwidthInGbps") for at, card in enumerate(cards) if _index(at, card) in attached]
+    if not rates or any(one is None or one <= 0 for one in rates):
         raise ValueError(f"{answer['InstanceType']}: its sustained network rate is unknown")
-    total = float(sum(told))
+    total = float(sum(rates))
     stated = _STATED.fullmatch(str(answer["NetworkInfo"].get("NetworkPerformance", "")))
     most = float(stated[2]) * int(stated[1] or 1) if stated else total
     return most if total > _ROUNDED * most else total
@@ -220,7 +220,7 @@ def described(answers: Iterable[Answer]) -> list[InstanceType]:
 def wanted(types: Iterable[InstanceType], patterns: Sequence[str], line: ImageLine | None = None) -> list[InstanceType]:
     """Types that one of `patterns` names: `g5.*`, `p4d.24xlarge`, or `gpu` for all that `is_gpu` on which `line` runs.
 
-    Whoever names a type is told about it, from imported measurements, also where no image here runs on it.
+    Whoever names a type gets answers about it, from imported measurements, also where no image here runs on it.
     """
 
     def named(one: InstanceType, pattern: str) -> bool:

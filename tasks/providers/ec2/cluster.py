@@ -122,10 +122,10 @@ class Ec2Cluster:
             self._launcher.keep(lease.with_machines(*(replace(one, ended_at=self._api.clock.now()) for one in gone)))
 
     def _state(self, machine: Machine) -> NodeState:
-        told, notice = self._seen.get(machine.instance_id), self._notice(machine)
-        if _alive(told):
+        described, notice = self._seen.get(machine.instance_id), self._notice(machine)
+        if _alive(described):
             return NodeState(alive=True, leaving_s=self._leaving_s(notice), notice=str(notice.get("kind", "")))
-        code = str((told or {}).get("StateReason", {}).get("Code", ""))
+        code = str((described or {}).get("StateReason", {}).get("Code", ""))
         interrupted = code in _INTERRUPTED or notice.get("kind") == "interruption"
         why = _REASONS.get(code if code in _INTERRUPTED or not interrupted else _INTERRUPTED[0])
         what = f"{machine.instance_id} ({machine.instance_type}, {machine.market} in {machine.zone})"
@@ -163,9 +163,9 @@ def places_of(lease: Ec2Lease) -> dict[str, Place]:
     }
 
 
-def _alive(told: Answer | None) -> bool:
+def _alive(described: Answer | None) -> bool:
     """What EC2 has not shown yet was launched a moment ago."""
-    return told is None or told.get("State", {}).get("Name") in ALIVE
+    return described is None or described.get("State", {}).get("Name") in ALIVE
 
 
 def _unix(text: str) -> float | None:

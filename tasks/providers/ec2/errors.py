@@ -116,12 +116,12 @@ def fleet_refused(codes: Iterable[str], *, region: str) -> AwsRefused:
     """What all elements of a fleet's `Errors` come to, one for each place that it tried: the one that decides.
 
     A fault that trying elsewhere does not mend, or a code that nobody knows, stands for all; then a quota; then what
-    another try may mend; a price or lack of capacity only where that is all there is. None told: lack of capacity.
+    another try may mend; a price or lack of capacity only where that is all there is. None given: lack of capacity.
     """
-    told = [refused(code, action="ec2:CreateFleet", region=region) for code in codes]
-    told = told or [refused("UnfulfillableCapacity", action="ec2:CreateFleet", region=region)]
+    refusals = [refused(code, action="ec2:CreateFleet", region=region) for code in codes]
+    refusals = refusals or [refused("UnfulfillableCapacity", action="ec2:CreateFleet", region=region)]
     weights = {"quota": 1, **dict.fromkeys(ANOTHER_TRY, 2), "price": 3, "capacity": 4}
-    return min(told, key=lambda one: weights.get(one.kind, 0))
+    return min(refusals, key=lambda one: weights.get(one.kind, 0))
 
 
 def explained(error: BaseException, *, action: str, region: str) -> AwsRefused:

@@ -167,8 +167,8 @@ class Launcher:
             ids, fleet = self._bought(rung, group, name, asked)
         except AwsRefused as error:
             if error.kind != "unsure":
-                told = self.lease.request_of(name) or asked
-                self.keep(self.lease.with_request(replace(told, answered=True, code=error.code)))
+                stored = self.lease.request_of(name) or asked
+                self.keep(self.lease.with_request(replace(stored, answered=True, code=error.code)))
             raise
         machines = [
             Machine(
@@ -268,8 +268,8 @@ class Launcher:
             if self._api.clock.now() >= give_up:
                 raise _of_machine(f"not running after {RUNNING_WITHIN_S:.0f} s", region)
             self._api.clock.sleep(POLL_S)
-        told = {str(one["InstanceId"]): one for one in found}
-        self.keep(self.lease.with_machines(*(_as_running(one, told[one.instance_id]) for one in machines)))
+        described = {str(one["InstanceId"]): one for one in found}
+        self.keep(self.lease.with_machines(*(_as_running(one, described[one.instance_id]) for one in machines)))
 
     def _priced(self, rung: Rung) -> Rung:
         """The rung at the prices of this moment: what its machines cost is counted by them."""

@@ -30,7 +30,7 @@ from tasks.providers.ec2.termination import await_shutdown, tidy, until, with_re
 from tasks.providers.ec2.userdata import NodeBoot, user_data
 from tasks.providers.local.processes import boot_id, myself
 
-LEAVE_S = 20.0  # for agents that were told to leave, so that their last words are uploaded before they are ended
+LEAVE_S = 20.0  # for agents that were asked to leave, so that their last words are uploaded before they are ended
 NO_BUCKET = (
     "no machines can be launched on EC2 before [ec2] bucket names the S3 bucket that is their mailbox; prices and "
     "imported measurements (`srift import`) work without"
@@ -39,7 +39,7 @@ NO_BUCKET = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ec2Machines:
-    """The leases of one home, and the account they are of. `threaded`: mirrors turn by themselves."""
+    """The leases of one home, and the account they are of. `threaded`: mirrors sync by themselves."""
 
     api: Ec2Api
     choices: Ec2
@@ -203,12 +203,12 @@ class Ec2Machines:
         return ""
 
     def _let_leave(self, running: Ec2Cluster) -> None:
-        """Agents that were told to leave are waited for: their couriers upload what is left and go down."""
-        running.mirror.turn_by_hand()
+        """Agents that were asked to leave are waited for: their couriers upload what is left and go down."""
+        running.mirror.sync_by_hand()
         give_up = self.api.clock.now() + timedelta(seconds=LEAVE_S)
         while (running.mailbox / "done.json").exists() and self.api.clock.now() < give_up and not running.all_down():
             self.api.clock.sleep(2.0)
-            running.mirror.turn_by_hand()
+            running.mirror.sync_by_hand()
 
     def _store(self, lease: Ec2Lease) -> Store:
         return Store(self.api, lease.region, lease.bucket or self._bucket())

@@ -4,7 +4,7 @@ What nodes upload appears beside and is renamed, with the store's moment as its 
 every machine's `in/`, the manifest last. Nothing that a node names leads out of its folder. The store is listed every
 second while something changes, and every five once nothing has for a while: what the controller writes goes up within
 a second all the same, and a record or a notice is heard up to four seconds later. A store that fails is asked again at
-the next turn, and until then its clock stands still: nobody is called silent who could not be heard.
+the next round, and until then its clock stands still: nobody is called silent who could not be heard.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from tasks.providers.ec2.api import Store, Stored
 from tasks.providers.ec2.errors import AwsRefused
 
-POLL_S = 1.0  # between turns; the controller's own files are looked at in each, which asks nothing of the store
+POLL_S = 1.0  # between rounds; the controller's own files are looked at in each, which asks nothing of the store
 QUIET_AFTER_S = 20.0  # without a change, from when on the store is listed less often
 QUIET_POLL_S = 5.0
 _STEADY = re.compile(
@@ -49,7 +49,7 @@ def lease_prefix(prefix: str, lease_id: str) -> str:
 
 
 class Mirror:
-    """One lease's. `sync()` is a turn, by hand or (`start`) every second in a thread. Several threads may use it."""
+    """One lease's. `sync()` is a round, by hand or (`start`) every second in a thread. Several threads may use it."""
 
     def __init__(
         self, store: Store, under: str, mailbox: Path, places: Mapping[str, Place], now_unix: Callable[[], float]
@@ -63,45 +63,45 @@ class Mirror:
         self._thread: threading.Thread | None = None
         self._own_unix = now_unix  # for a store that does not tell the time, and between listings
         self._listed_at = self._changed_at = float("-inf")
-        # The store's clock at the last turn that heard everybody; before the first, nobody is late by any clock.
+        # The store's clock at the last round that heard everybody; before the first, nobody is late by any clock.
         self.now_unix = float("-inf")
-        self.problem = ""  # why the last turn was not whole
+        self.problem = ""  # why the last round was not whole
 
     def place(self, places: Mapping[str, Place]) -> None:
-        """Other machines from the next turn on."""
+        """Other machines from the next round on."""
         with self._lock:
             self._places = dict(places)
             self._changed_at = self._own_unix()
 
     def start(self) -> None:
-        """Turn after turn until `stop`."""
-        self._thread = threading.Thread(target=self._turns, name=f"mirror-{self._under}", daemon=True)
+        """Round after round until `stop`."""
+        self._thread = threading.Thread(target=self._rounds, name=f"mirror-{self._under}", daemon=True)
         self._thread.start()
 
-    def turn_by_hand(self) -> None:
-        """One turn, where no thread takes them."""
+    def sync_by_hand(self) -> None:
+        """One round, where no thread takes them."""
         if self._thread is None:
             self.sync()
 
     def stop(self) -> None:
-        """No turn is under way afterwards; waits for one that is."""
+        """No round is under way afterwards; waits for one that is."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
 
     def sync(self) -> bool:
-        """One turn both ways; False, with `problem`, where something could not be carried."""
+        """One round both ways; False, with `problem`, where something could not be carried."""
         with self._lock:
             pulled = self.pull()
             return self.push() and pulled
 
-    def turn(self) -> bool:
+    def poll(self) -> bool:
         """As `sync`, but the store is listed only as often as something changes."""
         with self._lock:
             pushed = self.push()
             now = self._own_unix()
             every_s = QUIET_POLL_S if now - self._changed_at >= QUIET_AFTER_S else POLL_S
-            # a twentieth of a second less, or every sixth turn would list instead of every fifth; a clock that was set
+            # a twentieth of a second less, or every sixth round would list instead of every fifth; a clock that was set
             # back must not keep the store from being heard
             if 0 <= now - self._listed_at < every_s - 0.05:
                 return pushed
@@ -139,9 +139,9 @@ class Mirror:
                 return False
             return True
 
-    def _turns(self) -> None:
+    def _rounds(self) -> None:
         while not self._over.wait(POLL_S):
-            self.turn()
+            self.poll()
 
     def _wanted(self, listed: list[Stored]) -> list[tuple[Stored, Path]]:
         """What is new, of each machine MOST_FILES in all: its records first, so that no flood of names drops one."""

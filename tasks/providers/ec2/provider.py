@@ -58,7 +58,7 @@ class Ec2Provider:
         self._given = clients
         self._home, self._node_package = home, node_package
         self._clock, self._threaded = clock or Clock(), threaded
-        self._told: list[Offer] = []
+        self._latest_offers: list[Offer] = []
         self._line = image_line(choices.ami_parameter)
         self._several_interfaces = set(packaged().several_interfaces)
 
@@ -78,8 +78,8 @@ class Ec2Provider:
         advisor = ec2_api.spot_advisor() if "spot" in self._choices.markets and self._given is None else {}
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             asked = pool.map(lambda region: self._offers_of(region, now, types, advisor), self._choices.regions)
-            self._told = self.billed([offer for offers in asked for offer in offers])
-        return self._told
+            self._latest_offers = self.billed([offer for offers in asked for offer in offers])
+        return self._latest_offers
 
     def packaged_types(self) -> list[InstanceType]:
         """As `instance_types`, from what came with the package."""
@@ -249,14 +249,14 @@ class Ec2Provider:
         )
 
     def _offers_near(self, cluster: Cluster) -> list[Offer]:
-        """Prices in the cluster's region: those told before, else asked for, else what came with the package."""
+        """Prices in the cluster's region: those listed before, else asked for, else what came with the package."""
         if self._choices.bucket is None:
             raise NotSupported(NO_BUCKET)
         with suppress(ProviderError):
-            if not self._told:
+            if not self._latest_offers:
                 self.offers(self._clock.now())
         region = cluster.members[0].region
-        return [one for one in (*self._told, *self.packaged_offers()) if one.region == region]
+        return [one for one in (*self._latest_offers, *self.packaged_offers()) if one.region == region]
 
     @cached_property
     def _api(self) -> Ec2Api:

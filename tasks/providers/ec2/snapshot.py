@@ -82,8 +82,8 @@ def combined(
     """The object `instance_types` of the file. `offered`: region -> types; `list_prices`: type -> region -> dollars."""
     rows: dict[str, list[Any]] = {}
     for one in described(answers):
-        told = {region: known_price(usd) for region, usd in list_prices.get(one.name, {}).items()}
-        priced = {region: usd for region, usd in told.items() if usd is not None and _REGION.fullmatch(region)}
+        known = {region: known_price(usd) for region, usd in list_prices.get(one.name, {}).items()}
+        priced = {region: usd for region, usd in known.items() if usd is not None and _REGION.fullmatch(region)}
         unpriced = {region: None for region, names in offered.items() if one.name in names}
         usd = dict(sorted({**unpriced, **priced}.items()))
         rows[one.name] = [*(getattr(one, column) for column in COLUMNS[:-1]), usd]

@@ -126,7 +126,7 @@ class Surveyor:
                 rungs, said = climb(self._api.placement_scores(spec.region, list(spec.types), len(cluster.members)))
             except ProviderError as error:
                 self._no_scores = True
-                said += [f"zones of equal price come by name, since spot placement scores were not told: {error}"]
+                said += [f"zones of equal price come by name, since spot placement scores were not given: {error}"]
         refused: dict[str, str] = {}
         for rung in rungs:
             if rung.markets not in refused:
@@ -230,7 +230,7 @@ _ON_TRUST = (
 class Network:
     """Where machines of one region are launched. `subnets`: zone -> subnet; `public`: they get a public address.
 
-    `note` is worth saying and stops nothing.
+    `note` is for information and stops nothing.
     """
 
     vpc: str

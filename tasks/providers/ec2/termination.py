@@ -22,7 +22,7 @@ BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 SETTLED = timedelta(seconds=120)  # EC2 shows a machine by its tags some seconds after it was asked for
 FORGETS = timedelta(minutes=45)  # EC2 goes on showing a terminated machine for about an hour
 LATEST = timedelta(seconds=300)  # that a machine's timer may fire late: a minute's rounding, and its boot
-LAST_WORDS_S = 25.0  # a courier that is told to go down carries for twenty seconds what it has
+LAST_WORDS_S = 25.0  # a courier that is asked to go down carries for twenty seconds what it has
 _LOOKS = 5
 _LOOK_EVERY_S = 2.0
 _ENDED = "Client.UserInitiatedShutdown"
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def with_retries(api: Ec2Api, ask: Callable[[], T], *, new: bool = False) -> T:
-    """`ask()`, again and again with longer pauses while AWS wants fewer requests or does not answer. Bounded.
+    """`ask()`, again and again with longer pauses while AWS asks for fewer requests or does not answer. Bounded.
 
     `new`: it names what this lease has just made, which EC2 may not find yet: "gone" is asked again too.
     """
@@ -130,7 +130,7 @@ def tags_of(one: Answer) -> dict[str, str]:
 def tidy(api: Ec2Api, region: str, deployment: str, over: Callable[[dict[str, str]], bool]) -> None:
     """Delete groups and templates of leases that are over, by their tags. What is still in use waits for another day.
 
-    They cost nothing, so nobody is told where this fails.
+    They cost nothing, so a failure is not reported.
     """
     filters = [{"Name": "tag:srift:deployment", "Values": [deployment]}]
     with suppress(AwsRefused):
@@ -193,8 +193,8 @@ def _ended(lease: Ec2Lease, gone: dict[str, Answer], alive: set[str], now: datet
         if one.instance_id in alive:
             one = replace(one, ended_at=now)
         elif one.ended_at is None:
-            told = gone.get(one.instance_id)
-            moment = (_moment(told) if told is not None else None) or _latest(lease, one)
+            described = gone.get(one.instance_id)
+            moment = (_moment(described) if described is not None else None) or _latest(lease, one)
             one = replace(one, ended_at=max(one.launched_at, min(now, moment)))
         machines.append(one)
     return replace(lease, machines=tuple(machines))

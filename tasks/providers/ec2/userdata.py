@@ -36,7 +36,7 @@ _FORMS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeBoot:
-    """What all machines of a lease are told. `endpoint`: where the store is if it is not AWS's, else empty."""
+    """What all machines of a lease are given. `endpoint`: where the store is if it is not AWS's, else empty."""
 
     bucket: str
     prefix: str
@@ -54,7 +54,7 @@ def user_data(boot: NodeBoot, deadline_s: float) -> str:
     for name, value in words.items():
         form, meaning = _FORMS[name]
         if re.fullmatch(form, value) is None:
-            raise NotSupported(f"{value!r} cannot be told to a machine as its {name}: it must be {meaning}")
+            raise NotSupported(f"{value!r} cannot be given to a machine as its {name}: it must be {meaning}")
     if not 1.0 <= deadline_s <= _LONGEST_S:
         raise NotSupported(f"a machine's deadline must be 1 s to {_LONGEST_S:.0f} s away, not {deadline_s} s")
     values = {name: shlex.quote(value) for name, value in words.items()} | {

@@ -1,4 +1,4 @@
-"""Leases of local hosts: what belongs to each, told by numbers, names and marks, and how all of it is ended.
+"""Leases of local hosts: what belongs to each, recognized by numbers, names and marks, and how all of it is ended.
 
 leases/<lease_id>/ holds, beside what `lease_folder` says, code/node/: the agent's copy, so that an edit of the checkout
 never reaches a running host.

@@ -54,10 +54,10 @@ def shop(
     model: Model | None = None,
     **changes: Any,
 ) -> list[Launch]:
-    """`changes` are of the campaign, or of what else is told of the past."""
-    told = {name: changes.pop(name) for name in ("failures", "drifting", "stale_before") if name in changes}
+    """`changes` are of the campaign, or of what else is given of the past."""
+    history = {name: changes.pop(name) for name in ("failures", "drifting", "stale_before") if name in changes}
     asked: dict[str, Any] = {"max_usd": 1.0, "max_seconds": 450.0, "max_hosts": 4, "fits": cores_fit, "seed": 7}
-    past = Past(runs=runs, profiles=profiles, probes=probes, **told)
+    past = Past(runs=runs, profiles=profiles, probes=probes, **history)
     return shopping_list(Campaign(**(asked | changes)), jobs, offers() if sold is None else sold, past, model=model)
 
 
@@ -360,15 +360,15 @@ def test_every_line_says_which_choice_it_may_change_and_the_caps_hold() -> None:
     assert sum(launch.est_usd for launch in dear) <= 0.0005
 
 
-def test_what_was_measured_since_the_model_was_fitted_is_told_to_it() -> None:
+def test_what_was_measured_since_the_model_was_fitted_is_given_to_it() -> None:
     known, first = doubted()
     runs, _, _ = measured(first)
     expected = UNSURE.predict(runs)["step_s"].to_numpy()
-    told = replace(known, fresh=runs.assign(step_s=expected))
-    again = buy(told, frames=(runs, PROFILES, NOTHING))
+    updated = replace(known, fresh=runs.assign(step_s=expected))
+    again = buy(updated, frames=(runs, PROFILES, NOTHING))
     count = [sum(len(launch.items) for launch in launches) for launches in (first, again)]
-    untold = buy(known, frames=(runs, PROFILES, NOTHING))
-    assert count[1] < count[0] and again != untold
+    before = buy(known, frames=(runs, PROFILES, NOTHING))
+    assert count[1] < count[0] and again != before
 
 
 def test_a_workload_or_type_that_the_model_has_not_met_is_measured_for_variety_beside() -> None:
@@ -400,10 +400,10 @@ def test_a_minimum_bill_is_counted_and_makes_launches_fewer_and_larger() -> None
     assert buy(doubted()[0], sold=sold, max_usd=1e-4, costs=Costs(minimum_s=120.0)) == []
     large = buy(doubted()[0], costs=Costs(minimum_s=400.0))
     assert large and all("expected to change" in item.reason for launch in large for item in launch.items)
-    assert max(launch.est_s for launch in large) < 400, "what is worth nothing was bought since it cost nothing"
+    assert max(launch.est_s for launch in large) < 400, "what has no value was bought since it cost nothing"
 
 
-def test_contenders_are_the_best_of_each_cluster_and_the_choice_is_that_of_the_table() -> None:
+def test_candidates_are_the_best_of_each_cluster_and_the_choice_is_that_of_the_table() -> None:
     job = workload("mlp", 64, None, *GOALS)
     setups = candidates(job, Supply(offers=offers(), max_hosts=4, fits=cores_fit), UNSURE)
     predicted = UNSURE.predict(frame(setups))
@@ -427,7 +427,7 @@ def test_contenders_are_the_best_of_each_cluster_and_the_choice_is_that_of_the_t
     assert choice_set_of(job, [], predicted.iloc[:0]).questions == ()
 
 
-def test_a_launch_values_less_what_it_has_told_already_and_the_next_one_starts_from_there() -> None:
+def test_a_launch_values_less_what_it_has_shown_already_and_the_next_one_starts_from_there() -> None:
     known = model(replace(UNSURE, own=0.1, shared=0.3))
     clusters = [Cluster(members=(offer(name, "spot"),)) for name in CORES]
     candidates = training_runs(JOBS, clusters, PROFILES, expected_step=UNSURE.predict, costs=Costs())
@@ -478,7 +478,7 @@ def test_setups_on_a_drifting_type_come_to_the_head_with_the_reason() -> None:
     assert known & set(keys(moved))
     _, profiles, probes = past(-1.0)
     untried, small = (shop(NOTHING, profiles, probes, drifting=one) for one in ({}, {"small": AS_OF}))
-    assert touching(small, "small") > 1.2 * touching(untried, "small"), "worth more than what was never tried elsewhere"
+    assert touching(small, "small") > 1.2 * touching(untried, "small"), "more value than what was never tried elsewhere"
 
 
 def only_of(launches: list[Launch], name: str) -> bool:

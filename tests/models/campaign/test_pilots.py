@@ -58,7 +58,7 @@ def test_the_first_pilot_is_the_best_single_one_of_a_few_by_the_regret_after_it(
     assert after[best] <= min(after.values()) + 0.004
 
 
-def test_to_measure_every_contender_without_noise_and_spread_leaves_no_regret() -> None:
+def test_to_measure_every_candidate_without_noise_and_spread_leaves_no_regret() -> None:
     choice_set, _ = open_choice(UNSURE)
     mean, covariance, noise = UNSURE.joint(frame(list(choice_set.setups)))
     belief = Belief(mean=mean, covariance=covariance, noise=0 * noise)
@@ -98,8 +98,8 @@ def test_what_is_left_after_a_noisy_run_is_what_a_noisy_run_leaves(noise: float)
     def least(spread: float) -> float:
         return float(-0.2 - spread * (norm.pdf(0.2 / spread) - 0.2 / spread * norm.sf(0.2 / spread)))
 
-    told = 0.3**2 / np.sqrt(0.3**2 + noise)
-    assert two(noise) == pytest.approx(least(told) - least(0.3 * np.sqrt(2)), abs=0.008)
+    shift_sd = 0.3**2 / np.sqrt(0.3**2 + noise)
+    assert two(noise) == pytest.approx(least(shift_sd) - least(0.3 * np.sqrt(2)), abs=0.008)
 
 
 def test_of_two_runs_that_tell_of_the_same_the_one_with_less_noise_is_the_pilot() -> None:

@@ -1,4 +1,4 @@
-"""What a run is worth: nothing where it tells nothing, most where a choice hangs on it; and who contends."""
+"""The value of a run: nothing where it tells nothing, most where a choice hangs on it; and who contends."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def beliefs(draw: st.DrawFn) -> tuple[Question, Belief]:
 
 @settings(max_examples=60, deadline=None)
 @given(beliefs())
-def test_no_run_is_worth_less_than_nothing_and_equals_get_equal(asked: tuple[Question, Belief]) -> None:
+def test_no_run_has_a_value_below_zero_and_equals_get_equal(asked: tuple[Question, Belief]) -> None:
     runs = list(range(len(asked[1].mean)))
     found, again = gain(*asked, runs), gain(*asked, runs)
     assert np.all(found.regret >= 0) and np.all((found.chance >= 0) & (found.chance <= 1 + 1e-9))
     assert np.array_equal(found.regret, again.regret) and np.array_equal(found.chance, again.chance)
 
 
-def test_a_run_is_worth_something_where_it_tells_of_a_near_rival_and_little_where_it_is_all_noise() -> None:
+def test_a_run_has_a_value_where_it_tells_of_a_near_rival_and_little_where_it_is_all_noise() -> None:
     believed = belief([1.0, 1.01, 1.0], [0.1, 0.1, 0.1])
     found = gain(question(2), believed, [0, 1, 2])  # the third contends for nothing and shares nothing
     assert found.regret[2] == found.chance[2] == 0.0 and np.all(found.regret[:2] > 0.01)
@@ -91,7 +91,7 @@ def test_a_run_is_worth_something_where_it_tells_of_a_near_rival_and_little_wher
     assert found.chance[near] > 0.2 and found.chance[loser] < 1e-3
 
 
-def test_the_worth_is_that_of_the_textbook() -> None:
+def test_the_value_is_that_of_the_textbook() -> None:
     """Two setups to choose from, one known: the knowledge gradient is sd f(-gap / sd), f(z) = z Phi(z) + phi(z)."""
     gap, sd = 0.05, 0.1
     z = -gap / sd
@@ -157,11 +157,11 @@ def test_without_a_required_probability_overshooting_is_weighed() -> None:
     assert choice(sold, belief([1.0, 1.6], [0.2, 0.01])) == 0
     assert choice(sold, belief([1.0, 1.4], [0.2, 0.01])) == 1
     assert choice(replace(sold, overshoot_price=5.0), belief([1.0, 1.3], [0.2, 0.01])) == 0
-    worth = [
+    values = [
         gain(replace(sold, overshoot_price=price), belief([1.0, 1.3], [0.2, 0.01]), [0]).regret[0]
         for price in (0.0, 10.0)
     ]
-    assert worth[0] < 0.01 < worth[1], "only the price of overshooting makes it worth knowing"
+    assert values[0] < 0.01 < values[1], "only the price of overshooting gives it any value"
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,4 +1,4 @@
-"""Rows as people have them: bytes that nobody told, machines in any order, one device in several sizes of machine."""
+"""Rows as people have them: unknown bytes, machines in any order, one device in several sizes of machine."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.models.planning import GBPS, JointModel, frame, offer, workload
 COMPILED = Mode(switches="compile")
 
 
-def told(*rows: tuple[str, Mode, float]) -> CompileModel:
+def fitted(*rows: tuple[str, Mode, float]) -> CompileModel:
     return fit_compilation(pd.DataFrame([{"workload": name, **mode._asdict(), "seconds": s} for name, mode, s in rows]))
 
 
@@ -30,9 +30,9 @@ def test_a_mode_that_compiles_nothing_takes_no_seconds_and_one_that_was_never_co
 
 
 def test_what_was_measured_replaces_the_prior_of_its_workload_in_its_mode_alone() -> None:
-    model = told(*[("lm", COMPILED, 200.0)] * 4)
+    model = fitted(*[("lm", COMPILED, 200.0)] * 4)
     assert model.seconds("lm", COMPILED) == pytest.approx(200.0, rel=0.03)
-    assert told(("lm", COMPILED, 200.0)).seconds("lm", COMPILED) < model.seconds("lm", COMPILED) < 200.0
+    assert fitted(("lm", COMPILED, 200.0)).seconds("lm", COMPILED) < model.seconds("lm", COMPILED) < 200.0
     for name, mode in (("cnn", COMPILED), ("lm", COMPILED._replace(precision="bf16"))):
         assert model.seconds(name, mode) == COMPILE_S
     assert model.seconds("lm", Mode()) == 0.0
@@ -41,11 +41,11 @@ def test_what_was_measured_replaces_the_prior_of_its_workload_in_its_mode_alone(
 def test_hours_of_a_compiled_mode_are_longer_by_compiling_at_every_start() -> None:
     model = JointModel(lines={"small": (0.01, 0.0005)}, gbps=GBPS, memory={"small": np.nan}, slower=0.0)
     job = replace(workload("lm", 16), modes=(Mode(), COMPILED))
-    met = Stated(compilation=told(*[("lm", COMPILED, 900.0)] * 50))
-    supply = Supply(offers=[offer("small"), offer("small", "spot")], max_hosts=1, fits=lambda _: "", circumstances=met)
+    met = Stated(compilation=fitted(*[("lm", COMPILED, 900.0)] * 50))
+    supply = Supply(offers=[offer("small"), offer("small", "spot")], max_hosts=1, fits=lambda _: "", job_conditions=met)
     setups = [one for one in candidates(job, supply, model) if one.accumulation_steps == 1]
     rows = frame(setups)
-    costs = job_costs(job, setups, model.predict(rows), model.draws(rows, count=4, seed=0), circumstances=met)
+    costs = job_costs(job, setups, model.predict(rows), model.draws(rows, count=4, seed=0), job_conditions=met)
     hours = {
         (one.cluster.market, one.switches): (float(h), float(again))
         for one, h, again in zip(setups, costs.hours, costs.conditions.replacement_s, strict=True)

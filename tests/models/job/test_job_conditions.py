@@ -14,7 +14,7 @@ from models.job.capacity import fit_availability, fit_startup
 from models.job.cost import job_costs
 from models.job.duration import Conditions
 from models.job.interruptions import fit_hazard
-from models.job.job_conditions import Circumstances, Learned, Stated, pools_of
+from models.job.job_conditions import JobConditions, Learned, Stated, pools_of
 from models.planner.ranking import recommend
 from tests.models.planning import LineModel, frame, offer, workload
 
@@ -36,8 +36,8 @@ def asked(*rows: tuple[str, str, str, bool]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["instance_type", "market", "zone", "granted"])
 
 
-def met(circumstances: Circumstances, *clusters: Cluster, state_bytes: float = 0.0) -> Conditions:
-    return circumstances.gangs(*pools_of(clusters), state_bytes)
+def met(job_conditions: JobConditions, *clusters: Cluster, state_bytes: float = 0.0) -> Conditions:
+    return job_conditions.gangs(*pools_of(clusters), state_bytes)
 
 
 def test_an_on_demand_cluster_is_not_interrupted() -> None:
@@ -68,12 +68,12 @@ def test_clusters_asked_about_together_meet_what_they_meet_alone() -> None:
         Cluster.of((5, offer("medium", "spot"))),
         Cluster.of((1, offer("whole"))),
     ]
-    known: list[Circumstances] = [LEARNED, replace(LEARNED, availability=fit_availability(asked())), Stated()]
-    for circumstances in known:
-        together = met(circumstances, *clusters, state_bytes=1e9)
+    known: list[JobConditions] = [LEARNED, replace(LEARNED, availability=fit_availability(asked())), Stated()]
+    for job_conditions in known:
+        together = met(job_conditions, *clusters, state_bytes=1e9)
         for at, cluster in enumerate(clusters):
             for name in Conditions.__slots__:
-                alone = getattr(met(circumstances, cluster, state_bytes=1e9), name)
+                alone = getattr(met(job_conditions, cluster, state_bytes=1e9), name)
                 assert getattr(together, name)[at] == pytest.approx(alone[0], rel=1e-12)
     assert len(Conditions.joined([]).startup_s) == len(met(LEARNED).startup_s) == 0
 
@@ -116,7 +116,7 @@ def test_what_was_learned_decides_between_spot_and_on_demand() -> None:
         learned = Learned(startup=fit_startup(LAUNCHES.assign(seconds=600.0)), hazard=fit_hazard(seen))
         draws = model.draws(rows, count=200, seed=1)
         job = workload("mlp", 64, samples=20_000_000)
-        found = recommend(job, job_costs(job, setups, model.predict(rows), draws, circumstances=learned))
+        found = recommend(job, job_costs(job, setups, model.predict(rows), draws, job_conditions=learned))
         cheapest = next(row for row in found if row["goal"] == "cheapest")
         assert {one["market"] for one in cheapest["cluster_offers"]} == {market}
 
@@ -131,6 +131,6 @@ def test_bunching_and_doubt_widen_what_the_planner_says() -> None:
     predicted = model.predict(rows)
     draws = np.repeat(predicted["step_s"].to_numpy()[:, None], 2000, axis=1)
     known = calm, replace(LEARNED, hazard=replace(hazard, shock=3.0, drift=3.0))
-    calmer, wilder = (job_costs(job, [setup], predicted, draws, circumstances=one, seed=1) for one in known)
+    calmer, wilder = (job_costs(job, [setup], predicted, draws, job_conditions=one, seed=1) for one in known)
     assert calmer.hours[0] == wilder.hours[0] > 5
     assert wilder.sampled_hours.std() > 1.5 * calmer.sampled_hours.std()

@@ -121,7 +121,7 @@ KINDS = pd.DataFrame(
         {"name": "old.one", "device": "u1", "devices": 1, "cores": 4.0, "device_tflops": 8.0},
         {"name": "old.four", "device": "u1", "devices": 4, "cores": 48.0, "device_tflops": 8.0},
         {"name": "new", "device": "u2", "devices": 8, "cores": 96.0, "device_tflops": 20.0},
-        {"name": "untold", "device": "x9", "devices": 1, "cores": 8.0},
+        {"name": "unknown", "device": "x9", "devices": 1, "cores": 8.0},
     ]
 )
 
@@ -141,7 +141,7 @@ def test_another_kind_of_device_is_guessed_by_its_figures_and_doubted_by_how_lit
     assert same == pytest.approx(1, rel=0.1) and cores == pytest.approx(1 / 4, rel=0.15)
     assert peak == pytest.approx(1 / 2.5, rel=0.15)
     assert sure < fair < wide and wide > np.log(3)
-    for pair in (("old.one", "untold"), ("cpu", "undescribed"), ("untold", "new"), ("cpu", "old.one")):
+    for pair in (("old.one", "unknown"), ("cpu", "undescribed"), ("unknown", "new"), ("cpu", "old.one")):
         away, width = ratio(*pair)
         assert width > np.log(100), "anything within a factor of ten"
         assert width > 1.5 * wide or pair == ("cpu", "old.one"), "less is known than of two accelerators"
@@ -196,9 +196,9 @@ def test_a_prediction_that_is_no_time_is_left_empty(monkeypatch: pytest.MonkeyPa
 
 def test_assumed_devices_and_typical_machines_are_named() -> None:
     training = data(pd.concat([known().runs, runs("1xb.blank").iloc[:1]], ignore_index=True))
-    test = pd.concat([runs("1xc.new"), runs("1xc.told", layout="2"), runs("2xb.big")], ignore_index=True)
+    test = pd.concat([runs("1xc.new"), runs("1xc.other", layout="2"), runs("2xb.big")], ignore_index=True)
     typical, assumed = notes(training, test, backtest(training, test, seed=0))
-    assert typical == "taken for a typical machine, since nobody knows them: c.new, c.told"
+    assert typical == "taken for a typical machine, since nobody knows them: c.new, c.other"
     assert assumed.endswith("nobody says how many: b.blank, c.new")
 
 
@@ -284,8 +284,8 @@ def test_what_is_missing_for_a_guess_is_named_and_rows_without_its_compute_chang
         "workload dark (TRAIN has no row of it, and nobody knows its flops_per_sample)",
     ]
     assert not found["guessed"].iloc[3:].any() and found[list(PREDICTED)].iloc[3:].isna().all(axis=None)
-    untold = guess_data().instance_types.assign(device_tflops=None)
-    unpredicted = backtest(replace(with_facts(), instance_types=untold), TEST, seed=1)["unpredicted"] != ""
+    without_rates = guess_data().instance_types.assign(device_tflops=None)
+    unpredicted = backtest(replace(with_facts(), instance_types=without_rates), TEST, seed=1)["unpredicted"] != ""
     assert unpredicted.tolist() == [True, False, True]
     mixed = asked("new", f"1x{ONE}+1x{OTHER}", 8).assign(step_s=1.0)
     more = replace(with_facts(), runs=pd.concat([guess_data().runs, mixed], ignore_index=True))

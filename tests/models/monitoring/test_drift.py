@@ -51,7 +51,7 @@ def test_a_type_that_became_slower_is_named_with_how_much_and_since_when() -> No
     assert named(judge(scored.assign(measured_s=1 / scored["measured_s"]), {})) == ["b"]
 
 
-def test_zones_are_told_apart_and_an_unknown_one_is_its_own() -> None:
+def test_zones_are_distinguished_and_an_unknown_one_is_its_own() -> None:
     scored = runs({"1xa": 12}, {"a": 1.2})
     here = pd.concat([scored, runs({"1xa": 12}, {}).assign(zone="z2"), runs({"1xa": 12}, {}).assign(zone="")])
     found = {one.zone: one.drifting for one in judge(here, {}) if one.scope == "type"}
@@ -70,7 +70,7 @@ def test_right_intervals_are_seldom_called_a_drift() -> None:
     assert false <= 0.08 * 300
 
 
-def test_a_shift_of_everything_is_told_apart_from_intervals_that_are_too_narrow() -> None:
+def test_a_shift_of_everything_is_distinguished_from_intervals_that_are_too_narrow() -> None:
     factor = dict.fromkeys("abcdef", 1.06)
     found = judge(runs({f"1x{name}": 4 for name in "abcdef"}, factor), {})
     assert named(found) == ["provider"], "too few of each type to name one, enough of all"

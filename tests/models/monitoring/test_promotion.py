@@ -33,7 +33,7 @@ def off(factor: float) -> pd.DataFrame:
 
 
 def without(whole: TrainingData, what: str) -> TrainingData:
-    """The data from before the newcomer of NEW was there."""
+    """The data from before the workload NEW was there."""
     name, columns = NEW[what], ("workload", "instance_type", "cluster", "name")
     frames = {}
     for field in fields(whole):
@@ -132,7 +132,7 @@ def test_a_workload_that_was_defined_anew_is_no_longer_one_the_champion_knows() 
         (1.1, 0.0, "90 % intervals cover only 0% of"),
     ],
 )
-def test_a_large_error_and_intervals_that_do_not_cover_are_told_to_whoever_reads_the_answers(
+def test_a_large_error_and_intervals_that_do_not_cover_are_reported_to_whoever_reads_the_answers(
     factor: float, high: float, says: str
 ) -> None:
     board = summarise(held().assign(step_s=held()["measured_s"] * factor, step_low_s=0.0, step_high_s=high))

@@ -156,7 +156,7 @@ def test_a_promise_repeated_every_night_is_judged_once_a_measurement() -> None:
     assert [(row["publication_id"], row["cluster"]) for row in rows] == [("night-0", "2xa")], "replaced before it was"
 
 
-def test_the_order_in_which_promises_and_runs_are_told_is_no_matter() -> None:
+def test_the_order_of_promises_and_runs_is_no_matter() -> None:
     goals = ("fastest", "cheapest")
     nights = [
         promise(rank, night=n, goal=goal, promised_again_at=NIGHT + (n + 1) * DAY)
@@ -164,8 +164,8 @@ def test_the_order_in_which_promises_and_runs_are_told_is_no_matter() -> None:
         for goal in goals[: 2 if n == 4 else 1]
         for rank in (1, 2)
     ]
-    told = [("a", 1, 0.1, 1.4), ("b", 2, 0.1, 1.2), ("c", 1, 0.2, 4.8), ("d", 1, 0.3, 4.2), ("e", 2, 0.4, 4.5)]
-    runs = [run(name, rank, step_s, night=night) for name, rank, step_s, night in told]
+    measured = [("a", 1, 0.1, 1.4), ("b", 2, 0.1, 1.2), ("c", 1, 0.2, 4.8), ("d", 1, 0.3, 4.2), ("e", 2, 0.4, 4.5)]
+    runs = [run(name, rank, step_s, night=night) for name, rank, step_s, night in measured]
     rows = judged(nights, runs)
     assert rows == judged(nights[::-1], runs[::-1])
     assert [row["publication_id"] for row in rows] == ["night-1", "night-4", "night-4"]
@@ -200,10 +200,10 @@ def test_regret_is_never_negative_and_zero_only_for_the_best(steps: list[float],
 
 def test_the_summary_counts_failures_apart() -> None:
     rows = [("compared", 0.1, True), ("compared", 0.3, False), ("missed_constraint", None, False)]
-    told = ledger_summary(pd.DataFrame(rows, columns=["verdict", "regret", "within_interval"]))
-    assert (told["measured"], told["compared"], told["failures"]) == (3, 2, 1)
-    assert told["mean_regret"] == pytest.approx(0.2) and told["worst_regret"] == 0.3
-    assert told["within_interval"] == pytest.approx(1 / 3)
+    summary = ledger_summary(pd.DataFrame(rows, columns=["verdict", "regret", "within_interval"]))
+    assert (summary["measured"], summary["compared"], summary["failures"]) == (3, 2, 1)
+    assert summary["mean_regret"] == pytest.approx(0.2) and summary["worst_regret"] == 0.3
+    assert summary["within_interval"] == pytest.approx(1 / 3)
     assert ledger_summary(pd.DataFrame(columns=["verdict", "regret", "within_interval"]))["mean_regret"] is None
 
 

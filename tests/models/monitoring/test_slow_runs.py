@@ -13,11 +13,11 @@ from models.monitoring.slow_runs import Alarm, alarms, sentence, slow_machines
 RUN: dict[str, Any] = {"run_id": "r", "workload": "conv", "cluster": "3xa", "layout": "1", "batch_per_device": "8"}
 RUN |= {"zone": "z", "step_s": 1.5, "sync_s": 0.1, "step_spread": 0.02, "rank_compute_s": [1.0, 1.0, 1.0]}
 RUN |= {"measured_at": pd.Timestamp("2026-11-20 12:00")}
-TOLD = {"step_s": 1.0, "step_high_s": 1.1, "exposed_communication_s": 0.1}
+PREDICTED = {"step_s": 1.0, "step_high_s": 1.1, "exposed_communication_s": 0.1}
 
 
-def judged(share: float = 0.0, told: dict[str, float] = TOLD, **changes: Any) -> list[Alarm]:
-    return alarms(pd.DataFrame([RUN | changes]), pd.DataFrame([told]), {("conv", "a"): share})
+def judged(share: float = 0.0, predicted: dict[str, float] = PREDICTED, **changes: Any) -> list[Alarm]:
+    return alarms(pd.DataFrame([RUN | changes]), pd.DataFrame([predicted]), {("conv", "a"): share})
 
 
 def test_a_machine_that_computes_slower_than_its_equals_is_named_and_a_run_within_its_interval_is_no_alarm() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from models.domain.cluster import Cluster, Offer, parse_cluster
 from models.domain.workload import Setup
 from models.job.job_conditions import Stated
-from models.planner.candidates import Supply, mixed_options, worth_asking
+from models.planner.candidates import Supply, mixed_options, without_beaten_zones
 from models.planner.enumeration import clusters_of, compositions, sold_together
 from models.planner.planner import candidates
 from tests.models.planning import CORES, LineModel, cores_fit, machine, offer, offers, workload
@@ -157,7 +157,7 @@ def in_zones(zones: dict[str, Terms], market: str = "spot") -> list[Offer]:
 
 
 def kept(sold: list[Offer], **options: Any) -> set[str]:
-    return {one.zone for one in worth_asking(sold, **options)}
+    return {one.zone for one in without_beaten_zones(sold, **options)}
 
 
 def test_a_zone_that_another_beats_is_left_out_and_one_that_is_better_in_anything_stays() -> None:
@@ -181,7 +181,7 @@ def test_a_zone_that_another_beats_is_left_out_and_one_that_is_better_in_anythin
 def test_of_too_many_zones_those_stay_that_are_the_cheapest_for_most_types() -> None:
     zones: dict[str, Terms] = {f"z{n}": {"small": (1.0 + n, 0.9 - n / 10), "net": (2.0, 0.5)} for n in range(5)}
     zones["z3"] |= {"large": (1.0, 0.0), "whole": (1.0, 0.0)}
-    found = [(one.zone, one.instance_type.name) for one in worth_asking(in_zones(zones), most=1)]
+    found = [(one.zone, one.instance_type.name) for one in without_beaten_zones(in_zones(zones), most=1)]
     assert found == [("z0", "small"), ("z0", "net"), ("z3", "large"), ("z3", "whole")], "each where it costs least"
 
 
@@ -207,7 +207,7 @@ def test_without_beaten_zones_no_cluster_is_dearer_or_riskier(zones: dict[str, T
             seen.setdefault(cluster.name, set()).add((cluster.usd_per_hour or 0.0, hazard))
         return seen
 
-    every, asked = best(in_zones(zones)), best(worth_asking(in_zones(zones)))
+    every, asked = best(in_zones(zones)), best(without_beaten_zones(in_zones(zones)))
     assert every.keys() == asked.keys()
     for name, terms in every.items():
         for usd, hazard in terms:

@@ -12,7 +12,7 @@ import pytest
 from models.domain.cluster import Offer
 from models.domain.setup_table import SetupArrays
 from models.domain.workload import Goal, Mode, workload_and_mode
-from models.job.job_conditions import Circumstances, Stated
+from models.job.job_conditions import JobConditions, Stated
 from models.planner.candidates import Supply
 from models.planner.explanations import obstacle
 from models.planner.planner import plan
@@ -24,8 +24,10 @@ MODEL = JointModel(
 )
 
 
-def supply(offers: Sequence[Offer], max_hosts: int, circumstances: Circumstances | None = None) -> Supply:
-    return Supply(offers=offers, max_hosts=max_hosts, fits=lambda cluster: "", circumstances=circumstances or Stated())
+def supply(offers: Sequence[Offer], max_hosts: int, job_conditions: JobConditions | None = None) -> Supply:
+    return Supply(
+        offers=offers, max_hosts=max_hosts, fits=lambda cluster: "", job_conditions=job_conditions or Stated()
+    )
 
 
 def test_the_mixture_wins_where_spot_alone_is_late_too_often_and_on_demand_costs_more() -> None:
@@ -137,7 +139,7 @@ def test_sharing_out_makes_fit_what_no_machine_holds_alone() -> None:
         ((8,), 90, 100, "batch of 90 or 100 equally among its devices (8 on each); a global batch of 96 would do"),
     ],
 )
-def test_a_batch_that_the_devices_cannot_share_is_told_with_the_nearest_that_they_can(
+def test_a_batch_that_the_devices_cannot_share_is_reported_with_the_nearest_that_they_can(
     devices: tuple[int, ...], least: int, most: int, says: str
 ) -> None:
     offers = [sold(many, name) for many, name in zip(devices, ("small", "medium"), strict=False)]
@@ -147,7 +149,7 @@ def test_a_batch_that_the_devices_cannot_share_is_told_with_the_nearest_that_the
         assert not reasons(offers, int(named)), "what would do did not"
 
 
-def test_a_device_too_small_for_one_sample_is_told_with_what_it_takes() -> None:
+def test_a_device_too_small_for_one_sample_is_reported_with_what_it_takes() -> None:
     (reason,) = reasons([sold(8), sold(1, "medium")], 96, gib_a_sample=3.0)
     assert "about 3 GiB are needed, and the largest has 2 GiB" in reason and "global batch" not in reason
     assert not reasons([sold(8), sold(1, "medium")], 96, gib_a_sample=1.9), "in accumulation steps"

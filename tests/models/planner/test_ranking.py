@@ -328,7 +328,7 @@ def test_a_budget_is_one_of_the_whole_bill() -> None:
     assert nothing["status"] == "infeasible" and rows[0]["status"] == "recommended"
 
 
-def test_the_market_is_told_and_so_is_the_risk_of_spot() -> None:
+def test_the_market_is_reported_and_so_is_the_risk_of_spot() -> None:
     for row in table(workload("mlp", 64, None, DEADLINE), top=50):
         markets = {one["market"] for one in row["cluster_offers"]}
         assert row["market"] == (markets.pop() if len(markets) == 1 else "mixed")

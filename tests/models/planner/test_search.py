@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from models.domain.workload import Goal
 from models.job.capacity import fit_startup
-from models.job.job_conditions import Circumstances, Learned, Stated
+from models.job.job_conditions import JobConditions, Learned, Stated
 from models.planner import ranking, search
 from models.planner.candidates import Supply, enumerate_candidates
 from models.planner.search import CandidateCosts
@@ -131,7 +131,7 @@ def test_a_bound_that_is_no_bound_is_found_out() -> None:
 
 
 def costs_of_two_types(
-    samples: int, *, slower: float, draws: int, markets: tuple[str, ...], circumstances: Circumstances
+    samples: int, *, slower: float, draws: int, markets: tuple[str, ...], job_conditions: JobConditions
 ) -> CandidateCosts:
     """Up to three machines of two types, whose step times are certain."""
     names = ("small", "large")
@@ -145,7 +145,7 @@ def costs_of_two_types(
     )
     job, sold = workload("w", 100, samples=samples), [offer(name, market) for name in names for market in markets]
     found = enumerate_candidates(
-        job, Supply(offers=sold, max_hosts=3, fits=anything_fits, circumstances=circumstances), model
+        job, Supply(offers=sold, max_hosts=3, fits=anything_fits, job_conditions=job_conditions), model
     )
     return CandidateCosts(job, found, fits=anything_fits, model=model, draws=draws, seed=SEED)
 
@@ -154,7 +154,7 @@ def test_what_is_given_up_unlooked_would_not_have_met_the_limit() -> None:
     """Start-up as unsure as before the first launch, and as long as the work: its mean says little of its draws."""
     unsure = fit_startup(pd.DataFrame(columns=LAUNCHES).astype({"seconds": float}), {"on-demand": 100.0, "spot": 100.0})
     costs = costs_of_two_types(
-        60_000, slower=0.0, draws=400, markets=("on-demand", "spot"), circumstances=Learned(startup=unsure)
+        60_000, slower=0.0, draws=400, markets=("on-demand", "spot"), job_conditions=Learned(startup=unsure)
     )
     rows, given_up = np.arange(len(costs.candidates)), 0
     for times, p_required in product(np.linspace(0.5, 1.2, 15), (0.51, 0.6, 0.9)):
@@ -171,7 +171,7 @@ def test_no_loss_is_below_its_bound_however_unsure_the_start_up(kind: str, limit
     unsure = fit_startup(pd.DataFrame(columns=LAUNCHES).astype({"seconds": float}), {"on-demand": 100.0, "spot": 100.0})
     for samples, times in product((6_000, 60_000, 600_000), np.linspace(0.2, 1.5, 14)):
         costs = costs_of_two_types(
-            samples, slower=0.0, draws=400, markets=("on-demand", "spot"), circumstances=Learned(startup=unsure)
+            samples, slower=0.0, draws=400, markets=("on-demand", "spot"), job_conditions=Learned(startup=unsure)
         )
         rows = np.arange(len(costs.candidates))
         goal = Goal(goal=kind, **{limited: times * float(np.median(costs.bound(limited)))})
@@ -182,7 +182,7 @@ def test_no_loss_is_below_its_bound_however_unsure_the_start_up(kind: str, limit
 @pytest.mark.parametrize(("what", "times"), [*product(("hours", "usd"), (1.0001, 0.9999))])
 def test_what_just_keeps_to_the_limit_is_not_given_up(what: str, times: float) -> None:
     """Nothing is left to chance here, so that the limit of each row is what it takes."""
-    costs = costs_of_two_types(60_000_000, slower=0.2, draws=40, markets=("on-demand",), circumstances=Stated())
+    costs = costs_of_two_types(60_000_000, slower=0.2, draws=40, markets=("on-demand",), job_conditions=Stated())
     rows = np.arange(len(costs.candidates))
     costs.look(rows)
     keeps = times > 1

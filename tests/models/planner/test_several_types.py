@@ -148,7 +148,7 @@ def between_machines(names: Iterable[str], b_slower: float = 4.0) -> list[dict[s
 LINKS = pd.DataFrame([{"name": name, "devices": 1, "cores": 8, "bandwidth_gbps": 10.0} for name in "abc"])
 
 
-def test_a_new_workload_is_told_which_type_gives_less_of_its_nominal_rate() -> None:
+def test_a_new_workload_is_answered_with_which_type_gives_less_of_its_nominal_rate() -> None:
     alone = [
         row("w", f"1x{name}", batch, 0.02 * batch, layout="1", sync_s=0.0, gradient_bytes=6e8)
         for name, batch in product("abc", (4, 8, 16))
@@ -189,16 +189,16 @@ def test_three_runs_tell_more_than_one_where_every_run_is_as_noisy() -> None:
     others = pd.concat([others.assign(step_s=others["step_s"] * one) for one in noise])
     expected = float(fit(replace(data, runs=others), seed=0).predict(asked)["step_s"].iloc[0])
 
-    def told(*factors: float) -> float:
+    def saved(*factors: float) -> float:
         again = [data.runs.loc[[at]].assign(step_s=expected * one, run_id=f"again-{one}") for one in factors]
         model = fit(replace(data, runs=pd.concat([others, *again])), seed=0)
         return float(model.predict(asked)["step_s"].iloc[0]) / expected
 
-    assert told(1.0, 1.1, 1.2) > told(1.1) + 0.005
+    assert saved(1.0, 1.1, 1.2) > saved(1.1) + 0.005
 
 
-def test_a_link_unlike_those_measured_or_that_nobody_told_is_doubted() -> None:
-    kinds = {"a": 10.0, "b": 20.0, "near": 15.0, "quick": 160.0, "quicker": 640.0, "slow": 1.0, "untold": None}
+def test_a_link_unlike_those_measured_or_of_unknown_rate_is_doubted() -> None:
+    kinds = {"a": 10.0, "b": 20.0, "near": 15.0, "quick": 160.0, "quicker": 640.0, "slow": 1.0, "unknown": None}
     types = pd.DataFrame([{"name": name, "devices": 1, "cores": 8, "bandwidth_gbps": kinds[name]} for name in kinds])
     alone = [row("v", f"1x{name}", 8, 0.08, layout="1", sync_s=0.0, gradient_bytes=8e8) for name in kinds]
     model = model_of([*between_machines("ab", b_slower=0.5), *alone], types)
@@ -207,6 +207,8 @@ def test_a_link_unlike_those_measured_or_that_nobody_told_is_doubted() -> None:
         found = seconds(model, f"{count}x{name}", 8, "+".join("1" * count), "v")
         return float(np.log(found["step_high_s"] / found["step_low_s"]))
 
-    assert min(width(name) for name in ("near", "quick", "quicker", "slow", "untold")) > 3 * max(width("a"), width("b"))
+    assert min(width(name) for name in ("near", "quick", "quicker", "slow", "unknown")) > 3 * max(
+        width("a"), width("b")
+    )
     alike = [width(name, 1) for name in kinds]  # nothing goes over a link
     assert max(alike) < 0.1

@@ -131,15 +131,15 @@ def drifting(count: int = 240, *, beta: float = 0.8, repeats: int = 1) -> tuple[
 @pytest.mark.parametrize("beta", [1.0, 0.6])
 def test_runs_of_slow_hours_are_learned_from_at_nominal_speed(beta: float) -> None:
     data, nominal = drifting(beta=beta, repeats=4 if beta != 1.0 else 1)
-    told = at_nominal_speed(data)
-    assert np.abs(told.runs["step_s"] / nominal - 1).max() < 0.02 < np.abs(data.runs["step_s"] / nominal - 1).max()
-    assert told.runs["sync_s"].to_numpy() == pytest.approx(0.2 * told.runs["step_s"].to_numpy())
-    rows = training_rows(told, seed=0)
+    corrected = at_nominal_speed(data)
+    assert np.abs(corrected.runs["step_s"] / nominal - 1).max() < 0.02 < np.abs(data.runs["step_s"] / nominal - 1).max()
+    assert corrected.runs["sync_s"].to_numpy() == pytest.approx(0.2 * corrected.runs["step_s"].to_numpy())
+    rows = training_rows(corrected, seed=0)
     truth = nominal[::4] if beta != 1.0 else nominal
     assert np.sort(rows.step_s) == pytest.approx(np.sort(truth), rel=0.02)
-    assert told.profiles["forward_s"][0] == pytest.approx(0.3 / 1.5**beta, rel=0.02)
-    assert told.profiles["peak_bytes"][0] == 1.0
-    assert at_nominal_speed(told) is told, "once"
+    assert corrected.profiles["forward_s"][0] == pytest.approx(0.3 / 1.5**beta, rel=0.02)
+    assert corrected.profiles["peak_bytes"][0] == 1.0
+    assert at_nominal_speed(corrected) is corrected, "once"
 
 
 def test_where_half_of_the_runs_tell_of_no_fixed_work_nothing_changes() -> None:
@@ -153,7 +153,7 @@ def test_where_half_of_the_runs_tell_of_no_fixed_work_nothing_changes() -> None:
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.6])
-def test_what_speeds_differ_by_between_hours_is_told_in_seconds_of_a_step(beta: float) -> None:
+def test_what_speeds_differ_by_between_hours_is_given_in_seconds_of_a_step(beta: float) -> None:
     data, _ = drifting(beta=beta, repeats=4 if beta != 1.0 else 1)
     between = np.log(data.runs["reference_s"].str[0]).std()
     rows = training_rows(at_nominal_speed(data), seed=0)
@@ -172,8 +172,8 @@ def test_how_far_training_follows_the_fixed_work_is_learned_from_repeats_alone()
 def test_hours_that_differ_less_than_the_reference_itself_correct_nothing() -> None:
     data, _ = drifting(beta=1.0)
     noisy = replace(data, runs=data.runs.assign(reference_spread=5.0))
-    told = at_nominal_speed(noisy)
-    assert told.runs["step_s"].equals(data.runs["step_s"]) and not told.runs["speed_sd"].any()
+    corrected = at_nominal_speed(noisy)
+    assert corrected.runs["step_s"].equals(data.runs["step_s"]) and not corrected.runs["speed_sd"].any()
     same = replace(data, runs=data.runs.assign(reference_s=[[0.02, 0.02]] * len(data.runs)))
     assert at_nominal_speed(same).runs["step_s"].equals(data.runs["step_s"])
 

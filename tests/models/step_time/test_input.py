@@ -42,7 +42,7 @@ def step(wait: Wait, rest_s: float, part: float = 1.0) -> float:
 
 
 def sliced(rest_s: float, part: float, batch_s: float, workers: int) -> float:
-    """Seconds of a step of one processor that everybody who wants it gets slices of, two batches a worker in stock."""
+    """Seconds of a step of one processor of which everybody who asks gets slices, two batches a worker in stock."""
     slice_s = rest_s / 400
     ready, queued, under_way = 0, 2 * workers, [0.0] * workers
     busy = [False] * workers
@@ -140,7 +140,7 @@ def test_by_hand() -> None:
         (machine(8.0), 0, "loader workers"),
     ],
 )
-def test_what_would_help_is_told(one: Machine, workers: int, more: str) -> None:
+def test_what_would_help_is_named(one: Machine, workers: int, more: str) -> None:
     wait = waiting(one, load_s=1.0, workers=workers)
     assert wait.helped_by(np.array([1.0]), np.array([1.0])) == [more]
     assert waiting(one, load_s=0.0, workers=workers).helped_by(np.array([1.0]), np.array([1.0])) == [""]
@@ -223,12 +223,12 @@ def test_what_is_measured_with_a_loader_is_taken_apart_as_it_came_about(plain: T
 def test_steps_are_predicted_with_their_wait_which_is_named_as_the_limit(model: StepTimeModel) -> None:
     world, setups = World(seed=5), asked()
     found = model.predict(setups)
-    for row, told in zip(setups.itertuples(), found.itertuples(), strict=True):
+    for row, predicted in zip(setups.itertuples(), found.itertuples(), strict=True):
         count, name = str(row.cluster).split("x", 1)
         types, batch = [name] * int(count), int(str(row.batch_per_device))
         rest_s = world.step("conv", types, [batch] * len(types))
         step_s, _ = truth(rest_s, 0.3 * rest_s * (len(types) > 1), [batch] * len(types), types)
-        assert told.step_s == pytest.approx(step_s, rel=0.2)
+        assert predicted.step_s == pytest.approx(step_s, rel=0.2)
     assert set(found["bottleneck"]) == {"input"} and set(found["input_by"]) == {"processors"}
     parts = found["compute_s"] + found["exposed_communication_s"] + found["input_s"]
     assert parts.to_numpy() == pytest.approx(found["step_s"].to_numpy())

@@ -259,11 +259,11 @@ def test_a_kind_by_its_data_sheet_and_then_by_its_rows() -> None:
     model = fitted_to(known)
     points = model.at(["w1"] * 3 + ["w2"] * 3 + ["w3"] * 3, ["new"] * 9, np.array([8.0, 16.0, 32.0] * 3))
     assert np.abs(model.predict(points) - truth).max() < 0.15
-    told = model.covariance(points, points)
+    before = model.covariance(points, points)
     own = fitted_to(known | (np.array(batches) == 16))
     points = own.at(["w1"] * 3 + ["w2"] * 3 + ["w3"] * 3, ["new"] * 9, np.array([8.0, 16.0, 32.0] * 3))
     assert np.abs(own.predict(points) - truth).max() < 0.05
-    assert np.diag(own.covariance(points, points)).mean() < 0.5 * np.diag(told).mean()
+    assert np.diag(own.covariance(points, points)).mean() < 0.5 * np.diag(before).mean()
 
 
 def test_every_parameter_has_a_prior() -> None:

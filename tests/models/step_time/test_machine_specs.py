@@ -12,7 +12,7 @@ import pandas as pd
 
 from models.step_time.machine_specs import Machine, data_sheets, device_kind, read_machines, sheets_of
 
-UNTOLD: dict[str, Any] = {"speed_told": False, "link_told": False, "device": ""}
+UNKNOWN: dict[str, Any] = {"speed_told": False, "link_told": False, "device": ""}
 
 
 def test_a_figure_that_nobody_knows_is_the_middle_of_those_known() -> None:
@@ -27,7 +27,7 @@ def test_a_figure_that_nobody_knows_is_the_middle_of_those_known() -> None:
         "a": Machine(cores=2.0, bandwidth_gbps=4.0, devices=1, prior_speed=0.1),
         "b": Machine(cores=8.0, bandwidth_gbps=14.5, devices=1, prior_speed=0.4, link_told=False),
         "c": Machine(cores=5.0, bandwidth_gbps=25.0, devices=1, prior_speed=0.25, speed_told=False),
-        "d": Machine(cores=5.0, bandwidth_gbps=14.5, devices=1, prior_speed=0.25, **UNTOLD),
+        "d": Machine(cores=5.0, bandwidth_gbps=14.5, devices=1, prior_speed=0.25, **UNKNOWN),
     }
 
 
@@ -51,7 +51,7 @@ def test_of_a_machine_that_nobody_describes_not_even_the_kind_is_known() -> None
 
 
 def test_where_nobody_knows_anything_types_are_equal_on_usual_ethernet() -> None:
-    plain = Machine(cores=1.0, bandwidth_gbps=10.0, devices=1, prior_speed=15.0, **UNTOLD)
+    plain = Machine(cores=1.0, bandwidth_gbps=10.0, devices=1, prior_speed=15.0, **UNKNOWN)
     described = pd.DataFrame([{"name": "a", "cores": None, "device": None}])
     assert read_machines(described, ["b"]) == {"a": plain, "b": plain}
     assert read_machines(pd.DataFrame(), ["b"]) == {"b": plain}
@@ -93,12 +93,12 @@ def test_of_two_sheets_of_a_device_the_one_of_its_memory_is_taken() -> None:
     types = pd.DataFrame(
         [
             {"name": name, "device": "A100", "devices": 8, "device_tflops": 19.5, "device_memory_gib": gib}
-            for name, gib in (("small", 40.0), ("large", 80.0), ("untold", None))
+            for name, gib in (("small", 40.0), ("large", 80.0), ("unknown", None))
         ]
     )
     machines = read_machines(types, [])
     kinds = {name: device_kind(name, machine) for name, machine in machines.items()}
-    assert kinds == {"small": "a100", "large": "a100 80gb", "untold": "a100"}
+    assert kinds == {"small": "a100", "large": "a100 80gb", "unknown": "a100"}
     sheets = sheets_of(machines, data_sheets())
     assert (sheets["a100"][0], sheets["a100 80gb"][0]) == (1555.0, 2039.0)
 

@@ -83,12 +83,12 @@ def peaks(fixed: float, gradients: float, sample: float, mode: Mode = Mode()) ->
 
 
 @pytest.mark.parametrize("sample", [1e6, 2e7, 3e7, 1e8])
-def test_gradients_and_activations_are_told_apart_by_where_peaks_rise_with_the_batch(sample: float) -> None:
+def test_gradients_and_activations_are_distinguished_by_where_peaks_rise_with_the_batch(sample: float) -> None:
     model = peaks(4e9, 4e8, sample)
     for batch in (8, 16, 32, 64):
         alone = 4e9 + max(4e8, sample * batch)
-        told = model.peak_bytes("net", "a.16g", batch) / 1.075 - 4e8
-        assert alone * (1 - 1e-6) <= told <= alone + (4e8 if sample == 1e6 and batch > 32 else 1e-6 * alone)
+        predicted = model.peak_bytes("net", "a.16g", batch) / 1.075 - 4e8
+        assert alone * (1 - 1e-6) <= predicted <= alone + (4e8 if sample == 1e6 and batch > 32 else 1e-6 * alone)
 
 
 def test_what_ranks_share_is_less_the_more_they_are_and_what_each_gathers_stays() -> None:
@@ -96,18 +96,18 @@ def test_what_ranks_share_is_less_the_more_they_are_and_what_each_gathers_stays(
     modes = {name: Mode(strategy=name) for name in ("ddp", "fsdp", "zero2")}
     models = {name: peaks(1e9 + 3 * gradients, gradients, sample, mode) for name, mode in modes.items()}
 
-    def told(name: str, ranks: int, **steps: bool) -> float:
+    def peak(name: str, ranks: int, **steps: bool) -> float:
         return models[name].peak_bytes(variant("net", modes[name]), "a.16g", 16, ranks, **steps) / 1.075
 
-    assert told("ddp", 8) == told("ddp", 1) == pytest.approx(1e9 + 5 * gradients)
+    assert peak("ddp", 8) == peak("ddp", 1) == pytest.approx(1e9 + 5 * gradients)
     # a gigabyte of context, an eighth of weights and states, activations, five or three groups of weights
     own = 1e9 + 3 * gradients / 8 + 16 * sample
-    assert told("fsdp", 8) == pytest.approx(own + 5 * gradients / 8, rel=1e-6)
-    assert told("zero2", 8) == pytest.approx(own + 7 / 8 * gradients + 3 * gradients / 8, rel=1e-6)
+    assert peak("fsdp", 8) == pytest.approx(own + 5 * gradients / 8, rel=1e-6)
+    assert peak("zero2", 8) == pytest.approx(own + 7 / 8 * gradients + 3 * gradients / 8, rel=1e-6)
     for name in ("fsdp", "zero2"):
-        shared = [told(name, ranks) for ranks in (2, 4, 8, 16)]
+        shared = [peak(name, ranks) for ranks in (2, 4, 8, 16)]
         assert shared == sorted(shared, reverse=True)
-        assert told(name, 8, accumulates=True) == pytest.approx(told(name, 8) + gradients)
+        assert peak(name, 8, accumulates=True) == pytest.approx(peak(name, 8) + gradients)
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "zero2"])
@@ -116,7 +116,7 @@ def test_what_is_offloaded_needs_no_more_on_the_device_and_fits_where_its_states
     stays, goes = Mode(strategy=strategy), Mode(strategy=strategy, switches="offload")
     models = {mode: peaks(1e9 + 3 * gradients, gradients, sample, mode) for mode in (stays, goes)}
 
-    def told(mode: Mode, batch: int, ranks: int, **steps: bool) -> float:
+    def peak(mode: Mode, batch: int, ranks: int, **steps: bool) -> float:
         return models[mode].peak_bytes(variant("net", mode), "a.16g", batch, ranks, **steps) / 1.075
 
     kept = {"fsdp": 3.0, "zero2": 2.0}[strategy]  # times the weights; whole ones stay gathered on each under zero2
@@ -124,12 +124,12 @@ def test_what_is_offloaded_needs_no_more_on_the_device_and_fits_where_its_states
         moving = gradients / 4 / ranks  # an eighth of weights, and of gradients, of which each moves its part
         for batch in (1, 16, 64):
             summed = max(gradients / ranks - batch * sample, 0.0)
-            less = told(stays, batch, ranks) - told(goes, batch, ranks)
+            less = peak(stays, batch, ranks) - peak(goes, batch, ranks)
             assert less == pytest.approx(kept * gradients / ranks + summed - moving) and less > 0
-            less = told(stays, batch, ranks, accumulates=True) - told(goes, batch, ranks, accumulates=True)
+            less = peak(stays, batch, ranks, accumulates=True) - peak(goes, batch, ranks, accumulates=True)
             assert less == pytest.approx(kept * gradients / ranks - moving), "gradients are whole till the last step"
     if strategy == "fsdp":
-        assert 1.075 * told(goes, 16, 2) < 16 * GIB < 1.075 * told(stays, 16, 2)
+        assert 1.075 * peak(goes, 16, 2) < 16 * GIB < 1.075 * peak(stays, 16, 2)
 
 
 def test_a_run_that_was_offloaded_says_no_less_of_its_activations_than_its_device_holds() -> None:

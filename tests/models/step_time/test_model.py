@@ -343,7 +343,7 @@ def test_nothing_that_was_known_changes() -> None:
     assert guesses is not None
     rows = guessing.data().runs.drop(columns="step_s")
     pd.testing.assert_frame_equal(guesses.predict(rows), guessing.model().predict(rows))
-    assert "new" not in guessing.model().workloads, "the model itself was not told"
+    assert "new" not in guessing.model().workloads, "the model itself was changed"
     with pytest.raises(ValueError, match="new"):
         guessing.model().predict(guessing.asked("new", f"1x{guessing.TYPES[0].name}", 32))
 
@@ -365,8 +365,8 @@ def test_the_guess_is_stored_with_the_model_exactly() -> None:
 
 def test_without_a_peak_rate_there_is_no_guess() -> None:
     types = guessing.data().instance_types.assign(device_tflops=None)
-    untold = fit(replace(guessing.data(), instance_types=types), seed=1)
-    guesses = introduced(untold, guessing.NEW)
+    without_rates = fit(replace(guessing.data(), instance_types=types), seed=1)
+    guesses = introduced(without_rates, guessing.NEW)
     assert guesses is not None and not guesses.can_guess(guessing.TYPES[0].name)
     with pytest.raises(ValueError, match="never measured"):
         guesses.predict(guessing.asked("new", f"1x{guessing.TYPES[0].name}", 32))

@@ -23,7 +23,7 @@ def stored() -> str:
 
 
 @pytest.mark.parametrize("written", ["srift-step-time-7", "other"])
-def test_a_model_of_another_format_is_told_apart(written: str) -> None:
+def test_a_model_of_another_format_is_distinguished(written: str) -> None:
     with pytest.raises(OtherFormat, match="not a step-time model of the format srift-step-time-10"):
         serialization.load(json.dumps({**json.loads(stored()), "format": written}))
     with pytest.raises(OtherFormat, match="not a step-time model"):

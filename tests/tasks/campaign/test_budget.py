@@ -16,8 +16,7 @@ from models.campaign.campaign import Launch
 from models.campaign.candidates import Measurement
 from models.domain.cluster import Cluster
 from tasks.campaign import budget as caps
-from tasks.campaign import campaign as serve
-from tasks.campaign import campaign as shopping
+from tasks.campaign import campaign
 from tasks.campaign.budget import RELEASE_S, Tally
 from tasks.campaign.campaign import just_refused
 from tasks.execution.collect import Collected
@@ -64,19 +63,19 @@ def monthly(here: Workspace, usd: float) -> Workspace:
     return replace(here, settings=here.settings.model_copy(update={"ec2": ec2}))
 
 
-def spent(here: Workspace, usd: float | None, ended_at: datetime, lease_id: str = "old-00", **told: Any) -> None:
+def spent(here: Workspace, usd: float | None, ended_at: datetime, lease_id: str = "old-00", **columns: Any) -> None:
     row = {"lease_id": lease_id, "provider": "ec2", "cluster": "1xs.large", "market": "spot",
            "started_at": ended_at - timedelta(hours=1), "ended_at": ended_at, "usd": usd,
            "refresh_id": lease_id.rpartition("-")[0], "outcome": "released"}  # fmt: skip
     with here.warehouse.transact() as connection:
-        append(connection, "raw_leases", [row | told])
+        append(connection, "raw_leases", [row | columns])
 
 
-def held(lease_id: str = "other-00", hours: float = 2.0, usd_per_hour: float | None = 5.0, **told: Any) -> Lease:
+def held(lease_id: str = "other-00", hours: float = 2.0, usd_per_hour: float | None = 5.0, **changes: Any) -> Lease:
     words: dict[str, Any] = {"lease_id": lease_id, "provider": "ec2", "cluster": "1xstranger", "controller_pid": 1,
                              "usd_per_hour": usd_per_hour, "started_at": NOON, "controller_alive": True,
                              "deadline_at": NOON + timedelta(hours=hours)}  # fmt: skip
-    return Lease(**words | told)
+    return Lease(**words | changes)
 
 
 def at_worst(usd_per_hour: float, deadline_s: float, machines: int = 1) -> float:
@@ -231,7 +230,7 @@ def test_nothing_was_spent_before_the_first_refresh_and_money_on_this_machine_is
 
 
 def test_a_launch_that_does_not_fit_asks_for_no_machine_and_leaves_a_row(here: Workspace) -> None:
-    served = serve.serve_launch.fn(here, launch(here), LAUNCHED, tally(0.05))  # acquiring would raise AssertionError
+    served = campaign.serve_launch.fn(here, launch(here), LAUNCHED, tally(0.05))  # acquiring would raise AssertionError
     assert served.outcome.startswith("refused: at worst it would cost") and served.over_cap
     (row,) = served.rows
     assert row["status"] == "refused" and "this campaign's cap" in row["reason"]
@@ -244,9 +243,9 @@ def test_the_deadline_that_the_caps_allow_is_the_one_that_machines_get(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[float, float]] = []
-    monkeypatch.setattr(serve, "serve", lambda provider, job, **_: seen.append((job.deadline_s, job.patience_s)))
-    serve.serve_launch.fn(here, launch(here), LAUNCHED, tally(1.0))
-    serve.serve_launch.fn(here, launch(here), LAUNCHED, tally(0.21))
+    monkeypatch.setattr(campaign, "serve", lambda provider, job, **_: seen.append((job.deadline_s, job.patience_s)))
+    campaign.serve_launch.fn(here, launch(here), LAUNCHED, tally(1.0))
+    campaign.serve_launch.fn(here, launch(here), LAUNCHED, tally(0.21))
     (longest_s, patience_s), (deadline_s, less_s) = seen
     assert patience_s == 150.0 and less_s == caps.patience_s(here, launch(here), tally(0.21), deadline_s) < 150.0
     assert longest_s == 2 * 600.0 + caps.EC2_START_UP_S
@@ -258,12 +257,12 @@ def test_a_list_that_no_cap_can_pay_ends_with_the_reason_and_a_smaller_launch_is
     here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lists: list[list[Launch]] = []
-    monkeypatch.setattr(shopping, "shop", lambda *_: lists.pop(0) if lists else [])
+    monkeypatch.setattr(campaign, "shop", lambda *_: lists.pop(0) if lists else [])
     large, small = launch(here, 6000.0), launch(here, 30.0)
     lists[:] = [[large, small]]
-    assert list(shopping.within(here, None, tally(0.21))) == [small]
+    assert list(campaign.within(here, None, tally(0.21))) == [small]
     lists[:] = [[large], [small]]
-    assert list(shopping.within(here, None, tally(0.21))) == []
+    assert list(campaign.within(here, None, tally(0.21))) == []
     assert "not launched: at worst it would cost" in capsys.readouterr().err
 
 

@@ -15,7 +15,7 @@ import pytest
 from models.campaign.campaign import STOPS, Launch, Measurement
 from models.domain.cluster import Cluster, Offer
 from models.domain.workload import Workload
-from tasks.campaign import campaign as shopping
+from tasks.campaign import campaign
 from tasks.campaign.budget import Tally
 from tasks.execution.collect import Collected
 from tasks.execution.job import Served
@@ -43,13 +43,13 @@ def here(tmp_path: Path) -> Workspace:
 def reading(monkeypatch: pytest.MonkeyPatch, frames: dict[str, pd.DataFrame] | None = None) -> None:
     """A campaign reads the offers of noon and these frames of the past, none by default."""
     past = frames or {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
-    monkeypatch.setattr(shopping, "current_offers", lambda here: here.provider.offers(NOON))
+    monkeypatch.setattr(campaign, "current_offers", lambda here: here.provider.offers(NOON))
     monkeypatch.setattr(reads, "training_frames", lambda *_: past)
 
 
 def shop(here: Workspace, max_usd: float | None, asked: Champion | None = None, past: bool = True) -> list[Launch]:
     frames = FRAMES if past else {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
-    return shopping.shop.fn(here, here.provider.offers(NOON), frames, asked, max_usd)
+    return campaign.shop.fn(here, here.provider.offers(NOON), frames, asked, max_usd)
 
 
 def test_the_caps_hold_and_every_line_says_why(here: Workspace) -> None:
@@ -70,23 +70,23 @@ def test_a_dry_run_writes_nothing_and_works_before_the_first_refresh(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here.home / "warehouse.duckdb").unlink()
-    monkeypatch.setattr(shopping, "open_workspace", lambda provider: here)
-    launches = shopping.dry_run("local", None)
-    again = shopping.dry_run("local", None)
+    monkeypatch.setattr(campaign, "open_workspace", lambda provider: here)
+    launches = campaign.dry_run("local", None)
+    again = campaign.dry_run("local", None)
     assert [one.items for one in launches] == [one.items for one in again] != []
     assert list(here.home.rglob("*")) == []
 
 
 def test_each_lease_has_a_seed_of_its_own_the_same_everywhere() -> None:
-    assert shopping.launch_seed(1, "a-00") == 2_011_533_044
-    assert len({shopping.launch_seed(seed, lease) for seed in (1, 2) for lease in ("a-00", "a-01")}) == 4
+    assert campaign.launch_seed(1, "a-00") == 2_011_533_044
+    assert len({campaign.launch_seed(seed, lease) for seed in (1, 2) for lease in ("a-00", "a-01")}) == 4
 
 
 def failed(here: Workspace, run_id: str, kind: str, **changes: Any) -> dict[str, Any]:
     (conv, _) = here.workloads
-    told = body(run_id, kind=kind, status="failed", reason="no", values={}, workload_digest=conv.digest)
-    told["setup"] = setup(workload=conv.name, workload_digest=conv.digest)
-    return {key: value for key, value in (told | changes).items() if value is not None}
+    row = body(run_id, kind=kind, status="failed", reason="no", values={}, workload_digest=conv.digest)
+    row["setup"] = setup(workload=conv.name, workload_digest=conv.digest)
+    return {key: value for key, value in (row | changes).items() if value is not None}
 
 
 def without_devices(here: Workspace, folder: Path, night: str) -> None:
@@ -95,18 +95,20 @@ def without_devices(here: Workspace, folder: Path, night: str) -> None:
     expected = [Devices(name="H100", count=8)]
     plan = Plan(lease_id=night, attempt=1, addresses=["a"], expected=expected, workloads=[], items=[item])
     device_check.write_failed_records(folder, plan, 0, "this machine was bought for 8 x H100, and torch can use no GPU")
-    envelopes = {item.run_id: setup(workload=None, workload_digest=None, cluster="1xp5.48xlarge")}
-    loaded = load_mailbox(here.warehouse, EndedLaunch(mailbox=folder, envelopes=envelopes), refresh_id=night, now=NOON)
+    run_setups = {item.run_id: setup(workload=None, workload_digest=None, cluster="1xp5.48xlarge")}
+    loaded = load_mailbox(
+        here.warehouse, EndedLaunch(mailbox=folder, run_setups=run_setups), refresh_id=night, now=NOON
+    )
     assert loaded.by_status == {"failed": 1}
 
 
-def test_only_what_a_node_told_of_counts_against_a_workload_and_a_machine_without_devices_against_nothing(
+def test_only_what_a_node_reported_counts_against_a_workload_and_a_machine_without_devices_against_nothing(
     here: Workspace, tmp_path: Path
 ) -> None:
     for night in ("x", "y"):
         without_devices(here, tmp_path / night, night)
     assert reads.mart(here.warehouse, "failed_runs").cause.tolist() == ["machine", "machine"]
-    assert shopping._failures(here).empty
+    assert campaign._failures(here).empty
     bodies = [
         failed(here, "a", "train"),
         failed(here, "b", "train", attempt=None),  # a row of the controller's: the mailbox was full, say
@@ -115,23 +117,23 @@ def test_only_what_a_node_told_of_counts_against_a_workload_and_a_machine_withou
     ]
     with here.warehouse.transact() as connection:
         append_records(connection, bodies, refresh_id="r", loaded_at=NOON)
-    assert shopping._failures(here)["run_id"].tolist() == ["a", "d"]
+    assert campaign._failures(here)["run_id"].tolist() == ["a", "d"]
     with here.warehouse.transact() as connection:  # as a warehouse is that an older version opened last
         connection.execute("create or replace view failed_runs as select * exclude (cause) from stg_records")
-    assert sorted(shopping._failures(here)["run_id"]) == ["a", "d", "x-000", "y-000"]
+    assert sorted(campaign._failures(here)["run_id"]) == ["a", "d", "x-000", "y-000"]
 
 
 def test_a_dry_run_after_an_edit_lists_by_the_file_as_it_is(here: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, pd.DataFrame] = {}
-    monkeypatch.setattr(shopping, "open_workspace", lambda provider: here)
-    monkeypatch.setattr(shopping.shop, "fn", lambda here, offers, frames, *rest: seen.update(frames) or [])
+    monkeypatch.setattr(campaign, "open_workspace", lambda provider: here)
+    monkeypatch.setattr(campaign.shop, "fn", lambda here, offers, frames, *rest: seen.update(frames) or [])
     (_, lm) = here.workloads
     noted = pd.DataFrame({"workload": ["conv", "lm"], "digest": ["before the edit", lm.digest]})
     runs = pd.DataFrame({"workload": ["conv", "conv", "lm"], "source": ["srift", "import", "srift"]})
     profiles = pd.DataFrame({"workload": ["conv", "lm"]})
     past = {"workloads": noted, "runs": runs, "profiles": profiles, "probes": pd.DataFrame()}
-    monkeypatch.setattr(shopping.reads, "training_frames", lambda *_: past)
-    shopping.dry_run("local", None)
+    monkeypatch.setattr(campaign.reads, "training_frames", lambda *_: past)
+    campaign.dry_run("local", None)
     assert seen["runs"].values.tolist() == [["conv", "import"], ["lm", "srift"]]
     assert seen["profiles"]["workload"].tolist() == ["lm"]
     assert len(runs) == 3, "the frames themselves were changed"
@@ -140,40 +142,40 @@ def test_a_dry_run_after_an_edit_lists_by_the_file_as_it_is(here: Workspace, mon
 def test_a_dry_run_says_why_it_can_buy_nothing(
     here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(shopping, "open_workspace", lambda provider: here)
+    monkeypatch.setattr(campaign, "open_workspace", lambda provider: here)
     machines = here.provider
     assert isinstance(machines, DescribedMachines)
-    shopping.dry_run("local", None)
+    campaign.dry_run("local", None)
     assert capsys.readouterr().err == ""
     machines.unpriced = frozenset(one.name for one in machines.instance_types())
-    assert shopping.dry_run("local", None) == []
+    assert campaign.dry_run("local", None) == []
     assert "no instance type has a price on the spot market" in capsys.readouterr().err
 
 
 def test_a_workload_whose_requirements_cannot_be_installed_is_said_and_not_bought_and_the_others_are(
     here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(shopping, "not_installable", lambda settings: {"lm": "requirements of workload lm clash"})
-    able = shopping.with_requirements_installed(here)
+    monkeypatch.setattr(campaign, "not_installable", lambda settings: {"lm": "requirements of workload lm clash"})
+    able = campaign.with_requirements_installed(here)
     assert "workload lm is not measured: requirements of workload lm clash" in capsys.readouterr().err
     assert {item.workload for launch in shop(able, None, past=False) for item in launch.items if item.workload} == {
         "conv"
     }
     ec2 = replace(here, provider=DescribedMachines(name="ec2"))
-    assert shopping.with_requirements_installed(ec2).settings == ec2.settings, "its machines install on their own"
+    assert campaign.with_requirements_installed(ec2).settings == ec2.settings, "its machines install on their own"
 
 
 def test_a_champion_that_has_not_met_a_workload_a_type_or_its_new_definition_does_not_stop_its_being_bought(
     here: Workspace, tmp_path: Path
 ) -> None:
     (tmp_path / "more").mkdir()
-    launches = shop(install(tmp_path / "more", "conv", "newcomer"), None, asked=champion())
-    assert "newcomer" in {item.workload for launch in launches for item in launch.items}
+    launches = shop(install(tmp_path / "more", "conv", "new_workload"), None, asked=champion())
+    assert "new_workload" in {item.workload for launch in launches for item in launch.items}
     old, *_ = met = here.provider.offers(NOON)
     for stranger in (replace(old.instance_type, name="x.new"), replace(old.instance_type, bandwidth_gbps=7.0)):
         others = [one for one in met if one.instance_type.name != stranger.name]
         offers = [*others, replace(old, instance_type=stranger, market="spot", usd_per_hour=0.001)]
-        launches = shopping.shop.fn(here, offers, dict(FRAMES), champion(), None)
+        launches = campaign.shop.fn(here, offers, dict(FRAMES), champion(), None)
         bought = {offer.instance_type for launch in launches for offer in launch.cluster.members}
         assert stranger in bought
 
@@ -184,7 +186,7 @@ def test_expectations_are_of_the_definitions_of_today(here: Workspace) -> None:
     offers = here.provider.offers(NOON)
 
     def expected(workloads: Sequence[Workload], sold: Sequence[Offer] = offers) -> list[bool]:
-        expects = shopping._model(here, model(), workloads, sold, measured().runs).expected_step
+        expects = campaign._model(here, model(), workloads, sold, measured().runs).expected_step
         assert expects is not None
         return list(expects(setups)["step_s"].notna())
 
@@ -198,7 +200,7 @@ def test_expectations_are_of_the_definitions_of_today(here: Workspace) -> None:
 
 def test_the_measured_size_of_a_gradient_reaches_the_planning(here: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Workload] = []
-    monkeypatch.setattr(shopping, "shopping_list", lambda campaign, workloads, *_, **__: seen.extend(workloads) or [])
+    monkeypatch.setattr(campaign, "shopping_list", lambda wanted, workloads, *_, **__: seen.extend(workloads) or [])
     shop(here, None)
     facts = measured().workloads.set_index("workload")["gradient_bytes"]
     assert {one.name: one.gradient_bytes for one in seen} == dict(facts)
@@ -209,12 +211,12 @@ def test_what_a_lost_launch_did_not_measure_is_asked_for_again(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading(monkeypatch)
-    monkeypatch.setattr(shopping, "shop", shopping.shop.fn)
+    monkeypatch.setattr(campaign, "shop", campaign.shop.fn)
     tally = Tally(cap_usd=0.004, stop_at=time.monotonic() + 1000.0)
-    asked = list(shopping.within(here, None, tally))  # nothing comes home: the same list, a bounded number of times
-    assert sum(launch == asked[0] for launch in asked) == shopping.MOST_LISTS > 1
+    asked = list(campaign.within(here, None, tally))  # nothing comes home: the same list, a bounded number of times
+    assert sum(launch == asked[0] for launch in asked) == campaign.MOST_LISTS > 1
     tally.usd = tally.cap_usd
-    assert list(shopping.within(here, None, tally)) == []
+    assert list(campaign.within(here, None, tally)) == []
 
 
 def test_what_was_measured_too_long_ago_may_be_measured_again(here: Workspace) -> None:
@@ -228,8 +230,8 @@ def test_what_was_measured_too_long_ago_may_be_measured_again(here: Workspace) -
         )
 
     runs = FRAMES["runs"].query("accumulation_steps == 1")
-    campaign = here.settings.campaign.model_copy(update={"stale_after_days": 1e-6})
-    stale = replace(here, settings=here.settings.model_copy(update={"campaign": campaign}))
+    stale_soon = here.settings.campaign.model_copy(update={"stale_after_days": 1e-6})
+    stale = replace(here, settings=here.settings.model_copy(update={"campaign": stale_soon}))
     assert repeated(here) == 0 < repeated(stale)
 
 
@@ -240,8 +242,8 @@ def test_with_a_champion_a_run_is_bought_for_the_choice_that_it_may_change(here:
     assert not {key_of(item, launch) for launch in launches for item in launch.items} & keys_of(FRAMES["runs"])
     assert shop(here, None, asked=champion()) == launches
     runs = FRAMES["runs"]
-    told = pd.concat([runs, runs.assign(run_id=[f"new-{one}" for one in range(len(runs))])])
-    again = shopping.shop.fn(here, here.provider.offers(NOON), dict(FRAMES) | {"runs": told}, champion(), None)
+    more = pd.concat([runs, runs.assign(run_id=[f"new-{one}" for one in range(len(runs))])])
+    again = campaign.shop.fn(here, here.provider.offers(NOON), dict(FRAMES) | {"runs": more}, champion(), None)
     assert again != launches, "what was measured since the champion was fitted changed nothing"
 
 
@@ -253,9 +255,9 @@ def test_a_campaign_that_stops_with_money_left_says_why(
     here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reading(monkeypatch, FRAMES)
-    monkeypatch.setattr(shopping, "shop", lambda *_: [])
+    monkeypatch.setattr(campaign, "shop", lambda *_: [])
     for asked, usd, said in ((champion(), 1.0, True), (champion(), 0.0, False), (None, 1.0, False)):
-        assert list(shopping.within(here, asked, Tally(cap_usd=usd, stop_at=time.monotonic() + 100.0))) == []
+        assert list(campaign.within(here, asked, Tally(cap_usd=usd, stop_at=time.monotonic() + 100.0))) == []
         assert (STOPS in capsys.readouterr().err) == said
 
 
@@ -270,14 +272,14 @@ def test_with_a_champion_every_launch_is_chosen_by_what_the_last_one_measured(
         return planned if len(lists) <= 6 else []
 
     reading(monkeypatch, FRAMES)
-    monkeypatch.setattr(shopping, "shop", shopped)
+    monkeypatch.setattr(campaign, "shop", shopped)
     tally = Tally(cap_usd=1.0, stop_at=time.monotonic() + 1000.0)
-    for _ in shopping.within(here, champion(), tally):
+    for _ in campaign.within(here, champion(), tally):
         tally.runs += 1
     assert lists == [0, 1, 2, 3, 4, 5, 6], "a list for each launch, as long as runs come home"
     lists.clear()
     tally.runs = 0
-    assert len(list(shopping.within(here, champion(), tally))) == shopping.MOST_LISTS  # nothing comes home
+    assert len(list(campaign.within(here, champion(), tally))) == campaign.MOST_LISTS  # nothing comes home
 
 
 def stored(here: Workspace, *versions: str) -> Workspace:
@@ -306,19 +308,19 @@ def imaged(here: Workspace, line: str) -> Workspace:
 
 
 def test_an_image_of_another_torch_is_warned_of_with_the_number_of_runs_it_makes_history(here: Workspace) -> None:
-    assert shopping.outdating(replace(here, provider=DescribedMachines(name="ec2"))) == "", "nothing is stored"
+    assert campaign.outdating(replace(here, provider=DescribedMachines(name="ec2"))) == "", "nothing is stored"
     ec2 = stored(here, "2.13.0+cu130", "2.13.1+cu131")
-    assert shopping.outdating(ec2) == "" == shopping.outdating(imaged(ec2, "own"))
-    warning = shopping.outdating(imaged(ec2, "pytorch-2.14"))
+    assert campaign.outdating(ec2) == "" == campaign.outdating(imaged(ec2, "own"))
+    warning = campaign.outdating(imaged(ec2, "pytorch-2.14"))
     assert "has torch 2.14; 2 runs measured with torch 2.13 would become history" in warning
-    assert shopping.outdating(replace(imaged(ec2, "pytorch-2.14"), provider=DescribedMachines())) == ""
+    assert campaign.outdating(replace(imaged(ec2, "pytorch-2.14"), provider=DescribedMachines())) == ""
 
 
 def test_a_workload_whose_data_are_not_to_be_had_costs_no_machine_and_is_not_asked_for_again(
     here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reading(monkeypatch)
-    monkeypatch.setattr(shopping, "shop", shopping.shop.fn)
+    monkeypatch.setattr(campaign, "shop", campaign.shop.fn)
     (here.settings.root / "images").mkdir()
     (here.settings.root / "images" / "1.jpg").touch()
     spec = here.settings.workloads["conv"].model_copy(update={"data": "images"})
@@ -328,12 +330,12 @@ def test_a_workload_whose_data_are_not_to_be_had_costs_no_machine_and_is_not_ask
     (here.settings.root / "images" / "1.jpg").unlink()
     tally = Tally(cap_usd=1.0, stop_at=time.monotonic() + 1000.0)
     asked, alone = [], 0
-    for launch in shopping.within(here, None, tally):
+    for launch in campaign.within(here, None, tally):
         names = {item.trained[0] for item in launch.items if item.workload}
         asked.append(names)
         if names == {"conv"}:  # no machine is asked for: this provider would raise
             alone += 1
-            served = shopping.serve_launch.fn(here, launch, f"r-{alone:02d}", tally)
+            served = campaign.serve_launch.fn(here, launch, f"r-{alone:02d}", tally)
             assert {row["status"] for row in served.rows} == {"failed"} and served.mailbox is None
             assert all("images is empty" in row["reason"] for row in served.rows)
             tally.add(served, Collected(), load_s=0.0)
@@ -353,53 +355,53 @@ def test_runs_without_data_have_rows_and_the_others_go_on(here: Workspace, capsy
         for name in ("conv", "lm")
     ]
     launch = Launch(cluster=Cluster.of((1, offer)), items=tuple(runs), est_s=2.0, est_usd=0.1, reason="r")
-    whole = shopping.job_of(launch, here.settings, lease_id="r-00", seed=1, deadline_s=9.0)
-    job = shopping.without_data(whole, {"conv": "there is no bucket called mine-1"})
+    whole = campaign.job_of(launch, here.settings, lease_id="r-00", seed=1, deadline_s=9.0)
+    job = campaign.without_data(whole, {"conv": "there is no bucket called mine-1"})
     assert [item.workload for item in job.items] == ["lm"] and [spec.name for spec, _ in job.files] == ["lm"]
     [row] = job.rows
     assert (row["run_id"], row["status"], row["reason"]) == ("r-00-000", "failed", "there is no bucket called mine-1")
     assert row["setup"]["workload"] == "conv"
     assert "conv is not measured: there is no bucket called mine-1" in capsys.readouterr().err
-    assert shopping.without_data(whole, {}) == replace(whole, rows=())
+    assert campaign.without_data(whole, {}) == replace(whole, rows=())
 
 
 @pytest.mark.parametrize("cause", ["data", "install"])
 def test_what_a_machine_could_not_have_just_then_counts_against_no_workload(here: Workspace, cause: str) -> None:
-    told = [failed(here, "a", "train", cause=cause), failed(here, "b", "train")]
+    bodies = [failed(here, "a", "train", cause=cause), failed(here, "b", "train")]
     with here.warehouse.transact() as connection:
-        append_records(connection, told, refresh_id="r", loaded_at=NOON)
-    assert shopping._failures(here)["run_id"].tolist() == ["b"]
+        append_records(connection, bodies, refresh_id="r", loaded_at=NOON)
+    assert campaign._failures(here)["run_id"].tolist() == ["b"]
 
 
 def test_the_warning_comes_before_the_first_launch_and_in_a_dry_run(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(shopping, "reporter", lambda: SimpleNamespace(say=said.append, start=said.append, stop=list))
-    monkeypatch.setattr(shopping, "allowance", lambda *_: SimpleNamespace(refusal=""))
+    monkeypatch.setattr(campaign, "reporter", lambda: SimpleNamespace(say=said.append, start=said.append, stop=list))
+    monkeypatch.setattr(campaign, "allowance", lambda *_: SimpleNamespace(refusal=""))
     ec2 = imaged(stored(here, "2.13.0"), "pytorch-2.14")
     offers = ec2.provider.offers(NOON)
-    monkeypatch.setattr(shopping, "current_offers", lambda _: offers)
+    monkeypatch.setattr(campaign, "current_offers", lambda _: offers)
     tally = Tally(cap_usd=1.0, stop_at=time.monotonic() + 600.0, refresh_id="r")
     with monkeypatch.context() as patched:
-        patched.setattr(shopping, "shop", shopping.shop.fn)
-        launches = shopping.within(ec2, None, tally)
+        patched.setattr(campaign, "shop", campaign.shop.fn)
+        launches = campaign.within(ec2, None, tally)
         assert next(launches) and [one for one in said if "would become history" in str(one)]
         assert next(launches)
     assert len([one for one in said if "would become history" in str(one)]) == 1
     said.clear()
-    assert shopping.list_of(ec2, offers, 1.0)
+    assert campaign.list_of(ec2, offers, 1.0)
     assert len([one for one in said if "would become history" in str(one)]) == 1
     said.clear()
-    assert not shopping.list_of(ec2, offers, 0.0) and not [one for one in said if "history" in str(one)]
+    assert not campaign.list_of(ec2, offers, 0.0) and not [one for one in said if "history" in str(one)]
 
 
 def refusing(here: Workspace, monkeypatch: pytest.MonkeyPatch, refuse: Callable[[Launch], bool]) -> list[Launch]:
     """What a campaign asks for, in order, where machines are refused as `refuse` says and no run comes home."""
     reading(monkeypatch)
-    monkeypatch.setattr(shopping, "shop", getattr(shopping.shop, "fn", shopping.shop))
+    monkeypatch.setattr(campaign, "shop", getattr(campaign.shop, "fn", campaign.shop))
     tally, asked = Tally(cap_usd=0.004, stop_at=time.monotonic() + 1000.0), list[Launch]()
-    for launch in shopping.within(here, None, tally):
+    for launch in campaign.within(here, None, tally):
         asked.append(launch)
         outcome = "refused: no capacity" if refuse(launch) else "finished"
         tally.add(Served(lease_id="r-00", outcome=outcome), Collected(), load_s=0.0, cluster=launch.cluster)
@@ -411,11 +413,11 @@ def test_after_a_refusal_other_types_are_asked_for(here: Workspace, monkeypatch:
     [first, *_] = refusing(here, monkeypatch, lambda launch: False)
     asked = refusing(here, monkeypatch, lambda launch: launch.cluster == first.cluster)
     assert asked[0] == first and len(asked) > 1
-    assert not any(shopping.just_refused(one.cluster, [first.cluster]) for one in asked[1:])
+    assert not any(campaign.just_refused(one.cluster, [first.cluster]) for one in asked[1:])
     assert any(set(_names(one)) != set(_names(first)) for one in asked[1:]), "of other types"
     nothing = {name: pd.DataFrame() for name in reads.TRAINING_FRAMES}
-    anew = shopping.shop(here, here.provider.offers(NOON), nothing, None, None, None, [first.cluster])
-    assert anew and not any(shopping.just_refused(one.cluster, [first.cluster]) for one in anew)
+    anew = campaign.shop(here, here.provider.offers(NOON), nothing, None, None, None, [first.cluster])
+    assert anew and not any(campaign.just_refused(one.cluster, [first.cluster]) for one in anew)
 
 
 def test_what_was_refused_comes_again_where_there_is_nothing_else_and_not_for_ever(
@@ -423,14 +425,14 @@ def test_what_was_refused_comes_again_where_there_is_nothing_else_and_not_for_ev
 ) -> None:
     [first, *_] = refusing(here, monkeypatch, lambda launch: False)
     monkeypatch.setattr(
-        shopping, "shop", lambda *words: [] if shopping.just_refused(first.cluster, words[-1]) else [first, first]
+        campaign, "shop", lambda *words: [] if campaign.just_refused(first.cluster, words[-1]) else [first, first]
     )
     tally, asked = Tally(cap_usd=1.0, stop_at=time.monotonic() + 1000.0), 0
-    for launch in shopping.within(here, None, tally):
+    for launch in campaign.within(here, None, tally):
         asked += 1
         served = Served(lease_id="r-00", outcome="refused: no capacity")
         tally.add(served, Collected(), load_s=0.0, cluster=launch.cluster)
-    assert asked == shopping.MOST_LISTS / 2, "every other list, and once of each"
+    assert asked == campaign.MOST_LISTS / 2, "every other list, and once of each"
 
 
 class Choosy(DescribedMachines):
@@ -460,10 +462,10 @@ def test_what_holds_a_refused_cluster_is_refused_and_what_is_smaller_is_not(here
     other = next(offer for (named, where), offer in sold.items() if named != name and where == market)
     elsewhere = replace(one, zone="elsewhere")
     two = Cluster.of((2, one))
-    assert "not to be had" in shopping.just_refused(Cluster.of((3, elsewhere), (1, other)), [two])
-    assert shopping.just_refused(Cluster.of((1, one), (3, other)), [two]) == ""
-    assert shopping.just_refused(Cluster.of((2, replace(one, region="far"))), [two]) == ""
-    assert shopping.just_refused(two, []) == ""
+    assert "not to be had" in campaign.just_refused(Cluster.of((3, elsewhere), (1, other)), [two])
+    assert campaign.just_refused(Cluster.of((1, one), (3, other)), [two]) == ""
+    assert campaign.just_refused(Cluster.of((2, replace(one, region="far"))), [two]) == ""
+    assert campaign.just_refused(two, []) == ""
 
 
 def _names(launch: Launch) -> list[str]:

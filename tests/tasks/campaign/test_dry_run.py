@@ -56,9 +56,9 @@ def launch(name: str, machines: int, market: str = "spot") -> Launch:
 
 
 def test_without_an_account_every_request_is_shown_and_what_could_not_be_checked(here: Workspace) -> None:
-    told = CliRunner().invoke(app, ["refresh", "--provider", "ec2", "--dry-run", "--max-usd", "2", "--json"])
-    assert told.exit_code == 0, told.output
-    rows = json.loads(told.stdout)
+    result = CliRunner().invoke(app, ["refresh", "--provider", "ec2", "--dry-run", "--max-usd", "2", "--json"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)
     made = [row for row in rows if row["worst_usd"] is not None]
     assert made
     for row in made:
@@ -74,10 +74,10 @@ def test_without_an_account_every_request_is_shown_and_what_could_not_be_checked
 
 
 def test_the_cap_that_nobody_named_is_said(here: Workspace) -> None:
-    told = CliRunner().invoke(app, ["refresh", "--provider", "ec2", "--dry-run", "--json"])
-    assert told.exit_code == 0, told.output
-    assert "no --max-usd: this dry run assumes the $1 of [campaign] max_usd" in told.stderr
-    assert all(row["worst_usd"] is None or row["worst_usd"] <= 1.0 for row in json.loads(told.stdout))
+    result = CliRunner().invoke(app, ["refresh", "--provider", "ec2", "--dry-run", "--json"])
+    assert result.exit_code == 0, result.output
+    assert "no --max-usd: this dry run assumes the $1 of [campaign] max_usd" in result.stderr
+    assert all(row["worst_usd"] is None or row["worst_usd"] <= 1.0 for row in json.loads(result.stdout))
 
 
 def test_the_network_of_the_machines_is_closed_to_all_but_themselves(here: Workspace) -> None:
@@ -140,7 +140,7 @@ def test_the_caps_reckon_with_no_less_than_climbing_the_whole_ladder_costs(
     one = replace(one, cluster=Cluster(members=tuple(billed(one.cluster.members, own))))
     known = billed(offers(), own)
     (plan,) = dry_run.planned(here, [one], known, 100.0, NOW)
-    spec = dry_run._imagined(here, one.cluster, known, lease_id="l", controller="c", deadline_unix=0)
+    spec = dry_run._spec_without_asking(here, one.cluster, known, lease_id="l", controller="c", deadline_unix=0)
     rungs, _ = ladder(one.cluster, known, [f"{REGION}{zone}" for zone in "abcdef"], ("on-demand", "spot"))
     spec = replace(spec, subnets={f"{REGION}{zone}": "s" for zone in "abcdef"})
     for deadline_s in (600.0, 1234.5, plan.deadline_s):

@@ -182,8 +182,8 @@ def test_every_mode_that_a_model_knows_is_imported_however_its_switches_are_orde
     row = {"workload": "vit", "cluster": "2xg5.xlarge", "batch_per_device": 8, "step_s": 0.5}
     pd.DataFrame([row | one for one in columns]).to_csv(tmp_path / "rows.csv", index=False)
     load(warehouse, tmp_path / "rows.csv")
-    told = runs(warehouse)
-    assert {Mode(*one) for one in told[list(Mode._fields)].itertuples(index=False)} == set(MODES)
+    imported = runs(warehouse)
+    assert {Mode(*one) for one in imported[list(Mode._fields)].itertuples(index=False)} == set(MODES)
 
 
 def test_what_cannot_be_read_is_refused(warehouse: Warehouse, tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_what_can_hardly_be_meant_is_refused_by_its_reason(
     assert runs(warehouse).empty
 
 
-def test_blanks_are_dropped_and_case_of_a_precision_is_not_told_apart(warehouse: Warehouse, tmp_path: Path) -> None:
+def test_blanks_are_dropped_and_case_of_a_precision_is_not_distinguished(warehouse: Warehouse, tmp_path: Path) -> None:
     loaded = load(
         warehouse, written(tmp_path, " workload, cluster ,batch_per_device, step_s\n tiny, 2xg9.small ,8,0.5\n")
     )
@@ -296,7 +296,7 @@ def test_no_blank_around_a_value_makes_it_another_row(blanks: list[str]) -> None
         assert [one.identity for one in padded.read] == [one.identity for one in plain.read]
 
 
-def test_what_is_read_is_told_back(warehouse: Warehouse, tmp_path: Path) -> None:
+def test_what_is_read_is_printed_back(warehouse: Warehouse, tmp_path: Path) -> None:
     text = """workload,cluster,batch_per_device,step_s,layout,precision
 vit,1xp4d.24xlarge,64,0.45,1,fp32
 vit,1xp4d.24xlarge,64,0.45,8,fp32

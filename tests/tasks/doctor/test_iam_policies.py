@@ -248,6 +248,6 @@ def test_only_looking_is_allowed_everywhere_and_no_action_has_a_star() -> None:
 def test_every_name_is_filled_in_and_braces_left_are_awss() -> None:
     text = json.dumps(policies(EC2, account="999988887777"))
     assert set(re.findall(r"\{[a-z_:]+\}", text)) == {"{aws:userid}"}
-    assert ACCOUNT in json.dumps(policies(EC2)), "where nobody told the account, AWS's example stands"
+    assert ACCOUNT in json.dumps(policies(EC2)), "where nobody named the account, AWS's example stands"
     with pytest.raises(SettingsError, match="set bucket under"):
         policies(Ec2())

@@ -255,7 +255,7 @@ def test_a_refresh_that_buys_nothing_needs_no_account(tmp_path: Path, monkeypatc
     refuse_unless_well(settings(tmp_path), "local", 1.0)
 
 
-def test_local_machines_have_limits_that_are_worth_knowing(tmp_path: Path) -> None:
+def test_local_machines_have_limits_that_doctor_names(tmp_path: Path) -> None:
     found = examine(settings(tmp_path), "local")
     assert wrong(found).keys() == {"instance types"}, "none is stated in this srift.toml"
     with pytest.raises(SettingsError, match="did you mean 'local'"):

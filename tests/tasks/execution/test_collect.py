@@ -178,10 +178,10 @@ def test_a_torn_file_of_the_controllers_does_not_stand_in_the_way_of_the_records
     (lease.mailbox / "controller" / "rows" / "b.json").write_text('{"run_id": "b", "sta')
     notes = brought(here).notes
     assert known(here)["a"] == "measured" and "b.json could not be read" in notes[0]
-    envelopes = tmp_path / "leases" / "torn" / "mailbox" / "controller" / "envelopes.json"
-    envelopes.parent.mkdir(parents=True)
-    envelopes.write_text('{"a": {"provi')
-    fake(here).end("torn", envelopes.parent.parent, "reaped")
+    run_setups = tmp_path / "leases" / "torn" / "mailbox" / "controller" / "envelopes.json"
+    run_setups.parent.mkdir(parents=True)
+    run_setups.write_text('{"a": {"provi')
+    fake(here).end("torn", run_setups.parent.parent, "reaped")
     assert brought(here).new == 0 and fake(here).over == []
 
 
@@ -211,12 +211,12 @@ def test_a_workload_whose_file_changed_is_measured_anew_and_never_pooled_with_it
     here = installation(tmp_path, (ready, armed(1), report, finished(1)))
     small = here.provider.instance_types()[0].digest
 
-    def envelopes() -> dict[str, Any]:
+    def run_setups() -> dict[str, Any]:
         digest = here.settings.workload_digest("tiny")
         return {"a": setup(workload_digest=digest, instance_digests=[small, small])}
 
     note_definitions.fn(here, NOON)
-    one = job("a", envelopes=envelopes())
+    one = job("a", run_setups=run_setups())
     serve(here.provider, one, stop_at=100.0, watch=lambda *_: None, clock=fast())
     brought(here)
     assert training_frames(here.warehouse, "local")["runs"].run_id.tolist() == ["a"]

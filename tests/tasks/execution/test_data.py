@@ -223,7 +223,7 @@ def test_an_upload_that_fails_is_said(
     assert "2.jpg has more than 5 GiB" in plan.problem and "`aws s3 sync" in plan.problem
 
 
-def test_machines_of_ec2_fetch_an_address_themselves_and_its_size_is_told_where_it_may_be_listed(
+def test_machines_of_ec2_fetch_an_address_themselves_and_its_size_is_known_where_it_may_be_listed(
     here: Callable[..., Workspace], aws: FakeAws
 ) -> None:
     aws.s3.bucket, workspace = "mine-1", here("s3://mine-1/photos/cats", "ec2")

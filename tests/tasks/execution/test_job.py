@@ -1,4 +1,4 @@
-"""A line of the shopping list becomes items with run ids, files with digests, and envelopes that say where from."""
+"""A line of the shopping list becomes items with run ids, files with digests, and setups that say where from."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def test_each_workload_travels_once_as_it_is_now(here: Workspace, job: Job) -> N
     (here.settings.root / "work.py").write_text("def build(): ...\n")
     after = job_of(launch(here), here.settings, lease_id="L", seed=5, deadline_s=60.0)
     assert {spec.digest for spec, _ in job.files}.isdisjoint(spec.digest for spec, _ in after.files)
-    assert after.envelopes["L-000"]["workload_digest"] == {s.name: s.digest for s, _ in after.files}["conv"]
+    assert after.run_setups["L-000"]["workload_digest"] == {s.name: s.digest for s, _ in after.files}["conv"]
 
 
-def test_envelopes_describe_the_hosts_that_take_part_and_no_others(here: Workspace, job: Job) -> None:
-    envelopes = job.envelopes
-    train, profile, probe = (envelopes[f"L-00{n}"] for n in range(3))
+def test_run_setups_describe_the_hosts_that_take_part_and_no_others(here: Workspace, job: Job) -> None:
+    run_setups = job.run_setups
+    train, profile, probe = (run_setups[f"L-00{n}"] for n in range(3))
     assert (train["cluster"], train["batch_per_device"], train["layout"]) == ("1xs.large+2xs.small", "32+8+8", "1")
     assert train["instance_types"] == ["s.large", "s.small", "s.small"]
     digests = {one.name: one.digest for one in here.provider.instance_types()}
@@ -76,7 +76,7 @@ def test_envelopes_describe_the_hosts_that_take_part_and_no_others(here: Workspa
     assert (profile["cluster"], profile["batch_per_device"]) == ("1xs.small", None)
     assert probe["cluster"] == "1xs.large+1xn.medium" and probe["workload"] is None
     assert probe["usd_per_hour"] is None, "one unknown price makes the whole unknown"
-    assert {one["reason_wanted"] for one in envelopes.values()} == {"a train", "a profile", "a probe"}
+    assert {one["reason_wanted"] for one in run_setups.values()} == {"a train", "a profile", "a probe"}
 
 
 def test_a_file_that_is_gone_is_named_before_anything_starts(here: Workspace) -> None:
@@ -90,18 +90,18 @@ def test_devices_travel_to_the_nodes_and_stand_in_the_layout(here: Workspace) ->
     run = replace(wanted("train", "conv", (0, 1), (32, 8)), devices=(4, 1))
     job = job_of(replace(whole, items=(run,)), here.settings, lease_id="L", seed=5, deadline_s=60.0)
     assert job.items[0].devices == [4, 1] and job.items[0].used == [4, 1]
-    assert job.envelopes["L-000"]["layout"] == "4+1"
+    assert job.run_setups["L-000"]["layout"] == "4+1"
 
 
-def test_an_envelope_is_rewritten_by_the_machines_that_were_really_got_and_tells_their_image(job: Job) -> None:
+def test_a_run_setup_is_rewritten_by_the_machines_that_were_really_got_and_tells_their_image(job: Job) -> None:
     dearer = tuple(replace(one, market="on-demand", zone="b", usd_per_hour=1.0) for one in job.cluster.members)
-    got = with_acquired(job.envelopes, job.items, Cluster(members=(job.cluster.members[0], *dearer[1:])))
+    got = with_acquired(job.run_setups, job.items, Cluster(members=(job.cluster.members[0], *dearer[1:])))
     assert (got["L-001"]["market"], got["L-001"]["zone"], got["L-001"]["usd_per_hour"]) == ("on-demand", "b", 1.0)
     assert got["L-000"]["market"] == "on-demand+spot" and got["L-000"]["usd_per_hour"] == pytest.approx(2.05)
     same = {name: value for name, value in got["L-001"].items() if name not in ("market", "zone", "usd_per_hour")}
-    assert same.items() <= job.envelopes["L-001"].items()
-    assert with_acquired(job.envelopes, job.items, job.cluster) == job.envelopes
-    imaged = with_acquired(job.envelopes, job.items, job.cluster, image_id="ami-1")
+    assert same.items() <= job.run_setups["L-001"].items()
+    assert with_acquired(job.run_setups, job.items, job.cluster) == job.run_setups
+    imaged = with_acquired(job.run_setups, job.items, job.cluster, image_id="ami-1")
     moved = with_acquired(imaged, job.items, job.cluster)
     assert {one["image_id"] for one in moved.values()} == {"ami-1"}, "a replacement does not make it unknown"
 
@@ -130,7 +130,7 @@ def test_a_machine_is_to_measure_on_what_its_type_has_and_an_emulated_one_on_wha
     emulated = (Devices(name=ANY, count=4), Devices(name=ANY, count=1), host)
     assert expected_devices(MIXED, emulated=True) == emulated
     assert job.expected == (host,) * 4
-    assert job.envelopes["L-000"]["expected_devices"] == [{"name": CPU, "count": 1, "threads": 1}] * 3
+    assert job.run_setups["L-000"]["expected_devices"] == [{"name": CPU, "count": 1, "threads": 1}] * 3
 
 
 @pytest.mark.parametrize(

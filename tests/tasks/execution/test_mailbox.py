@@ -79,7 +79,7 @@ def test_each_machine_tells_once_when_it_was_at_work_and_how_long_it_was_held(tm
     assert not found["interrupted"].any() and found["machines"].tolist() == [2, 2]
 
 
-def test_the_machine_that_the_market_took_is_told_from_the_one_that_stayed(tmp_path: Path) -> None:
+def test_the_machine_that_the_market_took_is_distinguished_from_the_one_that_stayed(tmp_path: Path) -> None:
     _, found = launched(tmp_path, ready, armed(1), *waits(100), becomes(1, TAKEN))
     assert found["interrupted"].tolist() == [False, True]
     assert found["hours"][1] == pytest.approx(10.3 / 3600, rel=0.1) and found["hours"][1] < found["hours"][0]
@@ -123,7 +123,7 @@ def replaced(home: Path, *script: Step) -> list[dict[str, Any]]:
     return ended(home, seen.mailbox)
 
 
-def test_a_replacement_that_is_taken_before_it_came_to_work_is_told_of_itself(tmp_path: Path) -> None:
+def test_a_replacement_that_is_taken_before_it_came_to_work_is_reported_by_itself(tmp_path: Path) -> None:
     script = (sells(2), ready, armed(1), at("b"), *waits(50), becomes(1, TAKEN), *waits(100), becomes(1, TAKEN))
     rows = replaced(tmp_path, *script, *waits(80), new(1), armed(3), reported("b-again-2"), finished(3))
     assert [(row["node"], row["number"], row["interrupted"]) for row in rows] == [

@@ -35,7 +35,7 @@ def mailbox(tmp_path: Path) -> Path:
 
 
 def load(warehouse: Warehouse, mailbox: Path, **changes: Any) -> Collected:
-    launch = EndedLaunch(**{"mailbox": mailbox, "envelopes": {run_id: setup() for run_id in "abcd"}} | changes)
+    launch = EndedLaunch(**{"mailbox": mailbox, "run_setups": {run_id: setup() for run_id in "abcd"}} | changes)
     return load_mailbox(warehouse, launch, refresh_id="r", now=NOON)
 
 
@@ -179,12 +179,12 @@ def test_what_ran_on_another_device_than_was_bought_is_kept_and_trains_nothing(
     warehouse: Warehouse, mailbox: Path
 ) -> None:
     bought = setup(expected_devices=on("A10G", "A10G"), image_id="ami-1")
-    told = {"a": on("NVIDIA A10G", "NVIDIA A10G"), "b": on("NVIDIA A10G", "cpu"), "c": None}
-    for run_id, devices in told.items():
+    used = {"a": on("NVIDIA A10G", "NVIDIA A10G"), "b": on("NVIDIA A10G", "cpu"), "c": None}
+    for run_id, devices in used.items():
         body = record(run_id) | ({} if devices is None else {"devices": devices})
         write_json(mailbox / "node-0" / "records" / f"{run_id}.json", body)
     (mailbox / "node-1" / "records" / "b.json").unlink()
-    assert load(warehouse, mailbox, envelopes=dict.fromkeys("abc", bought)).by_status == {"measured": 3}
+    assert load(warehouse, mailbox, run_setups=dict.fromkeys("abc", bought)).by_status == {"measured": 3}
     assert measured(warehouse) == ["a", "c"], "a record of old says nothing of its devices, and counts"
     outdated = mart(warehouse, "outdated_runs").iloc[0]
     assert (outdated.run_id, outdated.reason) == ("b", "it ran on cpu where A10G was expected")
@@ -193,7 +193,7 @@ def test_what_ran_on_another_device_than_was_bought_is_kept_and_trains_nothing(
     assert details.image_id.to_dict() == {"a": "ami-1", "c": "ami-1"}
 
 
-def test_files_that_a_machine_left_behind_are_told_and_its_word_is_not_trusted(
+def test_files_that_a_machine_left_behind_are_reported_and_its_word_is_not_trusted(
     warehouse: Warehouse, mailbox: Path
 ) -> None:
     write_json(mailbox / "node-0" / "refused.json", {"reason": "dump.bin \x1b[31m(9 bytes)" + "x" * 10_000})

@@ -58,9 +58,9 @@ def served(home: Path, of: Job, *script: Step, stop_at: float = 1000.0) -> tuple
 def rows(seen: Served) -> list[tuple[str, str, str]]:
     """The controller's rows as they lie on disk, which must be all that it knows."""
     assert seen.mailbox is not None
-    told = [json.loads(file.read_text()) for file in sorted(seen.mailbox.glob("controller/rows/*.json"))]
-    assert {row["run_id"] for row in told} == {row["run_id"] for row in seen.rows}
-    return [(row["run_id"], row["status"], row["reason"]) for row in told]
+    bodies = [json.loads(file.read_text()) for file in sorted(seen.mailbox.glob("controller/rows/*.json"))]
+    assert {row["run_id"] for row in bodies} == {row["run_id"] for row in seen.rows}
+    return [(row["run_id"], row["status"], row["reason"]) for row in bodies]
 
 
 def plan(seen: Served) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def own_account(cluster: FakeCluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("runs", "script", "recorded", "told", "last"),
+    ("runs", "script", "recorded", "unrecorded", "last"),
     [
         pytest.param("abc", (*GOES, reported(*"abc"), finished(1)), "abc", [], "abc", id="all goes well"),
         pytest.param(
@@ -129,7 +129,7 @@ def own_account(cluster: FakeCluster) -> None:
         pytest.param(
             "a", (ready, finished(1), finished(2), finished(3)), "",
             [("r-00-launch", "failed", "torchrun ended on node 0, 1 before it had measured")], "a",
-            id="and told, when it never does",
+            id="and recorded, when it never does",
         ),
         pytest.param(
             "abc",
@@ -195,11 +195,11 @@ def own_account(cluster: FakeCluster) -> None:
     ],
 )  # fmt: skip
 def test_what_ends_an_attempt_costs_what_it_hit_and_no_more(
-    tmp_path: Path, runs: str, script: Sequence[Step], recorded: str, told: list[tuple[str, ...]], last: str
+    tmp_path: Path, runs: str, script: Sequence[Step], recorded: str, unrecorded: list[tuple[str, ...]], last: str
 ) -> None:
     seen, _ = served(tmp_path, job(runs), *script)
-    assert (seen.recorded, rows(seen), planned(seen)) == (set(recorded), told, last)
-    if not told:
+    assert (seen.recorded, rows(seen), planned(seen)) == (set(recorded), unrecorded, last)
+    if not unrecorded:
         assert seen.outcome == "finished"
 
 
@@ -207,8 +207,8 @@ def test_shares_are_in_force_while_it_measures_and_every_run_tells_its_image(tmp
     script = (*GOES, reported("a"), finished(1, run_id="b", **KILLED), *LAST)
     seen, cluster = served(tmp_path, job(), *script)
     assert cluster.settled == [True, False, True] and seen.mailbox is not None
-    envelopes = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())
-    assert {one["image_id"] for one in envelopes.values()} == {"ami-1"}
+    run_setups = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())
+    assert {one["image_id"] for one in run_setups.values()} == {"ami-1"}
 
 
 @pytest.mark.parametrize(("device", "after_s"), [("cpu", 90), ("H100", 150)])
@@ -260,7 +260,7 @@ def test_a_full_mailbox_ends_the_launch_with_a_sentence_and_the_row_is_written_o
     assert seen.recorded == {"a"} and ("b", "failed") in [row[:2] for row in rows(seen)]
 
 
-def test_a_silent_node_on_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_node_on_a_full_disk_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def falls_silent(cluster: FakeCluster) -> None:
         cluster.everyone("heartbeat.json")
         monkeypatch.setattr(FakeCluster, "now_unix", lambda _: 1e12)
@@ -316,24 +316,24 @@ def test_each_process_that_workloads_need_is_an_attempt_plain_ones_first(tmp_pat
         *(ready, armed(1), note, reported(*"ab"), finished(1), armed(2), note, reported(*"xy"), finished(2)),
         *(armed(3), note, reported("z"), finished(3)),
     )
-    told, _ = served(tmp_path, in_processes(tmp_path, "xazyb"), *script)
+    after, _ = served(tmp_path, in_processes(tmp_path, "xazyb"), *script)
     assert seen == [("ab", ["tiny"]), ("xy", ["repo"]), ("z", ["set"])]
-    assert (told.recorded, rows(told), told.outcome) == (set("abxyz"), [], "finished")
+    assert (after.recorded, rows(after), after.outcome) == (set("abxyz"), [], "finished")
 
 
 def test_one_that_fails_again_and_again_costs_none_of_the_others(tmp_path: Path) -> None:
     unprepared = {"exit_code": 3, "worker_exit_code": 3, "reason": "requirements of workload repo clash"}
     broken = [finished(attempt, **NO_MODULE) for attempt in (2, 3, 4)]
     script = (ready, armed(1), reported("a"), finished(1), *broken, armed(5), reported("z"), finished(5))
-    told, _ = served(tmp_path, in_processes(tmp_path, "axyz"), *script)
-    assert told.recorded == {"a", "z"} and [row[1:] for row in rows(told)] == [
+    seen, _ = served(tmp_path, in_processes(tmp_path, "axyz"), *script)
+    assert seen.recorded == {"a", "z"} and [row[1:] for row in rows(seen)] == [
         ("failed", "node 0: no module named torch")
     ]
     failed = (reported("x", "y"), finished(2, **unprepared))  # with a record of each, nothing is tried again
     (tmp_path / "other").mkdir()
     script = (ready, armed(1), reported("a"), finished(1), *failed, armed(3), reported("z"), finished(3))
-    told, _ = served(tmp_path / "other", in_processes(tmp_path, "axyz"), *script)
-    assert (told.recorded, rows(told), told.outcome) == (set("axyz"), [], "finished")
+    seen, _ = served(tmp_path / "other", in_processes(tmp_path, "axyz"), *script)
+    assert (seen.recorded, rows(seen), seen.outcome) == (set("axyz"), [], "finished")
 
 
 @pytest.mark.parametrize(("environment", "after_s"), [("", 390), ("/made", 90)])
@@ -380,8 +380,8 @@ def test_another_machine_takes_its_place_and_the_interrupted_run_is_tried_again_
     assert (rows(seen), seen.recorded, cluster.replaced) == ([("b", *TAKEN_ROW)], {"b-again-2"}, [1])
     assert plan(seen)["addresses"][1] == "10.0.1.1" and plan(seen)["ranks"] == []
     assert seen.mailbox is not None
-    envelopes = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())
-    assert set(envelopes) == {"b", "b-again-2"}
+    run_setups = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())
+    assert set(run_setups) == {"b", "b-again-2"}
     assert not (seen.mailbox / "node-1" / "progress.json").exists(), "what the machine before it said"
 
 
@@ -448,8 +448,8 @@ def test_on_dearer_machines_than_asked_for_the_money_ends_sooner(
     seen, _ = served(tmp_path, job("b"), *GOES, *waits(200), reported("b"), finished(1), stop_at=100.0)
     assert len(seen.recorded) == measured
     assert seen.mailbox is not None
-    envelope = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())["b"]
-    assert envelope["usd_per_hour"] == pytest.approx(2 * got_usd), "as it was got, not as it was asked for"
+    run_setup = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())["b"]
+    assert run_setup["usd_per_hour"] == pytest.approx(2 * got_usd), "as it was got, not as it was asked for"
 
 
 ADDRESS = "s3://mine-1/cats/"
@@ -467,8 +467,8 @@ def with_data(runs: str, source: Path) -> Job:
 
 
 def has(state: str, *nodes: int, **more: Any) -> Step:
-    told = {"aabb": {"state": state} | more}
-    return lambda cluster: [cluster.say("data.json", node, **told) for node in nodes or range(len(cluster.states))]
+    states = {"aabb": {"state": state} | more}
+    return lambda cluster: [cluster.say("data.json", node, **states) for node in nodes or range(len(cluster.states))]
 
 
 def asked_for(cluster: FakeCluster) -> None:
@@ -485,19 +485,19 @@ def test_there_is_no_plan_before_all_have_their_data_however_long_it_takes(tmp_p
     assert plan(seen)["workloads"][0]["data"] == ADDRESS
 
 
-def test_data_that_cannot_be_had_hold_nobody_up_and_their_workload_is_told(tmp_path: Path) -> None:
+def test_data_that_cannot_be_had_hold_nobody_up_and_their_workload_is_named(tmp_path: Path) -> None:
     script = (ready, has("ready", 0), has("failed", 1, reason=DENIED), armed(1), reported("a"), finished(1))
     seen, _ = served(tmp_path, with_data("a", tmp_path / "w.py"), *script)
     assert seen.recorded == {"a"} and seen.lacked_data == {"tiny": DENIED}, "the runs' own records say so too"
 
 
 @pytest.mark.parametrize("cause", ["install", ""])
-def test_a_workload_that_no_index_answered_is_told_so_that_no_more_of_it_is_bought_at_once(
+def test_a_workload_that_no_index_answered_is_returned_so_that_no_more_of_it_is_bought_at_once(
     tmp_path: Path, cause: str
 ) -> None:
     asked = with_data("a", tmp_path / "w.py")
-    told = {"status": "failed", "reason": "no index", "cause": cause, "workload_digest": asked.files[0][0].digest}
-    script = (ready, has("ready"), armed(1), lambda cluster: cluster.report("a", **told), finished(1))
+    record = {"status": "failed", "reason": "no index", "cause": cause, "workload_digest": asked.files[0][0].digest}
+    script = (ready, has("ready"), armed(1), lambda cluster: cluster.report("a", **record), finished(1))
     seen, _ = served(tmp_path, asked, *script)
     assert seen.lacked_data == ({"tiny": "no index"} if cause else {})
 

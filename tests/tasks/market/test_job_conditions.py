@@ -16,8 +16,8 @@ from models.job.job_conditions import Learned, Stated
 from tasks.market.job_conditions import (
     EC2_STARTUP_S,
     LOCAL_STARTUP_S,
-    circumstances,
     costs_of,
+    job_conditions,
     seconds_to_work,
     spot_experience,
 )
@@ -55,7 +55,7 @@ def cheapest_hours(here: Workspace, market: str = "on-demand") -> dict[str, floa
 
 def test_twenty_launches_of_200_s_move_the_hours_of_the_table_and_without_any_the_prior_stands(tmp_path: Path) -> None:
     here = install(tmp_path)
-    assert circumstances(here) == Stated(startup_s=spot.STARTUP_S, replacement_s=spot.REPLACEMENT_S)
+    assert job_conditions(here) == Stated(startup_s=spot.STARTUP_S, replacement_s=spot.REPLACEMENT_S)
     before = cheapest_hours(here)
     held(here, 20)
     after = cheapest_hours(here)
@@ -63,13 +63,13 @@ def test_twenty_launches_of_200_s_move_the_hours_of_the_table_and_without_any_th
     for cluster, hours in after.items():
         assert (hours - before[cluster]) * 3600 == pytest.approx(200.0 - spot.STARTUP_S, abs=25)
     here.warehouse.path.unlink()
-    assert circumstances(here) == Stated()
+    assert job_conditions(here) == Stated()
 
 
 def test_launches_of_one_type_tell_of_the_others_and_little_of_another_market(tmp_path: Path) -> None:
     here = ec2(tmp_path)
     held(here, 20)
-    conditions = circumstances(here)
+    conditions = job_conditions(here)
     other, spots = (conditions.startup.log_median(*one)[0] for one in (("s.large", "on-demand"), ("s.small", "spot")))
     assert 120 < np.exp(other) < 220 and np.exp(spots) == pytest.approx(EC2_STARTUP_S["spot"])
 
@@ -78,7 +78,7 @@ def test_local_hosts_start_alike_in_both_markets_whichever_was_launched(tmp_path
     """Else a slow machine's table names the market that never ran as the fastest, whatever it costs."""
     here = install(tmp_path)
     held(here, 20)
-    conditions = circumstances(here)
+    conditions = job_conditions(here)
     assert isinstance(conditions, Learned) and conditions.hazard is None, "local hosts are revoked as srift.toml states"
     by_market = {
         market: float(np.exp(conditions.startup.log_median("s.large", market)[0])) for market in LOCAL_STARTUP_S
@@ -92,7 +92,7 @@ def test_a_launch_counts_once_though_it_tells_of_both_markets(tmp_path: Path) ->
     for number, seconds in enumerate((10.0, 20.0, 10.0, 20.0)):
         held(here, 1, zone=f"z{number}", startup_s=seconds)
     launches = pd.DataFrame({"instance_type": "s.small", "market": "spot", "seconds": [10.0, 20.0, 10.0, 20.0]})
-    conditions = circumstances(here)
+    conditions = job_conditions(here)
     assert isinstance(conditions, Learned) and conditions.startup.launch_sd == fit_startup(launches).launch_sd
 
 
@@ -107,7 +107,7 @@ def test_a_campaign_reckons_with_what_launches_took(tmp_path: Path) -> None:
 
 def test_before_the_first_launch_ec2_goes_by_the_prior_and_the_advised_rates(tmp_path: Path) -> None:
     here = ec2(tmp_path)
-    conditions = circumstances(here)
+    conditions = job_conditions(here)
     assert isinstance(conditions, Learned) and conditions.hazard is not None and conditions.availability is not None
     log_median, doubt = conditions.startup.log_median("s.small", "spot")
     assert np.exp(log_median) == pytest.approx(EC2_STARTUP_S["spot"]) and doubt > 0.5
@@ -121,7 +121,7 @@ def test_what_ec2_took_away_raises_the_hazard_there_and_hours_in_peace_lower_it(
     advised = offers["s.small", "spot"].interruptions_per_hour
     held(here, 30, market="spot", zone="bad", hours=4.0, interrupted=True)
     held(here, 60, market="spot", zone="calm", hours=24.0)
-    conditions = circumstances(here)
+    conditions = job_conditions(here)
     assert isinstance(conditions, Learned) and conditions.hazard is not None
     bad, calm = conditions.hazard.gangs([("s.small", zone, advised) for zone in ("bad", "calm")], np.eye(2)).per_hour
     assert calm < advised / 4 and bad > 10 * calm
@@ -137,7 +137,7 @@ def test_refusals_and_grants_say_how_long_one_waits(tmp_path: Path) -> None:
     ]
     with here.warehouse.transact() as connection:
         append.append_records(connection, refused, refresh_id="r", loaded_at=NOON)
-    conditions = circumstances(here)
+    conditions = job_conditions(here)
     assert isinstance(conditions, Learned) and conditions.availability is not None
     assert (
         conditions.availability.one(("s.small", "spot", "full"))
@@ -147,7 +147,7 @@ def test_refusals_and_grants_say_how_long_one_waits(tmp_path: Path) -> None:
     )
 
 
-def test_own_launches_on_spot_are_told_in_words_and_local_hosts_have_none(tmp_path: Path) -> None:
+def test_own_launches_on_spot_are_described_in_words_and_local_hosts_have_none(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     here, local = ec2(tmp_path), install(tmp_path / "local")
     assert spot_experience(here) == {}

@@ -154,7 +154,9 @@ class OwnTerms(DescribedMachines):
     terms: Ec2 = field(default_factory=Ec2)
 
     def offers(self, now: datetime) -> list[Offer]:
-        return self.billed([replace(one, interruption_source="told") for one in DescribedMachines.offers(self, now)])
+        return self.billed(
+            [replace(one, interruption_source="published") for one in DescribedMachines.offers(self, now)]
+        )
 
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
         return billed(offers, self.terms)
@@ -174,7 +176,7 @@ def test_a_snapshot_keeps_what_everybody_pays_and_a_change_of_ones_own_prices_co
     assert stored.to_dict() == {"on-demand": 0.125, "spot": 0.05}
     machines.terms = Ec2()
     assert paid() == {"on-demand": 0.125, "spot": 0.05}
-    assert {one.interruption_source for one in prices.current_offers(here)} == {"told"}
+    assert {one.interruption_source for one in prices.current_offers(here)} == {"published"}
     assert all(one.storage_usd_per_hour > 0 for one in prices.current_offers(here)), "a volume has a price"
 
 

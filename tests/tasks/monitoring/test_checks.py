@@ -14,7 +14,7 @@ import pytest
 from models.domain.cluster import InstanceType
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
-from tasks.campaign import campaign as shopping
+from tasks.campaign import campaign
 from tasks.market.offers import snapshot_offers
 from tasks.monitoring import status
 from tasks.monitoring.checks import drifting_types, judge_promises, ledger_sentence, note_alarms, note_drift, noted
@@ -87,7 +87,7 @@ def test_a_slow_type_is_named_kept_until_measured_again_and_over_when_it_is_lear
 def test_the_next_campaign_buys_it_first_and_says_why(here: Workspace) -> None:
     past = frames("n.medium")
     note_drift.fn(here, past, half_fitted(), "r1", NOON)
-    launches = shopping.shop.fn(here, here.provider.offers(NOON), past, half_fitted(), None)
+    launches = campaign.shop.fn(here, here.provider.offers(NOON), past, half_fitted(), None)
     first = launches[0]
     assert "n.medium" in {offer.instance_type.name for offer in first.cluster.members}
     assert any("n.medium drifted" in item.reason for item in first.items)
@@ -115,10 +115,10 @@ class Silent(DescribedMachines):
 
 
 def test_a_provider_that_does_not_answer_silences_no_drift_and_stops_nothing(here: Workspace) -> None:
-    told = note_drift.fn(here, frames("n.medium"), half_fitted(), "r1", NOON)
-    assert len(told) == 1
+    noted = note_drift.fn(here, frames("n.medium"), half_fitted(), "r1", NOON)
+    assert len(noted) == 1
     silent = replace(here, provider=Silent())
-    assert note_drift.fn(silent, frames("n.medium"), half_fitted(), "r2", NOON) == told
+    assert note_drift.fn(silent, frames("n.medium"), half_fitted(), "r2", NOON) == noted
     assert set(drifting_types(silent)) == {"n.medium"}
 
 
@@ -192,7 +192,7 @@ def test_what_a_host_took_is_said_and_is_no_note_on_a_type(defined: Workspace) -
     assert noted(defined, [row]) == [row], "it was the moment's"
 
 
-def test_a_slow_machine_is_told_from_slow_code_and_said_even_where_nobody_predicts(defined: Workspace) -> None:
+def test_a_slow_machine_is_distinguished_from_slow_code_and_said_even_where_nobody_predicts(defined: Workspace) -> None:
     for at in range(8):
         ran(defined, f"usual-{at}", 0.0001, hours=at, reference_s=[0.1, 0.1])
     ran(defined, "slow", 60.0, hours=9, lease_id="later", reference_s=[0.15, 0.2])
@@ -235,8 +235,8 @@ def measure(here: Workspace, ranks: tuple[int, ...], times: float) -> dict[str, 
     ]
     rows = []
     for number, row in enumerate(named.to_dict("records")):
-        told = {name: row[name] for name in columns} | {"step_s": times * row["step_s"]}
-        body = told | {"accumulation_steps": int(row["accumulation_steps"]), "measured_at": (NOON + DAY).isoformat()}
+        values = {name: row[name] for name in columns} | {"step_s": times * row["step_s"]}
+        body = values | {"accumulation_steps": int(row["accumulation_steps"]), "measured_at": (NOON + DAY).isoformat()}
         rows.append({"identity": f"{ranks} {number}", "row_number": number, "provider": "local", "body": body})
     with here.warehouse.transact() as connection:
         append_imports(connection, rows, file_digest="d", loaded_at=NOON + DAY)
@@ -265,9 +265,9 @@ def test_the_ledger_is_published_and_status_tells_of_it(
     frames = measure(published, (1,), 100.0)
     judge_promises.fn(published, frames, "refresh-2", NOON + DAY)
     export_copies.fn(published)
-    told = status.status_of("local")
-    assert told["ledger"]["failures"] == 2, "a deadline and a budget"
-    print_status(told)
+    status_now = status.status_of("local")
+    assert status_now["ledger"]["failures"] == 2, "a deadline and a budget"
+    print_status(status_now)
     shown = capsys.readouterr().out
     assert "4 published choices measured since, 0% within the promised interval" in shown
     assert "2 missed their constraint" in shown and "no rival of one that held was measured" in shown
@@ -277,8 +277,8 @@ def test_status_of_a_table_that_an_older_version_published_does_without(
     published: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("warehouse.export.has_relation", lambda connection, name: name == "recommendations")
-    told = status.status_of("local")
-    assert told["published"] is not None and told["ledger"]["measured"] == 0 and told["drift"] == []
+    shown = status.status_of("local")
+    assert shown["published"] is not None and shown["ledger"]["measured"] == 0 and shown["drift"] == []
 
 
 def test_one_choice_is_one_choice() -> None:

@@ -55,14 +55,14 @@ def here(tmp_path: Path, machines: DescribedMachines, monkeypatch: pytest.Monkey
 
 
 def found(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
-    told = status.status_of("local")
-    print_status(told)
-    return told, capsys.readouterr().out
+    current = status.status_of("local")
+    print_status(current)
+    return current, capsys.readouterr().out
 
 
 def test_before_the_first_refresh_it_says_so(here: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
-    told, shown = found(capsys)
-    assert told["published"] is None and told["leases"] == [] and told["at_work"] is None
+    current, shown = found(capsys)
+    assert current["published"] is None and current["leases"] == [] and current["at_work"] is None
     assert "no refresh is at work" in shown and "no machine is held" in shown and "run `srift refresh` first" in shown
 
 
@@ -70,9 +70,9 @@ def test_leases_say_what_they_cost_so_far_and_who_lost_their_controller(
     here: Workspace, machines: DescribedMachines, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machines.held = [lease("good", alive=True), lease("lost", alive=False, usd_per_hour=None)]
-    told, shown = found(capsys)
-    assert told["leases"][0]["usd_so_far"] == pytest.approx(1.0, abs=0.01)
-    assert told["leases"][1]["usd_so_far"] is None
+    current, shown = found(capsys)
+    assert current["leases"][0]["usd_so_far"] == pytest.approx(1.0, abs=0.01)
+    assert current["leases"][1]["usd_so_far"] is None
     assert "lease good: 2xs.small, $1.0" in shown and "lease lost: 2xs.small, at an unknown price" in shown
     assert "lease lost has lost its controller: run `srift reap`" in shown
     assert "lease good has lost" not in shown
@@ -102,9 +102,9 @@ def test_ended_leases_wait_for_reap_unless_a_refresh_is_at_work(
         json.dump({"refresh_id": "r-1", "pid": 77, "started_at": "noon"}, file)
         file.flush()
         fcntl.flock(file, fcntl.LOCK_EX)
-        told = status.status_of("local")
-        assert told["at_work"]["refresh_id"] == "r-1"
-        assert not [sentence for sentence in told["stale"] if "ended leases" in sentence]
+        current = status.status_of("local")
+        assert current["at_work"]["refresh_id"] == "r-1"
+        assert not [sentence for sentence in current["stale"] if "ended leases" in sentence]
     assert status.status_of("local")["at_work"] is None, "the file of one that is gone was believed"
 
 
@@ -112,12 +112,12 @@ def test_an_old_table_and_a_missing_workload_are_stale(
     tmp_path: Path, here: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     publish(here, datetime.now(UTC) - 72 * HOUR)
-    told, _ = found(capsys)
-    assert told["published"]["published_at_h_ago"] == pytest.approx(72, abs=0.1)
-    assert "the published table is 3.0 days old: run `srift refresh`" in told["stale"]
+    current, _ = found(capsys)
+    assert current["published"]["published_at_h_ago"] == pytest.approx(72, abs=0.1)
+    assert "the published table is 3.0 days old: run `srift refresh`" in current["stale"]
     publish(here, datetime.now(UTC) - HOUR)
-    told, shown = found(capsys)
-    assert not [sentence for sentence in told["stale"] if sentence.startswith("the published table")]
+    current, shown = found(capsys)
+    assert not [sentence for sentence in current["stale"] if sentence.startswith("the published table")]
     assert "published: 8 rows, 1.0 h ago" in shown
     more = here.settings.model_copy(update={"workloads": {**here.settings.workloads, "added": None}})
     added = Workspace(settings=more, warehouse=here.warehouse, provider=here.provider)
@@ -125,7 +125,7 @@ def test_an_old_table_and_a_missing_workload_are_stale(
     assert "workload added is not in the published table: run `srift refresh`" in status.status_of("local")["stale"]
 
 
-def test_what_the_published_reasons_say_of_the_model_is_told(here: Workspace) -> None:
+def test_what_the_published_reasons_say_of_the_model_is_reported(here: Workspace) -> None:
     offers = here.provider.offers(NOON)
     rows = recommend_all.fn(here, replace(champion(), scoreboard=scores(0.599)), offers, measured().runs)
     store_publication.fn(here, rows, champion(), "refresh-1", datetime.now(UTC))

@@ -93,10 +93,10 @@ WAITED_FOR = [Devices(name=CPU, count=1), *[Devices(name="A10G", count=1)] * 2]
         (replace(plan(1), expected=[Devices(name=ANY, count=1)] * 3, join_s=300.0), 0, "--rdzv-conf timeout=300"),
     ],
 )
-def test_torchrun_is_told_its_place_and_how_long_to_wait(whole: Plan, node: int, words: str) -> None:
+def test_torchrun_is_given_its_place_and_how_long_to_wait(whole: Plan, node: int, words: str) -> None:
     one = Agent(mailbox=Path("m"), node=node, address="", deadline_unix=0.0)
-    told = dict(pairwise(one.command(whole)))
-    assert all(told[name] == value for name, value in zip(words.split()[::2], words.split()[1::2], strict=True))
+    options = dict(pairwise(one.command(whole)))
+    assert all(options[name] == value for name, value in zip(words.split()[::2], words.split()[1::2], strict=True))
 
 
 def test_who_takes_no_part_starts_nothing_and_neither_does_anybody_without_items(agent: Agent) -> None:
@@ -131,11 +131,11 @@ def test_torchrun_starts_behind_a_check_where_a_gpu_was_bought_and_a_machine_wai
     waits = []
     for attempt in (1, 2):
         words, _ = started(agent, monkeypatch, Devices(name="A10G", count=4), attempt)
-        told = dict(pairwise(words[: words.index("--")]))
-        assert told["-m"] == "node.device_check" and told["--node"] == "1"
-        assert told["--plan"].endswith(f"plan-{attempt}.json")
+        options = dict(pairwise(words[: words.index("--")]))
+        assert options["-m"] == "node.device_check" and options["--node"] == "1"
+        assert options["--plan"].endswith(f"plan-{attempt}.json")
         assert words[words.index("--") + 1 :][1:3] == ["-m", "torch.distributed.run"]
-        waits.append(float(told["--wait-s"]))
+        waits.append(float(options["--wait-s"]))
         agent.waits_until = time.monotonic() - 1.0
     assert waits == [pytest.approx(DEVICES_WITHIN_S, abs=1.0), 0.0]
 
@@ -164,8 +164,8 @@ def test_a_launch_that_could_not_be_prepared_ends_by_fault_of_its_runs(agent: Ag
     agent.launch = subprocess.Popen(["sh", "-c", f"exit {EXIT_ITEM_FAILED}"])
     agent.launch.wait()
     agent.end_launch()
-    told = json.loads((agent.own / "finished-1.json").read_text())
-    assert (told["worker_exit_code"], told["reason"]) == (EXIT_ITEM_FAILED, "requirements of workload w clash")
+    finished = json.loads((agent.own / "finished-1.json").read_text())
+    assert (finished["worker_exit_code"], finished["reason"]) == (EXIT_ITEM_FAILED, "requirements of workload w clash")
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,9 @@ def test_a_machine_without_its_devices_ends_the_attempt_by_that_name(agent: Agen
     agent.launch = subprocess.Popen(["sh", "-c", f"exit {EXIT_NO_DEVICE}"])
     agent.launch.wait()
     agent.end_launch()
-    told = json.loads((agent.own / "finished-1.json").read_text())
-    assert (told["exit_code"], told["worker_exit_code"]) == (EXIT_NO_DEVICE, EXIT_NO_DEVICE)
-    assert told["reason"] == "bought for 4 x A10G"
+    finished = json.loads((agent.own / "finished-1.json").read_text())
+    assert (finished["exit_code"], finished["worker_exit_code"]) == (EXIT_NO_DEVICE, EXIT_NO_DEVICE)
+    assert finished["reason"] == "bought for 4 x A10G"
 
 
 @pytest.mark.local

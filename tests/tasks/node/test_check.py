@@ -47,9 +47,9 @@ def answer(folder: Path, *changes: tuple[str, str], precision: str = "fp32") -> 
 
 def test_a_workload_that_trains_has_figures_and_no_problem(tmp_path: Path) -> None:
     for precision in ("fp32", "bf16", "fp16"):
-        told = answer(tmp_path, precision=precision)
-        assert (told["precision"], told["problem"]) == (precision, "")
-        figures = told["figures"]
+        result = answer(tmp_path, precision=precision)
+        assert (result["precision"], result["problem"]) == (precision, "")
+        figures = result["figures"]
         assert figures["parameters"] == 49 and figures["gradient_bytes"] == 196 and len(figures["losses"]) == 2
         assert figures["input_s"] > 0 and 0 < figures["step_s"] < 10 and figures["peak_bytes"] > 0
 
@@ -70,8 +70,8 @@ def test_a_workload_that_trains_has_figures_and_no_problem(tmp_path: Path) -> No
     ],
 )
 def test_what_keeps_it_from_training_is_said_with_the_users_line(tmp_path: Path, old: str, new: str, said: str) -> None:
-    told = answer(tmp_path, (old, new))
-    assert said in told["problem"] and told["figures"] is None
+    result = answer(tmp_path, (old, new))
+    assert said in result["problem"] and result["figures"] is None
 
 
 def of_folder(folder: Path, **files: str) -> dict[str, Any]:
@@ -113,9 +113,9 @@ def nothing_imported() -> Iterator[None]:
 def test_a_folders_own_file_is_named_by_its_place_there(
     tmp_path: Path, nothing_imported: None, files: dict[str, str], said: str
 ) -> None:
-    told = of_folder(tmp_path, **files)
-    assert (said in told["problem"] and str(tmp_path) not in told["problem"]) if said else told["problem"] == ""
-    assert ("requirements" in "".join(told["notes"])) is ("No module" in said)
+    result = of_folder(tmp_path, **files)
+    assert (said in result["problem"] and str(tmp_path) not in result["problem"]) if said else result["problem"] == ""
+    assert ("requirements" in "".join(result["notes"])) is ("No module" in said)
 
 
 def test_a_folders_module_is_imported_once_and_every_model_starts_from_the_same_numbers(
@@ -128,8 +128,8 @@ def test_a_folders_module_is_imported_once_and_every_model_starts_from_the_same_
 
 
 def test_an_error_in_torchs_code_names_the_part_of_the_model(tmp_path: Path) -> None:
-    told = answer(tmp_path, ("Net()\n", "nn.Sequential(nn.Linear(4, 8), nn.Linear(9, 1))\n"))
-    assert "(in the model's part 1, a Linear)" in told["problem"]
+    result = answer(tmp_path, ("Net()\n", "nn.Sequential(nn.Linear(4, 8), nn.Linear(9, 1))\n"))
+    assert "(in the model's part 1, a Linear)" in result["problem"]
 
 
 @pytest.mark.parametrize(
@@ -154,14 +154,14 @@ def test_an_error_in_torchs_code_names_the_part_of_the_model(tmp_path: Path) -> 
     ],
 )
 def test_what_may_not_be_meant_is_a_note(tmp_path: Path, old: str, new: str, said: str) -> None:
-    told = answer(tmp_path, (old, new))
-    assert told["problem"] == "" and told["figures"] and any(said in note for note in told["notes"])
+    result = answer(tmp_path, (old, new))
+    assert result["problem"] == "" and result["figures"] and any(said in note for note in result["notes"])
 
 
 def test_a_precision_that_this_machine_lacks_is_not_checked_and_no_other_is_instead(tmp_path: Path) -> None:
-    told = answer(tmp_path, precision="tf32")
-    assert told["problem"] == "" and told["figures"] is None
-    assert told["notes"][0].startswith("not checked in tf32: tf32 needs an NVIDIA GPU")
+    result = answer(tmp_path, precision="tf32")
+    assert result["problem"] == "" and result["figures"] is None
+    assert result["notes"][0].startswith("not checked in tf32: tf32 needs an NVIDIA GPU")
 
 
 @pytest.mark.parametrize(("workers", "by"), [(0, "num_workers = 0"), (1, "its 1 workers")])
@@ -175,7 +175,7 @@ def test_a_loader_that_keeps_steps_waiting_is_a_note_with_its_seconds(tmp_path: 
         "            return torch.randn(4), torch.randn(1)\n"
         f"    make_batch = torch.utils.data.DataLoader(Rows(), num_workers={workers})\n",
     )
-    told = answer(tmp_path, slow)
-    (note,) = told["notes"]
-    assert told["problem"] == "" and by in note and " s for its loader" in note
-    assert 0 < told["figures"]["input_s"] < told["figures"]["step_s"]
+    result = answer(tmp_path, slow)
+    (note,) = result["notes"]
+    assert result["problem"] == "" and by in note and " s for its loader" in note
+    assert 0 < result["figures"]["input_s"] < result["figures"]["step_s"]

@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
         ("data, /", False),
     ],
 )
-def test_the_entrypoint_gets_its_folder_by_the_name_data_or_is_told_to_take_it(
+def test_the_entrypoint_gets_its_folder_by_the_name_data_or_is_asked_to_take_it(
     folder: Path, parameters: str, fits: bool | None
 ) -> None:
     text = READS.format(parameters=parameters)
@@ -72,13 +72,13 @@ def test_a_folder_that_went_away_is_said_and_the_fault_is_not_the_workloads(fold
         data_path(folder, near)
     item = Item(run_id="r", kind="train", nodes=[0], workload="w", batches=[1])
     plan = Plan(lease_id="l", attempt=1, addresses=["a"], expected=[], workloads=[near], items=[item])
-    told = f"node 0: {explain(missing.value, near)}"
+    problem = f"node 0: {explain(missing.value, near)}"
     used = [Devices(name=CPU, count=1)]
-    assert record_of(plan, item, started_unix=0.0, problem=told, devices=used).cause == DATA
+    assert record_of(plan, item, started_unix=0.0, problem=problem, devices=used).cause == DATA
     assert record_of(plan, item, started_unix=0.0, problem="node 0: KeyError: 'data'", devices=used).cause == ""
 
 
-def test_what_a_courier_fetched_is_found_and_why_it_could_not_is_told(folder: Path) -> None:
+def test_what_a_courier_fetched_is_found_and_why_it_could_not_is_reported(folder: Path) -> None:
     with pytest.raises(DataMissing, match="s3://mine-1/cats/, were not fetched"):
         data_path(folder, FAR)
     failure = failure_of(folder, FAR.data_digest)

@@ -58,7 +58,7 @@ def test_fewer_than_were_bought_are_not_enough_and_the_sentence_counts_them() ->
     assert missing_devices(FOUR, ["NVIDIA A10G"] * 3 + ["NVIDIA L4"])
 
 
-def test_a_run_is_judged_machine_by_machine_and_what_nobody_told_is_no_fault() -> None:
+def test_a_run_is_judged_machine_by_machine_and_what_is_unknown_is_no_fault() -> None:
     both = [FOUR, Devices(name=CPU, count=1, threads=0)]
     used = [Devices(name="NVIDIA A10G", count=2), Devices(name=CPU, count=1, threads=8)]
     assert wrong_device(both, used) == "" == wrong_device([], used) == wrong_device(both, [])
@@ -142,7 +142,7 @@ def check(folder: Path, monkeypatch: pytest.MonkeyPatch, there: list[str]) -> li
     return became or [str(ended.value.code)]
 
 
-def test_with_its_devices_the_machine_starts_what_it_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_its_devices_the_machine_starts_what_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check(tmp_path, monkeypatch, ["NVIDIA A10G"] * 4) == ["/bin/torchrun", "--nnodes", "2"]
     assert not list(tmp_path.glob("node-*"))
 
@@ -160,7 +160,7 @@ def test_without_them_its_runs_and_no_others_are_failed_with_that_reason(
     assert capsys.readouterr().err.startswith(f"srift[{EXIT_NO_DEVICE}]: this machine was bought for")
 
 
-def test_a_full_mailbox_is_told_as_that(
+def test_a_full_mailbox_is_reported_as_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: object) -> None:

@@ -195,9 +195,9 @@ def test_what_is_wrong_with_a_loader_is_one_sentence_with_the_users_line_and_no_
 ) -> None:
     with pytest.raises((LoaderError, ValueError)) as raised:
         try_once(built(loader), 8)
-    told = explain(raised.value, FILE)
-    assert said in told and "\n" not in told
-    assert "(mine.py, line " in told and (not at or f"line {line(at)}, in " in told)
+    message = explain(raised.value, FILE)
+    assert said in message and "\n" not in message
+    assert "(mine.py, line " in message and (not at or f"line {line(at)}, in " in message)
     assert not lost_peer(raised.value), "else the launch would end without a record of it"
 
 
@@ -300,20 +300,20 @@ def test_a_profile_tells_what_a_sample_costs_its_processor_with_no_worker_at_all
     item = Item(run_id="p", kind="profile", nodes=[0], batches=[2, 4])
     try_once(made, 2)
     assert len(workers_of(made)) == 3
-    told = pytest.MonkeyPatch()
-    told.setattr(profiler, "_buckets", lambda *_: [])
-    told.setattr(profiler, "_BATCH_S", 0.01)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(profiler, "_buckets", lambda *_: [])
+    patch.setattr(profiler, "_BATCH_S", 0.01)
     try:
         values, problem = profiler.profile(item, made, None, Patience())  # type: ignore[arg-type]
     finally:
-        told.undo()
+        patch.undo()
     assert problem == "" and values["loader_workers"] == 3 and not workers_of(made)
     assert 0.01 <= values["load_s"] < 0.02 and values["load_wait_s"] >= 0
     assert [row["batch"] for row in values["rows"]] == [2, 4] and all("costs" not in row for row in values["rows"])
     assert all(row["input_s"] >= 0.01 * row["batch"] for row in values["rows"])
 
 
-def test_waiting_is_told_from_computing_and_files_from_memory(tmp_path: Path) -> None:
+def test_waiting_is_distinguished_from_computing_and_files_from_memory(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(300_000))
     before = Cost.now()

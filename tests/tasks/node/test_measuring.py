@@ -1,4 +1,4 @@
-"""When a measurement stops, and what a host takes away: measured again while patience lasts, and told."""
+"""When a measurement stops, and what a host takes away: measured again while patience lasts, and reported."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_ranks_repeat_together_and_as_long_as_the_least_patient(
     assert patient.taken_share == pytest.approx(0.5)
 
 
-def test_short_measurements_are_told_by_whoever_had_most_taken_away(
+def test_short_measurements_are_judged_by_whoever_had_most_taken_away(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measuring, "gather", lambda mine, _group: [list(mine), [8.0, 12.0, 1.0, 60.0, 0.02]])
@@ -163,21 +163,23 @@ class Fixed:
         return self.left.pop(0)
 
 
-def test_fixed_work_is_done_before_and_after_each_block_and_told_of_those_kept(host: Host, clock: Any) -> None:
+def test_fixed_work_is_done_before_and_after_each_block_and_reported_of_those_kept(host: Host, clock: Any) -> None:
     work: Any = Fixed(9.0, 9.0, 1.0, 3.0, 2.0, 4.0, 4.0, 4.0)  # before and after each block
     patient = Patience(left_s=60.0, reference=work)
     assert patient.undisturbed(measurement(host, clock, 90, 0), None) == 1
     for _ in range(2):
         patient.undisturbed(measurement(host, clock, 0), None)
-    told = patient.reference_values([1])
+    values = patient.reference_values([1])
     spread = pytest.approx(1 / 3)
-    assert told == {"reference_s": [3.0], "reference_blocks": 3, "reference_spread": spread}, "of the blocks kept"
+    assert values == {"reference_s": [3.0], "reference_blocks": 3, "reference_spread": spread}, "of the blocks kept"
     assert patient.left_s == 50.0, "fixed work costs no patience"
     patient.reset()
     assert patient.reference_values([1]) == {} and Patience().reference_values([1]) == {}
 
 
-def test_fixed_work_is_told_of_the_slowest_device_of_each_machine(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_work_is_reported_of_the_slowest_device_of_each_machine(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     others = [[0.0, 0.0, 1.0, 60.0, one] for one in (5.0, 0.5)]
     monkeypatch.setattr(measuring, "gather", lambda mine, _group: [list(mine), *others])
     work: Any = Fixed(2.0, 2.0)

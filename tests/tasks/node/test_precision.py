@@ -109,10 +109,10 @@ def test_what_a_device_lacks_is_refused_by_name(monkeypatch: pytest.MonkeyPatch)
 
 def test_tf32_is_off_for_convolutions_and_products_unless_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    told = []
+    settings = []
     for how in ("tf32", "fp32", "tf32", "bf16"):
         arithmetic(how, torch.device("cuda", 0))
-        told.append((torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()))
+        settings.append((torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()))
     arithmetic("fp32", CPU)
-    assert told == [(True, "high"), (False, "highest")] * 2
+    assert settings == [(True, "high"), (False, "highest")] * 2
     assert isinstance(arithmetic("fp16", CPU), Arithmetic) and precision.PRECISIONS[0] == "fp32"

@@ -26,7 +26,7 @@ def log(first: int, *others: int) -> str:
         ((1, 4), 1),
     ],
 )
-def test_the_rank_that_was_hit_is_told_from_those_that_lost_it(codes: tuple[int, ...], hit: int) -> None:
+def test_the_rank_that_was_hit_is_distinguished_from_those_that_lost_it(codes: tuple[int, ...], hit: int) -> None:
     assert worker_exit_code(log(*codes)) == hit
 
 

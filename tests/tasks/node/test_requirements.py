@@ -41,11 +41,11 @@ def root(tmp_path: Path) -> Path:
 
 def test_what_is_installed_stands_beside_the_nodes_own_torch_and_is_made_once(root: Path) -> None:
     python = asked(root, "greeting")
-    told = (
+    script = (
         "import greeting, importlib.util, importlib.metadata\n"
         "print(greeting.WORD, importlib.metadata.version('torch'), importlib.util.find_spec('torch').origin)"
     )
-    said = subprocess.run([python, "-c", told], capture_output=True, text=True, check=True).stdout.split()
+    said = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     own = importlib.util.find_spec("torch")
     assert own is not None and said == ["hello", torch_version(), own.origin]
     (root / "wheels" / "greeting-1.0-py3-none-any.whl").unlink()
@@ -68,8 +68,8 @@ def test_what_is_installed_stands_beside_the_nodes_own_torch_and_is_made_once(ro
 def test_why_not_is_one_sentence_in_pips_words_and_nothing_half_made_is_left(root: Path, text: str, said: str) -> None:
     with pytest.raises(NotInstalled) as refused:
         asked(root, text)
-    told = str(refused.value)
-    assert told.startswith(f"requirements of workload mine {said}") and "\n" not in told, told
+    message = str(refused.value)
+    assert message.startswith(f"requirements of workload mine {said}") and "\n" not in message, message
     assert installed(environment_of(root / "environments", "d1")) is None
 
 
@@ -85,7 +85,7 @@ def test_one_that_was_left_half_made_is_made_anew(root: Path) -> None:
 def test_two_that_ask_at_once_make_it_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     whole = requirements._make
-    monkeypatch.setattr(requirements, "_make", lambda *told: (made.append(told), whole(*told)))
+    monkeypatch.setattr(requirements, "_make", lambda *words: (made.append(words), whole(*words)))
     with ThreadPoolExecutor(2) as threads:
         found = list(threads.map(asked, [root] * 2, ["greeting"] * 2))
     assert found[0] == found[1] and len(made) == 1
@@ -161,8 +161,8 @@ NO_SPACE = "Collecting a\nERROR: Could not install packages due to an OSError: [
     ],
 )
 def test_builds_indexes_and_disks_that_fail_are_named(said: str, reason: str) -> None:
-    told = requirements._reason(said, "2.13.0", "requirements of workload mine")
-    assert re.match(f"requirements of workload mine could not be installed: {reason}", told), told
+    message = requirements._reason(said, "2.13.0", "requirements of workload mine")
+    assert re.match(f"requirements of workload mine could not be installed: {reason}", message), message
 
 
 @pytest.mark.parametrize(("code", "said", "passing"), [(1, NO_INDEX, True), (None, "", True), (1, NO_COMPILER, False)])

@@ -67,7 +67,7 @@ def test_a_checkpoint_has_the_bytes_of_its_tensors_and_leaves_no_file(
     assert values["checkpoint_bytes"] == 8 and values["checkpoint_s"] > 0 and not list(tmp_path.iterdir())
 
 
-def test_a_checkpoint_that_the_disk_has_no_room_for_or_refuses_is_told_by_its_bytes_alone(
+def test_a_checkpoint_that_the_disk_has_no_room_for_or_refuses_is_estimated_by_its_bytes_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert written(monkeypatch, free=15) == {"checkpoint_bytes": 8}

@@ -1,4 +1,4 @@
-"""How a worker ends: a mailbox that refuses a file, a lost peer, and a fault of the workload are told apart."""
+"""How a worker ends: a mailbox that refuses a file, a lost peer, and a fault of the workload are distinguished."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class Store:
     """The launch's: a dictionary, or gone."""
 
     def __init__(self, gone: bool = False) -> None:
-        self.told: dict[str, str] = {}
+        self.values: dict[str, str] = {}
         self.gone = gone
 
     def set(self, key: str, value: str) -> None:
         if self.gone:
             raise dist.DistNetworkError("failed to send")
-        self.told[key] = value
+        self.values[key] = value
 
     def check(self, keys: list[str]) -> bool:
-        return all(key in self.told for key in keys)
+        return all(key in self.values for key in keys)
 
     def get(self, key: str) -> bytes:
-        return self.told[key].encode()
+        return self.values[key].encode()
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         return [self.get(key) for key in keys]
@@ -79,7 +79,7 @@ def no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os._exit", ended)
 
 
-def told(mailbox: Path) -> dict[str, str]:
+def problems(mailbox: Path) -> dict[str, str]:
     files = mailbox.glob("node-*/records/late.json")
     return {file.parents[1].name: json.loads(file.read_text())["reason"] for file in files}
 
@@ -111,11 +111,11 @@ def test_a_rank_that_fails_writes_the_record_for_the_first_one_may_be_ended_befo
 ) -> None:
     store = Store()
     assert aborted(rank(number, tmp_path, store), ValueError("row 17")) == EXIT_ITEM_FAILED
-    assert told(tmp_path) == {node: f"{label}: ValueError: row 17"} and list(store.told) == [
+    assert problems(tmp_path) == {node: f"{label}: ValueError: row 17"} and list(store.values) == [
         f"item-0-rank-{number}-error"
     ]
     assert aborted(rank(0, tmp_path, store), RuntimeError("Connection closed by peer")) == EXIT_ITEM_FAILED
-    assert told(tmp_path) == dict.fromkeys({"node-0", node}, f"{label}: ValueError: row 17")
+    assert problems(tmp_path) == dict.fromkeys({"node-0", node}, f"{label}: ValueError: row 17")
 
 
 def test_what_was_measured_stays_and_what_may_be_the_loss_of_a_peer_is_no_failure(tmp_path: Path) -> None:
@@ -123,10 +123,10 @@ def test_what_was_measured_stays_and_what_may_be_the_loss_of_a_peer_is_no_failur
     for number in (1, 2):
         assert aborted(rank(number, tmp_path, gone), ValueError("row 17")) == EXIT_LOST_PEER
     assert aborted(rank(2, tmp_path, Store()), lost) == EXIT_LOST_PEER
-    assert told(tmp_path) == {}
+    assert problems(tmp_path) == {}
     worker.write_record(rank(0, tmp_path, Store()), ITEM, 0.0, "", {"step_s": 1.0})
     aborted(rank(1, tmp_path, Store()), ValueError("row 17"))
-    assert told(tmp_path) == {"node-0": ""}, "a neighbour failed afterwards"
+    assert problems(tmp_path) == {"node-0": ""}, "a neighbour failed afterwards"
 
 
 def test_a_record_names_the_devices_of_each_of_its_machines(tmp_path: Path) -> None:
@@ -186,8 +186,8 @@ def test_each_item_says_what_was_taken_while_it_was_measured_itself(
     monkeypatch.setattr(worker, "probe", measured)
     mine = rank(0, tmp_path, Store())
     late, following = (Item(run_id=name, kind="probe", nodes=[0]) for name in ("late", "next"))
-    told = [worker.measure(mine, one, None)[0]["taken_share"] for one in (late, following, late)]
-    assert told == [0.4, 0.0, 0.4]
+    shares = [worker.measure(mine, one, None)[0]["taken_share"] for one in (late, following, late)]
+    assert shares == [0.4, 0.0, 0.4]
 
 
 def test_one_rank_writes_one_checkpoint_of_each_workload_once_it_has_trained(
@@ -197,11 +197,11 @@ def test_one_rank_writes_one_checkpoint_of_each_workload_once_it_has_trained(
     monkeypatch.setattr(worker, "train", lambda *_, **__: ({"step_s": 1.0} if step_s.pop(0) else {}, ""))
     monkeypatch.setattr(worker, "write_checkpoint", lambda _: {"checkpoint_s": 0.5})
     first, last = rank(0, tmp_path, Store()), rank(2, tmp_path, Store())
-    told = [
+    written = [
         "checkpoint_s" in worker.measure(mine, replace(ITEM, nodes=[mine.node], devices=[1], batches=[2]), tiny())[0]
         for mine in (first, first, first, last)
     ]
-    assert told == [False, True, False, False]
+    assert written == [False, True, False, False]
 
 
 def test_a_launch_is_as_patient_as_its_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,6 +218,6 @@ def test_a_launch_is_as_patient_as_its_plan_says(monkeypatch: pytest.MonkeyPatch
     item = replace(ITEM, nodes=[0], devices=[1])
     expected = [Devices(name=CPU, count=1)]
     plan = Plan(lease_id="l", attempt=1, addresses=["a"], expected=expected, workloads=[], items=[item])
-    told = launch.join(Path(), replace(plan, patience_s=33.0))
-    assert told.devices == ((CPU, torch.get_num_threads()),)
-    assert told.patience.left_s == 33.0 and launch.join(Path(), plan).patience.left_s == 0.0
+    joined = launch.join(Path(), replace(plan, patience_s=33.0))
+    assert joined.devices == ((CPU, torch.get_num_threads()),)
+    assert joined.patience.left_s == 33.0 and launch.join(Path(), plan).patience.left_s == 0.0

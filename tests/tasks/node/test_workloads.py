@@ -112,7 +112,7 @@ def test_accumulated_micro_steps_equal_one_large_batch() -> None:
         ("def build(): return 1, len, len, 2", "torch module"),
     ],
 )
-def test_a_file_that_does_not_fit_is_told_what_is_missing(tmp_path: Path, source: str, said: str) -> None:
+def test_a_file_that_does_not_fit_is_refused_with_what_is_missing(tmp_path: Path, source: str, said: str) -> None:
     (tmp_path / "own.py").write_text(source)
     with pytest.raises(WorkloadError, match=said):
         load(tmp_path, "own.py")

@@ -127,9 +127,9 @@ def test_a_decision_reads_the_warehouse_once_and_fits_what_jobs_meet_once(
     measured_home(tmp_path, monkeypatch)
     opened: list[str] = []
     fitted: list[str] = []
-    connect, circumstances = duckdb.connect, recommend.circumstances
+    connect, job_conditions = duckdb.connect, recommend.job_conditions
     monkeypatch.setattr(duckdb, "connect", lambda *words, **more: (opened.append(""), connect(*words, **more))[1])
-    monkeypatch.setattr(recommend, "circumstances", lambda here: (fitted.append(""), circumstances(here))[1])
+    monkeypatch.setattr(recommend, "job_conditions", lambda here: (fitted.append(""), job_conditions(here))[1])
     (first,) = answer("local", QUESTION, market="any", top=1, pilots=3)
     assert first["pilots"] is not None and len(opened) == 1
     assert len(fitted) == 1

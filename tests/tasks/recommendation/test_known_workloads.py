@@ -37,7 +37,7 @@ def known(here: Workspace) -> dict[tuple[str, str], KnownWorkload]:
     return {(one.workload, one.provider): one for one in known_workloads(here.warehouse, here.settings)}
 
 
-def test_rows_devices_and_facts_are_told_by_provider(here: Workspace) -> None:
+def test_rows_devices_and_facts_are_listed_by_provider(here: Workspace) -> None:
     found = known(here)
     assert set(found) == {
         *(("vit", "ec2"), ("both", "ec2"), ("both", "local"), ("facts-only", "ec2"), ("conv", ""), ("lm", ""))
@@ -51,7 +51,7 @@ def test_rows_devices_and_facts_are_told_by_provider(here: Workspace) -> None:
     assert found["conv", ""].in_settings and not vit["in_settings"]
 
 
-def test_what_was_measured_here_is_told_apart_from_what_was_imported(here: Workspace) -> None:
+def test_what_was_measured_here_is_distinguished_from_what_was_imported(here: Workspace) -> None:
     with here.warehouse.transact() as connection:
         note_workloads(connection, [{"workload": "conv", "digest": "w1"}], provider="local", noted_at=NOON)
         types = {"devices": 1, "device": "cpu", "cores": 1.0, "memory_gib": 1.0, "bandwidth_gbps": 1.0}

@@ -24,7 +24,7 @@ from tasks.reporting import tables as printing
 from tasks.training.registry import Champion
 from tasks.workspace.settings import IMPORTED
 from tasks.workspace.workspace import Workspace
-from tests.benchmarks import synthetic_market as imagined
+from tests.benchmarks import synthetic_market as synthetic
 from tests.installed import NOON, DescribedMachines, champion, install
 from tests.models.guessing import FLOPS, asked, data, seconds
 from warehouse import append
@@ -39,10 +39,10 @@ def pilots_of(here: Workspace, champion: Champion, workload: Workload, *, count:
 DEADLINE = (Goal(goal="cheapest_within_deadline", hours=1.5),)
 
 
-def test_a_newcomer_is_profiled_first_at_a_price_and_nothing_is_promised(tmp_path: Path) -> None:
-    here = install(tmp_path, "conv", "newcomer")
-    (_, newcomer) = here.workloads
-    found = pilots_of(here, champion(), replace(newcomer, goals=DEADLINE), count=3)
+def test_a_new_workload_is_profiled_first_at_a_price_and_nothing_is_promised(tmp_path: Path) -> None:
+    here = install(tmp_path, "conv", "new_workload")
+    (_, new_workload) = here.workloads
+    found = pilots_of(here, champion(), replace(new_workload, goals=DEADLINE), count=3)
     assert found["regret"] is None and not found["settled"]
     assert [one["kind"] for one in found["runs"]] == ["profile"] * 3
     assert len({one["cluster"] for one in found["runs"]}) == 3  # a machine of each kind, not one again and again
@@ -50,10 +50,10 @@ def test_a_newcomer_is_profiled_first_at_a_price_and_nothing_is_promised(tmp_pat
     assert {one["layout"] for one in found["runs"]} == {"1"} and found["reason"] == ""
 
 
-def test_a_newcomer_is_profiled_in_each_precision_that_it_tolerates(tmp_path: Path) -> None:
-    here = install(tmp_path, "conv", "newcomer")
-    (_, newcomer) = here.workloads
-    found = pilots_of(here, champion(), replace(newcomer, goals=DEADLINE, modes=(Mode(), Mode("bf16"))), count=20)
+def test_a_new_workload_is_profiled_in_each_precision_that_it_tolerates(tmp_path: Path) -> None:
+    here = install(tmp_path, "conv", "new_workload")
+    (_, new_workload) = here.workloads
+    found = pilots_of(here, champion(), replace(new_workload, goals=DEADLINE, modes=(Mode(), Mode("bf16"))), count=20)
     assert {one["precision"] for one in found["runs"] if one["kind"] == "profile"} == {"fp32", "bf16"}
 
 
@@ -68,7 +68,7 @@ def test_pilots_are_runs_that_nobody_made_on_few_machines(tmp_path: Path) -> Non
 
 def test_where_nothing_is_for_sale_there_are_no_pilots(tmp_path: Path) -> None:
     names = frozenset(one.name for one in DescribedMachines().instance_types())
-    here = install(tmp_path, "conv", "newcomer", provider=DescribedMachines(unpriced=names))
+    here = install(tmp_path, "conv", "new_workload", provider=DescribedMachines(unpriced=names))
     for workload in here.workloads:
         asked = replace(workload, goals=DEADLINE)
         found = pilots_of(here, champion(), asked, count=3)
@@ -84,13 +84,13 @@ class DearSpot(DescribedMachines):
 
 
 def test_where_the_campaigns_market_has_no_price_pilots_are_priced_in_the_other(tmp_path: Path) -> None:
-    here = install(tmp_path, "conv", "newcomer", provider=DearSpot())
+    here = install(tmp_path, "conv", "new_workload", provider=DearSpot())
     assert here.settings.campaign.market == "spot"
     for workload in here.workloads:
         found = pilots_of(here, champion(), replace(workload, goals=DEADLINE), count=3)
         assert found["runs"] or found["settled"] is not False
         assert all(one["market"] == "on-demand" and one["usd"] > 0 for one in found["runs"])
-    assert found["runs"], "of the newcomer"
+    assert found["runs"], "of the new workload"
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def weighed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ChoiceSet, pd.DataFra
     return seen
 
 
-def test_a_contender_is_weighed_as_a_pilot_however_dear_it_is(
+def test_a_candidate_is_weighed_as_a_pilot_however_dear_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weighed: list[tuple[ChoiceSet, pd.DataFrame]]
 ) -> None:
     here = install(tmp_path)
@@ -121,7 +121,7 @@ def test_a_contender_is_weighed_as_a_pilot_however_dear_it_is(
 
 
 FACTS = {"workload": "new", "digest": "", "parameters": 50_000_000, "gradient_bytes": 200_000_000}
-TYPES = imagined.types()[:5]  # three with one device, one with four, one with eight
+TYPES = synthetic.types()[:5]  # three with one device, one with four, one with eight
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Gpus(DescribedMachines):
         return TYPES
 
     def offers(self, now: datetime) -> list[Offer]:
-        return [replace(one, price_as_of=now) for one in imagined.offers(TYPES)]
+        return [replace(one, price_as_of=now) for one in synthetic.offers(TYPES)]
 
     def fits(self, cluster: Cluster) -> str:
         return "" if len(cluster.members) <= 4 else "too many"
@@ -162,7 +162,7 @@ def model() -> StepTimeModel:
     return fit(measured(), seed=1)
 
 
-def newcomer(*, hours: float = 12.0, batch: int = 256, p_required: float | None = None) -> Workload:
+def new_workload(*, hours: float = 12.0, batch: int = 256, p_required: float | None = None) -> Workload:
     goal = Goal(goal="cheapest_within_deadline", hours=hours, p_required=p_required)
     return Workload(
         name="new", digest=IMPORTED, samples=5_000_000, global_batch_least=batch, global_batch_most=batch, goals=(goal,)
@@ -185,15 +185,15 @@ def pilots(
     asked_of = Champion(version=1, model=champion or model())
     case = Case.of(here, asked_of, workload, offers)
     found = plan_one(case, pd.DataFrame())
-    told = pilots_for(case, found, buyable=offers, count=count)
-    printing.print_recommendations([found.rows[0] | {"frontier": [], "pilots": told}])
-    return told
+    answer = pilots_for(case, found, buyable=offers, count=count)
+    printing.print_recommendations([found.rows[0] | {"frontier": [], "pilots": answer}])
+    return answer
 
 
 def test_a_guessed_workload_gets_pilots_by_the_guesss_own_doubt(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = pilots(home(tmp_path), newcomer())
+    found = pilots(home(tmp_path), new_workload())
     assert found["settled"] is False and len(found["runs"]) == 3 and found["reason"] == ""
     after = [one["regret_after"] for one in found["runs"]]
     assert found["regret"] > max(after), "they tell something"
@@ -207,8 +207,8 @@ def test_one_device_alone_is_among_the_candidates_of_machines_with_several(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weighed: list[tuple[ChoiceSet, pd.DataFrame]]
 ) -> None:
     several = [one for one in TYPES if one.devices > 1]
-    monkeypatch.setattr(Gpus, "offers", lambda self, now: imagined.offers(several))
-    pilots(home(tmp_path), newcomer())
+    monkeypatch.setattr(Gpus, "offers", lambda self, now: synthetic.offers(several))
+    pilots(home(tmp_path), new_workload())
     ((_, frame),) = weighed
     alone = frame[frame["layout"] == "1"]
     assert set(alone["cluster"]) == {f"1x{one.name}" for one in several}
@@ -220,14 +220,14 @@ def test_a_deadline_that_the_guess_cannot_promise_may_be_met_after_a_pilot_and_o
 ) -> None:
     here = home(tmp_path)
     offers = here.provider.offers(NOON)
-    found = plan_one(Case.of(here, Champion(version=1, model=model()), newcomer(), offers), pd.DataFrame())
+    found = plan_one(Case.of(here, Champion(version=1, model=model()), new_workload(), offers), pd.DataFrame())
     fastest = next(row for row in found.rows if row["goal"] == "fastest")
-    doubtful = pilots(here, newcomer(hours=fastest["hours"] * 1.05, p_required=0.9))
+    doubtful = pilots(here, new_workload(hours=fastest["hours"] * 1.05, p_required=0.9))
     assert "infeasible" in capsys.readouterr().out and doubtful["runs"] and doubtful["settled"] is False
-    hopeless = pilots(here, newcomer(hours=0.01, p_required=0.9))
+    hopeless = pilots(here, new_workload(hours=0.01, p_required=0.9))
     assert not hopeless["runs"] and "would meet a deadline of" in hopeless["reason"]
     assert capsys.readouterr().out.count("would meet a deadline of") == 2, "in the row and below"
-    weighed = pilots(here, newcomer(hours=0.01))
+    weighed = pilots(here, new_workload(hours=0.01))
     assert not weighed["runs"] and weighed["settled"] is None and "anything else on offer" in weighed["reason"]
     said = " ".join(capsys.readouterr().out.split())
     assert "note: new: the choice for 36.0 s meets it with 0% probability only" in said
@@ -251,7 +251,7 @@ def test_where_nothing_can_be_said_one_sentence_says_why_and_what_would_help(
     if not peak:
         alone = replace(champion.facts.alone, sheets={})
         champion = replace(champion, facts=replace(champion.facts, alone=alone))
-    found = pilots(home(tmp_path, flops=flops), newcomer(), champion)
+    found = pilots(home(tmp_path, flops=flops), new_workload(), champion)
     assert (found["settled"], found["regret"], found["runs"]) == (None, None, [])
     assert re.match(f"no pilots can be named: .*{says}", found["reason"])
     shown = " ".join(capsys.readouterr().out.split())
@@ -260,8 +260,8 @@ def test_where_nothing_can_be_said_one_sentence_says_why_and_what_would_help(
 
 def test_a_batch_that_no_machine_can_share_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     several = [one for one in TYPES if one.devices > 1]
-    monkeypatch.setattr(Gpus, "offers", lambda self, now: imagined.offers(several))
-    found = pilots(home(tmp_path), newcomer(batch=102))
+    monkeypatch.setattr(Gpus, "offers", lambda self, now: synthetic.offers(several))
+    found = pilots(home(tmp_path), new_workload(batch=102))
     assert not found["runs"] and "a global batch of 100 or 104 would do" in found["reason"]
 
 
@@ -282,9 +282,9 @@ class WithStrangers(Gpus):
         more = [
             replace(one, instance_type=kind, usd_per_hour=(one.usd_per_hour or 0.0) / 4)
             for kind in STRANGERS
-            for one in imagined.offers([TYPES[0]])
+            for one in synthetic.offers([TYPES[0]])
         ]
-        return [replace(one, price_as_of=now) for one in [*imagined.offers(TYPES), *more]]
+        return [replace(one, price_as_of=now) for one in [*synthetic.offers(TYPES), *more]]
 
 
 def test_a_device_never_measured_is_compared_by_its_data_sheet_and_one_run_on_it_is_named(
@@ -292,10 +292,12 @@ def test_a_device_never_measured_is_compared_by_its_data_sheet_and_one_run_on_it
 ) -> None:
     here = install(tmp_path, "conv", provider=WithStrangers())
     known = model()
-    told = pd.DataFrame([{name: getattr(one, name) for name in NAMES} | {"digest": one.digest} for one in STRANGERS])
-    every = pd.concat([measured().instance_types, told], ignore_index=True)
+    described = pd.DataFrame(
+        [{name: getattr(one, name) for name in NAMES} | {"digest": one.digest} for one in STRANGERS]
+    )
+    every = pd.concat([measured().instance_types, described], ignore_index=True)
     met = fit(replace(measured(), instance_types=every), seed=1)
-    asked_of = replace(newcomer(), name="b", digest=known.workload_digests.get("b", ""))
+    asked_of = replace(new_workload(), name="b", digest=known.workload_digests.get("b", ""))
     met = replace(met, workload_digests={**met.workload_digests, "b": asked_of.digest})
     offers = here.provider.offers(NOON)
     case = Case.of(here, Champion(version=1, model=met), asked_of, offers)

@@ -50,13 +50,13 @@ FACTS = "workload,parameters,gradient_bytes,samples\nforeign,25,100,\npaper,25,1
 def test_after_a_refresh_where_machines_cost_only_what_is_known_there_is_shown_and_the_next_command(
     tmp_path: Path,
 ) -> None:
-    here = install(tmp_path, "conv", "newcomer", provider=DescribedMachines(name="ec2"))
+    here = install(tmp_path, "conv", "new_workload", provider=DescribedMachines(name="ec2"))
     (tmp_path / "rows.csv").write_text(ROWS)
     (tmp_path / "facts.csv").write_text(FACTS)
     infeasible = {"status": "infeasible", "cluster": None, "rank": 1}
     rows = [
         {"provider": "ec2", "workload": "conv"} | infeasible,
-        {"provider": "ec2", "workload": "newcomer", "cluster": "1xs.small", "rank": 1},
+        {"provider": "ec2", "workload": "new_workload", "cluster": "1xs.small", "rank": 1},
         {"provider": "local", "workload": "conv", "cluster": "1xs.small", "rank": 1},
     ]
     shown, said = after_refresh(here, rows[:1])

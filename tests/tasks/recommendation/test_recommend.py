@@ -79,16 +79,16 @@ def test_without_a_champion_each_goal_says_that_it_cannot_be_met(here: Workspace
 
 
 def test_a_workload_that_was_never_measured_leaves_the_others_alone(tmp_path: Path) -> None:
-    here = install(tmp_path, "conv", "newcomer")
+    here = install(tmp_path, "conv", "new_workload")
     rows = rows_of(here, asked=champion())
-    assert {row["status"] for row in rows if row["workload"] == "newcomer"} == {"infeasible"}
-    told = [row["reason"] for row in rows if row["workload"] == "newcomer"]
+    assert {row["status"] for row in rows if row["workload"] == "new_workload"} == {"infeasible"}
+    reasons = [row["reason"] for row in rows if row["workload"] == "new_workload"]
     assert all(
-        "nothing is known of this workload on local machines" in one and "`srift refresh`" in one for one in told
+        "nothing is known of this workload on local machines" in one and "`srift refresh`" in one for one in reasons
     )
-    assert [row["goal"] for row in rows if row["workload"] == "newcomer"] == GOALS
+    assert [row["goal"] for row in rows if row["workload"] == "new_workload"] == GOALS
     assert all(row["reason"] for row in rows)
-    assert all(row["newest_measurement_at"] is None for row in rows if row["workload"] == "newcomer")
+    assert all(row["newest_measurement_at"] is None for row in rows if row["workload"] == "new_workload")
     assert firsts(rows, "conv")["cheapest"]["status"] == "recommended"
 
 
@@ -102,8 +102,8 @@ def knows_bf16() -> Champion:
     runs = conv["runs"].assign(
         precision="bf16", step_s=conv["runs"]["step_s"] / 2, run_id=conv["runs"]["run_id"].astype(str) + "-bf16"
     )
-    told = replace(data, runs=pd.concat([data.runs, runs]), profiles=pd.concat([data.profiles, profiles]))
-    return Champion(version=4, model=fit(told, seed=1))
+    more = replace(data, runs=pd.concat([data.runs, runs]), profiles=pd.concat([data.profiles, profiles]))
+    return Champion(version=4, model=fit(more, seed=1))
 
 
 def in_precisions(here: Workspace, *precisions: str, **changes: Any) -> list[Any]:
@@ -139,14 +139,14 @@ def test_machines_that_the_champion_has_not_met_are_not_guessed_at(here: Workspa
     assert all("no local machine on offer was ever measured" in row["reason"] for row in lost)
 
 
-def test_what_nobody_measured_on_ec2_is_told_the_command_that_would(tmp_path: Path) -> None:
+def test_what_nobody_measured_on_ec2_is_answered_with_the_command_that_would(tmp_path: Path) -> None:
     bare = install(tmp_path, "conv", provider=DescribedMachines(name="ec2"))
     (measurable,) = bare.workloads
     settings = bare.settings.model_copy(update={"ec2": bare.settings.ec2.model_copy(update={"bucket": "mine-1"})})
     imported = replace(measurable, digest=IMPORTED)
     for here, workload, command in (
         (replace(bare, settings=settings), measurable, "`srift refresh --provider ec2 --max-usd 25` measures it there"),
-        (bare, measurable, "`srift import FILE`"),  # where nothing can be launched, nobody is told to spend
+        (bare, measurable, "`srift import FILE`"),  # where nothing can be launched, nobody is asked to spend
         (bare, imported, "`srift import FILE`"),
     ):
         rows = recommend_one(here, None, workload, here.provider.offers(NOON), measured().runs.iloc[:0])
@@ -200,7 +200,7 @@ def test_the_date_of_a_price_is_that_of_the_oldest_among_the_rows_own_machines(h
     assert {row["price_as_of"] for row in rows_of(here, offers, asked=None)} == {min(day.values())}
 
 
-def test_a_workload_that_is_another_now_is_not_answered_by_what_the_old_one_taught_and_is_told_what_to_do(
+def test_a_workload_that_is_another_now_is_not_answered_by_what_the_old_one_taught_and_the_answer_says_what_to_do(
     here: Workspace,
 ) -> None:
     rows = conv_rows(here, digest="edited")
@@ -284,15 +284,15 @@ def test_a_device_of_which_nothing_is_known_is_not_compared_and_the_first_row_sa
     assert "data sheet" not in conv_rows(here)[0]["reason"]
 
 
-def test_a_newcomer_whose_flops_are_known_is_not_guessed_at_where_no_device_has_a_peak_rate(tmp_path: Path) -> None:
-    here = install(tmp_path, "conv", "newcomer")
+def test_a_new_workload_whose_flops_are_known_is_not_guessed_at_where_no_device_has_a_peak_rate(tmp_path: Path) -> None:
+    here = install(tmp_path, "conv", "new_workload")
     note_definitions.fn(here, NOON)
-    facts = {"workload": "newcomer", "digest": "", "parameters": 10, "gradient_bytes": 40, "flops_per_sample": 1e9}
+    facts = {"workload": "new_workload", "digest": "", "parameters": 10, "gradient_bytes": 40, "flops_per_sample": 1e9}
     with here.warehouse.transact() as connection:
         append.note_workloads(connection, [facts], provider="local", noted_at=NOON)
-    (_, newcomer) = here.workloads
-    assert with_known_facts(here, newcomer).flops_per_sample == 1e9
-    rows = [row for row in rows_of(here, asked=champion()) if row["workload"] == "newcomer"]
+    (_, new_workload) = here.workloads
+    assert with_known_facts(here, new_workload).flops_per_sample == 1e9
+    rows = [row for row in rows_of(here, asked=champion()) if row["workload"] == "new_workload"]
     assert {row["status"] for row in rows} == {"infeasible"}
     assert all("nothing is known of this workload on local machines" in row["reason"] for row in rows)
 

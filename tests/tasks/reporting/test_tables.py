@@ -22,7 +22,7 @@ Printed = Callable[..., str]
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Rows:
-    here = install(tmp_path, "conv", "newcomer", provider=DescribedMachines(unpriced=frozenset({"s.whole"})))
+    here = install(tmp_path, "conv", "new_workload", provider=DescribedMachines(unpriced=frozenset({"s.whole"})))
     return recommend_all.fn(here, champion(), here.provider.offers(NOON), measured().runs)
 
 
@@ -39,7 +39,7 @@ def test_the_table_in_plain_text(rows: Rows, printed: Printed) -> None:
     shown = printed(rows)
     assert "\x1b" not in shown
     assert "prices are illustrative" in shown
-    for words in ("conv (local)", "newcomer (local)", "cheapest_within_deadline 4 h", "fastest_within_budget $0.3"):
+    for words in ("conv (local)", "new_workload (local)", "cheapest_within_deadline 4 h", "fastest_within_budget $0.3"):
         assert words in shown
     for row in rows:
         assert row["cluster"] is None or row["cluster"] in shown
@@ -65,7 +65,7 @@ def test_old_prices_are_said_with_their_age(rows: Rows, printed: Printed, days: 
     )
 
 
-def test_a_model_with_a_large_error_and_missing_prices_are_told_once_above_all_answers(
+def test_a_model_with_a_large_error_and_missing_prices_are_printed_once_above_all_answers(
     tmp_path: Path, printed: Printed
 ) -> None:
     few = DescribedMachines(unpriced=frozenset({"s.whole", "s.large"}))
@@ -90,7 +90,7 @@ def test_each_goal_is_named_once_and_its_rivals_stand_below_it(rows: Rows, print
     assert "illustrative" not in shown and "prices as of 2026-11-20 12:00 UTC" in shown
 
 
-def test_a_long_cluster_is_folded_and_a_reason_of_every_goal_told_once(rows: Rows, printed: Printed) -> None:
+def test_a_long_cluster_is_folded_and_a_reason_of_every_goal_printed_once(rows: Rows, printed: Printed) -> None:
     conv = [row for row in rows if row["workload"] == "conv" and row["cluster"]]
     assert "\u2026" not in printed([row | {"cluster": "1xg4dn.12xlarge+" * 9 + "2xlast.one"} for row in conv])
     nothing = [row | {"cluster": None, "status": "infeasible", "reason": "nothing is known of it"} for row in conv]
@@ -111,8 +111,8 @@ def test_the_risk_stands_beside_spot_alone_and_only_where_there_is_any(rows: Row
     spot = [row for row in rows if row["market"] == "spot"]
     safe = [row for row in rows if row["market"] == "on-demand"]
     assert spot and safe
-    told = [row | {"interruption_source": row["market"] == "spot" and "Spot Advisor"} for row in rows]
-    shown = printed([row | {"provider": "ec2"} for row in told])
+    sourced = [row | {"interruption_source": row["market"] == "spot" and "Spot Advisor"} for row in rows]
+    shown = printed([row | {"provider": "ec2"} for row in sourced])
     assert "risk" in shown and f"{spot[0]['interruption_risk']:.0%}" in shown
     assert shown.count("by Spot Advisor") == 1, "once a workload with an answer"
     assert "risk" not in printed(safe)

@@ -314,7 +314,7 @@ def test_a_full_disk_or_a_read_only_one_is_a_sentence_and_the_champion_stays(
         (OSError(errno.EROFS, "Read-only file system"), "cannot be written"),
     ],
 )
-def test_what_mlflow_makes_of_disk_and_file_is_told_apart(
+def test_what_mlflow_makes_of_disk_and_file_is_distinguished(
     home: Path, monkeypatch: pytest.MonkeyPatch, inner: Exception, says: str
 ) -> None:
     def fail(*_: Any) -> None:

@@ -42,7 +42,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     seen: dict[str, Any] = {"moves": []}
     monkeypatch.setattr(registry, "log_challenger", lambda home, provider, model, **rest: seen.update(rest) or 4)
     for move in ("promote", "refuse"):
-        monkeypatch.setattr(registry, move, lambda *told, move=move: seen["moves"].append((move, *told[1:])))
+        monkeypatch.setattr(registry, move, lambda *words, move=move: seen["moves"].append((move, *words[1:])))
     return seen
 
 
@@ -109,9 +109,9 @@ def test_what_was_held_out_is_drawn_for_the_versions_page(
     seen: list[bytes] = []
     keep = registry.log_challenger
 
-    def log(*told: Any, plots: list[Path], **rest: Any) -> int:
+    def log(*words: Any, plots: list[Path], **rest: Any) -> int:
         seen.extend(path.read_bytes()[:4] for path in plots)
-        return keep(*told, **rest)
+        return keep(*words, **rest)
 
     monkeypatch.setattr(registry, "log_challenger", log)
     made = replace(challenger(True), held_out=predictions_of(model(), measured()).assign(split="setup", group="one"))

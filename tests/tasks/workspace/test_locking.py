@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tasks.workspace import locking as turn
+from tasks.workspace import locking
 from tasks.workspace.locking import Busy, alone, at_work, at_work_elsewhere, patience_s, refresh_lock
 
 
-def test_a_second_refresh_is_refused_by_name_and_told_what_to_do(tmp_path: Path) -> None:
+def test_a_second_refresh_is_refused_by_name_and_with_what_to_do(tmp_path: Path) -> None:
     with refresh_lock(tmp_path, "first"):
         seen = at_work(tmp_path)
         assert seen is not None and (seen["refresh_id"], seen["pid"]) == ("first", os.getpid())
@@ -80,7 +80,7 @@ def test_somebody_who_only_looks_does_not_stop_a_refresh(tmp_path: Path, monkeyp
             raise BlockingIOError
         real(file, how)
 
-    monkeypatch.setattr(turn.fcntl, "flock", flock)
+    monkeypatch.setattr(locking.fcntl, "flock", flock)
     with refresh_lock(tmp_path, "first"):
         assert refused
 

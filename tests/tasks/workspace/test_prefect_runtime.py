@@ -1,4 +1,4 @@
-"""Prefect is told of the flow runs whose process died, and of no other; with a real Prefect in the tests of flows."""
+"""Prefect hears of the flow runs whose process died, and of no other; with a real Prefect in the tests of flows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tasks.workspace.prefect_runtime import crash_dead_flow_runs, recorded_flow_
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[set[UUID]]]:
-    """What Prefect is told, in place of Prefect: how many of the runs it had for unfinished is that number."""
+def reported(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[set[UUID]]]:
+    """What Prefect is sent, in place of Prefect: how many of the runs it had for unfinished is that number."""
     calls: list[set[UUID]] = []
     monkeypatch.setattr(flow_runs, "_crash", lambda ids: calls.append(set(ids)) or len(ids))
     yield calls
@@ -42,25 +42,25 @@ def killed(home: Path) -> UUID:
     return key
 
 
-def test_only_runs_whose_process_is_gone_are_told_and_only_once(
-    tmp_path: Path, told: list[set[UUID]], monkeypatch: pytest.MonkeyPatch
+def test_only_runs_whose_process_is_gone_are_reported_and_only_once(
+    tmp_path: Path, reported: list[set[UUID]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with recorded_flow_run(tmp_path):
         assert list(tmp_path.iterdir()) == [], "a flow called as a function left something"
-    assert crash_dead_flow_runs(tmp_path) == [] and told == []
+    assert crash_dead_flow_runs(tmp_path) == [] and reported == []
     dead = killed(tmp_path)
     within(monkeypatch)
     with recorded_flow_run(tmp_path):
         assert crash_dead_flow_runs(tmp_path) == ["1 flow runs whose process was killed are shown as crashed now"]
-        assert told == [{dead}], "a live one was told"
+        assert reported == [{dead}], "a live one was reported"
         assert crash_dead_flow_runs(tmp_path) == []
-    assert crash_dead_flow_runs(tmp_path) == [] and told == [{dead}]
+    assert crash_dead_flow_runs(tmp_path) == [] and reported == [{dead}]
 
 
 @pytest.mark.parametrize(("error", "may_be_unknown"), [(RuntimeError, False), (KeyboardInterrupt, True)])
 def test_how_a_run_ended_is_known_unless_it_was_cut_short(
     tmp_path: Path,
-    told: list[set[UUID]],
+    reported: list[set[UUID]],
     monkeypatch: pytest.MonkeyPatch,
     error: type[BaseException],
     may_be_unknown: bool,
@@ -69,11 +69,11 @@ def test_how_a_run_ended_is_known_unless_it_was_cut_short(
     with pytest.raises(error), recorded_flow_run(tmp_path):
         raise error
     crash_dead_flow_runs(tmp_path)
-    assert told == ([{key}] if may_be_unknown else [])
+    assert reported == ([{key}] if may_be_unknown else [])
 
 
-def test_a_prefect_that_does_not_answer_stops_no_reaper_and_is_told_the_next_time(
-    tmp_path: Path, told: list[set[UUID]], monkeypatch: pytest.MonkeyPatch
+def test_a_prefect_that_does_not_answer_stops_no_reaper_and_hears_of_it_the_next_time(
+    tmp_path: Path, reported: list[set[UUID]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreachable(ids: list[UUID]) -> int:
         raise ConnectionError("connection refused")
@@ -84,11 +84,11 @@ def test_a_prefect_that_does_not_answer_stops_no_reaper_and_is_told_the_next_tim
         (said,) = crash_dead_flow_runs(tmp_path)
     assert "connection refused" in said and "srift reap" in said
     crash_dead_flow_runs(tmp_path)
-    assert told == [{dead}]
+    assert reported == [{dead}]
 
 
 def test_what_cannot_be_opened_or_is_no_run_stops_no_reaper(
-    tmp_path: Path, told: list[set[UUID]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, reported: list[set[UUID]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead, refused = killed(tmp_path), killed(tmp_path)
     folder = tmp_path / "flow-runs"
@@ -104,6 +104,6 @@ def test_what_cannot_be_opened_or_is_no_run_stops_no_reaper(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", refuse)
         crash_dead_flow_runs(tmp_path)
-    assert told == [{dead}]
+    assert reported == [{dead}]
     crash_dead_flow_runs(tmp_path)
-    assert told[1:] == [{refused}], "the next reaper did not try it again"
+    assert reported[1:] == [{refused}], "the next reaper did not try it again"

@@ -74,13 +74,13 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
             ec2_api.Ec2Api(aws.clients).ask("s3:GetObject", "us-east-1", Bucket=BUCKET, Key="nothing")
         said += [str(refused.value), as_text(findings), str(as_json(findings)), repr(here), repr(vars(here.provider))]
     out, err = capfd.readouterr()
-    told = {"the terminal": out + err, "the log": caplog.text, "what was said": "\n".join(said),
+    texts = {"the terminal": out + err, "the log": caplog.text, "what was said": "\n".join(said),
             "user-data": base64.b64decode(script).decode(), **stored}  # fmt: skip
     files = {str(path): path.read_bytes() for path in secretive.rglob("*") if path.is_file()}
     assert any("leases-ec2" in name for name in files) or stored, "the launch left nothing to look through"
     assert any(name.endswith("warehouse.duckdb") for name in files) and any("published" in name for name in files)
     for secret in SECRETS.values():
-        assert [where for where, text in told.items() if secret in text] == []
+        assert [where for where, text in texts.items() if secret in text] == []
         assert [name for name, content in files.items() if secret.encode() in content] == []
 
 

@@ -154,7 +154,7 @@ def test_a_wrong_variable_is_refused_with_the_nearest_right_name(
     assert name in str(refused.value) and "srift.toml" not in str(refused.value), "the variable is to be mended"
 
 
-def test_what_is_wrong_is_told_of_the_file_and_of_each_variable_by_itself(
+def test_what_is_wrong_is_reported_of_the_file_and_of_each_variable_by_itself(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rewritten(project, "[campaign]", "[ec2]\nvolume_gib = 4\n[campaign]\nmax_hosts = 0")
@@ -163,8 +163,8 @@ def test_what_is_wrong_is_told_of_the_file_and_of_each_variable_by_itself(
     monkeypatch.setenv("SRIFT_CAMPAIGN__MAX_HOSTS", "2")  # wins over the file's, so that nothing is wrong with it
     with pytest.raises(SettingsError) as refused:
         load_settings()
-    told = [line.split(": ")[:2] for line in str(refused.value).splitlines()]
-    assert told == [
+    problems = [line.split(": ")[:2] for line in str(refused.value).splitlines()]
+    assert problems == [
         [f"{project / 'srift.toml'}:"],
         ["  ec2.volume_gib", "Input should be greater than or equal to 8"],
         ["SRIFT_EC2", "ec2.max_hosts"],

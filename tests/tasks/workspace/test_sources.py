@@ -51,14 +51,14 @@ def digest(project: Path) -> str:
     return settings(project).workload_digest("repo")
 
 
-@pytest.mark.parametrize(("arguments", "told"), [("", "575c6412d218"), ("arguments = {width = 3}", "87494685c167")])
+@pytest.mark.parametrize(("arguments", "digest"), [("", "575c6412d218"), ("arguments = {width = 3}", "87494685c167")])
 def test_a_workload_of_one_plain_file_keeps_the_digest_that_its_measurements_have(
-    project: Path, arguments: str, told: str
+    project: Path, arguments: str, digest: str
 ) -> None:
     write(project / "mine.py", "def build(): ...\n")
     state(project, 'path = "repo"\nentrypoint = "train.run:build"', f'entrypoint = "mine.py:build"\n{arguments}')
     spec, source = settings(project).travelling("repo")
-    assert (spec.digest, spec.file, spec.process_key) == (told, f"workloads/{told}.py", ())
+    assert (spec.digest, spec.file, spec.process_key) == (digest, f"workloads/{digest}.py", ())
     assert source.travels_as(source.read()) == b"def build(): ...\n"
 
 

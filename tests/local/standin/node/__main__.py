@@ -63,7 +63,7 @@ def main() -> None:
             continue
         body = json.loads(job.read_text())
         if body["kind"] == "leave":
-            print("leaving as told")
+            print("leaving as asked")
             raise SystemExit(body["status"])
         answer = send(body["address"], body["count"]) if body["kind"] == "send" else burn(body["seconds"])
         write(mine / f"answer-{done}.json", answer)

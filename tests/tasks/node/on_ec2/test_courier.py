@@ -66,14 +66,14 @@ class Data:
     def __init__(self, mailbox: Path) -> None:
         self.mailbox = mailbox
         self.asked: dict[str, str] = {}
-        self.told: dict[str, dict[str, Any]] = {}
+        self.fetched: dict[str, dict[str, Any]] = {}
         self.stopped = False
 
     def ask(self, addresses: dict[str, str]) -> None:
         self.asked |= addresses
 
     def states(self) -> dict[str, dict[str, Any]]:
-        return json.loads(json.dumps(self.told))  # type: ignore[no-any-return]
+        return json.loads(json.dumps(self.fetched))  # type: ignore[no-any-return]
 
     def stop(self) -> None:
         self.stopped = True
@@ -173,7 +173,7 @@ def test_a_machine_says_it_is_up_takes_its_place_and_carries_both_ways(world: Wo
     assert world.ended >= 20
 
 
-def test_that_files_are_left_behind_is_told_once_and_records_still_go(
+def test_that_files_are_left_behind_is_reported_once_and_records_still_go(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sync, "_MOST_BYTES", 100)
@@ -183,8 +183,8 @@ def test_that_files_are_left_behind_is_told_once_and_records_still_go(
     world.writes(20, "records/r.json", "x" * 80)
     world.sets(40, code=0)
     assert world.serve() == ""
-    [told] = [json.loads(content) for _, name, content in world.came if name == "refused.json"]
-    assert "dump-" in told["reason"] and len(world.moments("records/r.json")) == 1
+    [refused] = [json.loads(content) for _, name, content in world.came if name == "refused.json"]
+    assert "dump-" in refused["reason"] and len(world.moments("records/r.json")) == 1
     assert sum(name.startswith("dump-") for _, name, _ in world.came) == 1
 
 
@@ -217,13 +217,13 @@ def test_a_notice_is_passed_on_at_once_with_everything_else(world: World) -> Non
     world.sets(31, given=GOES)
     world.sets(40, code=0)
     world.serve()
-    told = [(moment, json.loads(content)) for moment, name, content in world.came if name == "notice.json"]
-    assert [body["kind"] for _, body in told] == ["rebalance", "interruption"], "each once"
-    assert told[1][1]["at"] == GOES["at"] and "seen_unix" in told[1][1]
-    assert 31 <= told[1][0] <= 33.5
+    notices = [(moment, json.loads(content)) for moment, name, content in world.came if name == "notice.json"]
+    assert [body["kind"] for _, body in notices] == ["rebalance", "interruption"], "each once"
+    assert notices[1][1]["at"] == GOES["at"] and "seen_unix" in notices[1][1]
+    assert 31 <= notices[1][0] <= 33.5
     assert json.loads((world.own / "notice.json").read_text())["kind"] == "interruption"
-    assert (told[1][0], "log-1.txt", b"abc") in world.came
-    assert world.moments("records/r.json")[0] <= told[1][0]
+    assert (notices[1][0], "log-1.txt", b"abc") in world.came
+    assert world.moments("records/r.json")[0] <= notices[1][0]
 
 
 def test_a_notice_to_a_store_that_is_away_is_bounded_and_comes_later(world: World) -> None:
@@ -279,7 +279,7 @@ def test_a_machine_that_nobody_places_goes_and_says_why(world: World) -> None:
     assert world.clock.now <= 1000 and world.started < 0
 
 
-def test_an_agent_that_fails_is_told_with_its_last_words(world: World) -> None:
+def test_an_agent_that_fails_is_reported_with_its_last_words(world: World) -> None:
     world.sets(5, code=1)
     assert world.serve() == "the agent ended with exit code 1: Traceback: no such thing"
 
@@ -293,7 +293,7 @@ def test_a_manifest_that_is_none_is_said_once_and_lived_with(world: World, capsy
     assert world.moments("records/r.json")
 
 
-def test_data_that_are_asked_for_are_fetched_and_how_far_they_are_is_told_now_and_then_and_at_the_end(
+def test_data_that_are_asked_for_are_fetched_and_how_far_they_are_is_reported_now_and_then_and_at_the_end(
     world: World,
 ) -> None:
     """Also where what came after the question could not be put in place, and where the store is away meanwhile."""
@@ -302,16 +302,16 @@ def test_data_that_are_asked_for_are_fetched_and_how_far_they_are_is_told_now_an
     files = {name: hashlib.sha256(asked).hexdigest() for name in ("data.json", "plan.json")}
     world.inward["manifest.json"] = json.dumps({"files": files}).encode()  # of a plan that is not there
     for second in range(5, 60):
-        world.at(second, lambda s=second: world.data.told.update(aabb={"state": "fetching", "bytes": s}))
+        world.at(second, lambda s=second: world.data.fetched.update(aabb={"state": "fetching", "bytes": s}))
     world.sets(58, down=True)
-    world.at(60, lambda: world.data.told.update(aabb={"state": "ready", "bytes": 60}))
+    world.at(60, lambda: world.data.fetched.update(aabb={"state": "ready", "bytes": 60}))
     world.sets(63, down=False)
     world.sets(80, code=0)
     assert world.serve() == ""
     assert world.data.asked == {"aabb": "s3://mine-1/cats/"} and world.data.stopped
-    told = [(moment, json.loads(content)["aabb"]) for moment, name, content in world.came if name == "data.json"]
-    assert {state["state"] for _, state in told[:-1]} == {"fetching"} and 4 <= len(told) <= 7
-    assert 63 <= told[-1][0] <= 65 and told[-1][1] == {"state": "ready", "bytes": 60}
+    reports = [(moment, json.loads(content)["aabb"]) for moment, name, content in world.came if name == "data.json"]
+    assert {state["state"] for _, state in reports[:-1]} == {"fetching"} and 4 <= len(reports) <= 7
+    assert 63 <= reports[-1][0] <= 65 and reports[-1][1] == {"state": "ready", "bytes": 60}
 
 
 @pytest.fixture
@@ -328,8 +328,10 @@ def at_work(world: World) -> World:
 def test_a_machine_at_work_asks_and_tells_no_more_than_the_bill_counts(at_work: World) -> None:
     at_work.serve(3000.0)
     lists, records = 720, 60  # of an hour: the controller's, and of the runs
-    told = (PUTS_PER_HOUR - lists - records) / 12
-    assert 0.9 * told <= len(at_work.came) <= 1.05 * told, "with fewer heartbeats, silence would be taken for death"
+    heartbeats = (PUTS_PER_HOUR - lists - records) / 12
+    assert 0.9 * heartbeats <= len(at_work.came) <= 1.05 * heartbeats, (
+        "with fewer heartbeats, silence would be taken for death"
+    )
     assert len(at_work.asked) <= 1.5 * 720 / 12, "the manifest, every five seconds but for the beginning"
 
 

@@ -112,12 +112,12 @@ def test_what_passes_is_waited_for_longer_and_longer_and_not_for_ever(
     assert len(wire.asked) == 4
 
 
-def test_what_stays_is_told_at_once(bucket: Bucketed) -> None:
+def test_what_stays_is_reported_at_once(bucket: Bucketed) -> None:
     wire = Wire(no(403, "SignatureDoesNotMatch"))
-    with pytest.raises(S3Error, match="SignatureDoesNotMatch") as told:
+    with pytest.raises(S3Error, match="SignatureDoesNotMatch") as raised:
         bucket(wire).put("k", b"x")
     assert len(wire.asked) == 1
-    assert not any(secret in repr(told.value) + str(told.value) for secret in KEYS)
+    assert not any(secret in repr(raised.value) + str(raised.value) for secret in KEYS)
 
 
 @pytest.mark.parametrize("fault", [ConnectionResetError, TimeoutError, http.client.BadStatusLine])
@@ -128,9 +128,9 @@ def test_a_fault_of_the_connection_is_named_by_its_kind_and_tells_nothing_that_w
         def __call__(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
             raise fault(f"{method} {path} {dict(headers)}")  # as a library may put the request into its message
 
-    with pytest.raises(S3Error, match=f"S3 PUT k: {fault.__name__}$") as told:
+    with pytest.raises(S3Error, match=f"S3 PUT k: {fault.__name__}$") as raised:
         bucket(Telling()).put("k", b"x")
-    said = repr(told.value) + str(told.value)
+    said = repr(raised.value) + str(raised.value)
     assert not any(secret in said for secret in KEYS) and "Signature" not in said
 
 
@@ -139,9 +139,9 @@ def test_a_fault_of_the_connection_is_named_by_its_kind_and_tells_nothing_that_w
     [(no(404, "NoSuchKey"), True), (no(403, "AccessDenied"), True), (no(404, "NoSuchBucket"), False)],
 )
 def test_what_is_not_there_may_be_called_forbidden(bucket: Bucketed, answer: Answer, absent: bool) -> None:
-    with pytest.raises(S3Error) as told:
+    with pytest.raises(S3Error) as raised:
         bucket(Wire(answer)).get("k")
-    assert isinstance(told.value, Absent) is absent
+    assert isinstance(raised.value, Absent) is absent
 
 
 def test_a_clock_that_is_wrong_is_put_right_by_the_stores(bucket: Bucketed) -> None:

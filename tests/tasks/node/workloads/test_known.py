@@ -117,9 +117,9 @@ def test_in_full_it_is_the_librarys_own_and_of_the_size_that_the_page_says(setti
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_in_small_it_passes_the_check_without_a_note(settings: Settings, name: str, precision: str) -> None:
     assert precision in settings.workloads[name].precisions
-    told = checked(*file_of(settings, name), precision, batch=8)
-    assert (told["problem"], told["notes"]) == ("", [])
-    assert 3e6 < told["figures"]["gradient_bytes"] < 15e6
+    result = checked(*file_of(settings, name), precision, batch=8)
+    assert (result["problem"], result["notes"]) == ("", [])
+    assert 3e6 < result["figures"]["gradient_bytes"] < 15e6
 
 
 @pytest.mark.filterwarnings(

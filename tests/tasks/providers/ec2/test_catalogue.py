@@ -46,7 +46,7 @@ def gpu(**changed: Any) -> dict[str, Any]:
 
 
 def cards(*gbps: float | None, stated: str = "High", able: Sequence[bool] = (), most: int = 99) -> dict[str, Any]:
-    """Network cards, each able to take an EFA or not (all, unless told), as DescribeInstanceTypes has them."""
+    """Network cards, each able to take an EFA or not (all, unless given), as DescribeInstanceTypes has them."""
     takes = able or [True] * len(gbps)
     kinds = [["interface", "efa", "efa-only"] if one else ["interface"] for one in takes]
     rates = [{"BaselineBandwidthInGbps": one} for one in gbps]
@@ -88,7 +88,7 @@ def test_a_machine_is_what_its_devices_are(
         ("T4", "fp32", 8.1),
         ("T4", "tf32", 8.1),  # it has none
         ("t4", "fp16", 65.0),
-        ("A100", "fp32", 156.0),  # TF32, which PyTorch's convolutions use unless told otherwise
+        ("A100", "fp32", 156.0),  # TF32, which PyTorch's convolutions use unless set otherwise
         ("A100", "bf16", 312.0),
         ("H100", "fp8", 1978.0),
         ("L4 1/2", "bf16", 60.5),
@@ -116,8 +116,8 @@ def test_what_a_device_cannot_exceed_depends_on_the_precision(device: str, preci
 def test_the_cards_that_a_launch_attaches_count_but_never_more_than_the_machine_is_said_to_have(
     network: dict[str, Any], attached: tuple[int, ...], gbps: float
 ) -> None:
-    told = answer(NetworkInfo=network)
-    assert efa_cards(told) == attached and instance_type_of(told).bandwidth_gbps == gbps
+    described = answer(NetworkInfo=network)
+    assert efa_cards(described) == attached and instance_type_of(described).bandwidth_gbps == gbps
 
 
 @pytest.mark.parametrize("network", [cards(None, stated="10 Gigabit"), cards(stated="10 Gigabit"), {}])

@@ -183,7 +183,7 @@ def test_a_file_in_the_place_of_a_folder_does_not_stop_the_others(home: Home) ->
     assert len(home.provider.ended()) == 1
 
 
-def test_an_interruption_is_told_from_a_failure_and_what_ec2_knows_no_more_is_gone(
+def test_an_interruption_is_distinguished_from_a_failure_and_what_ec2_knows_no_more_is_gone(
     home: Home, running: Ec2Cluster
 ) -> None:
     first, second = names(home)
@@ -247,7 +247,7 @@ def test_a_notice_counts_down_by_the_stores_clock(home: Home, running: Ec2Cluste
     assert (warned.alive, warned.notice, warned.leaving_s) == (True, "rebalance", None)
     home.world.instances[first].end(home.world.now, "Client.InstanceInitiatedShutdown")
     home.world.pass_s(6.0)
-    assert running.nodes()[0].interrupted, "it went down by itself, for it had been told to"
+    assert running.nodes()[0].interrupted, "it went down by itself, for it had been asked to"
 
 
 def test_a_replacement_takes_the_rank_and_the_lost_ones_records_stay(home: Home) -> None:
@@ -341,14 +341,14 @@ def test_mirrors_that_turn_by_themselves_stop_with_their_lease(home: Home) -> No
 def five_minutes(
     home: Home, running: Ec2Cluster, upload: Callable[[int], None] = lambda second: None
 ) -> tuple[int, int]:
-    """LISTs and GETs of 300 turns, with a heartbeat of both machines every five seconds."""
+    """LISTs and GETs of 300 rounds, with a heartbeat of both machines every five seconds."""
     before = home.world.count("s3:ListBucket"), home.world.count("s3:GetObject")
     for second in range(300):
         if second % 5 == 0:
             for name in names(home):
                 home.world.s3.upload(home.world.now, "r-1", name, "heartbeat.json", {"beat": second})
         upload(second)
-        assert running.mirror.turn()
+        assert running.mirror.poll()
         assert silent_nodes(Mailbox(path=running.mailbox, nodes=2), running.now_unix()) == []
         home.world.pass_s(1.0)
     return home.world.count("s3:ListBucket") - before[0], home.world.count("s3:GetObject") - before[1]
@@ -372,16 +372,16 @@ def test_while_nothing_changes_a_notice_is_heard_within_five_seconds_and_an_answ
         assert gets <= 2 * 61, "each heartbeat once"
         one = names(home)[0]
         home.world.s3.upload(home.world.now, "r-1", one, "notice.json", {"kind": "interruption"})
-        turns = 0
+        rounds = 0
         while running.nodes()[0].notice != "interruption":
-            running.mirror.turn()
+            running.mirror.poll()
             home.world.pass_s(1.0)
-            turns += 1
-        assert turns <= 5
+            rounds += 1
+        assert rounds <= 5
         write_json(running.mailbox / "plan.json", {"attempt": 2})
-        running.mirror.turn()
-        assert home.world.s3.read("r-1", one, "plan.json") == {"attempt": 2}, "written is sent in the same turn"
+        running.mirror.poll()
+        assert home.world.s3.read("r-1", one, "plan.json") == {"attempt": 2}, "written is sent in the same round"
         home.world.pass_s(1.0)
         home.world.s3.upload(home.world.now, "r-1", one, "armed-2.json", {})
-        running.mirror.turn()
+        running.mirror.poll()
         assert (running.mailbox / "node-0" / "armed-2.json").exists(), "an answer is listened for every second"

@@ -19,7 +19,7 @@ def test_every_code_gives_a_sentence_with_action_place_or_fix_and_without_aws_wo
         error = explained(client_error(code), action="ec2:DescribeThings", region="us-east-1")
         assert str(error).endswith(f"({code})") and "{" not in str(error)
         assert "abc123" not in str(error) and "arn:" not in str(error)
-        assert isinstance(error, NotSupported) == (code in FINAL), "what trying again never mends is told apart"
+        assert isinstance(error, NotSupported) == (code in FINAL), "what trying again never mends is distinguished"
         fleet = fleet_refused([code], region="us-east-1")
         assert fleet.kind in (*ANOTHER_TRY, "capacity", "quota", "price", "final", "there", "busy")
 

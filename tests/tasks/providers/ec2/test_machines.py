@@ -159,7 +159,7 @@ def test_an_image_that_is_larger_than_the_volume_is_refused_before_anything_is_b
         assert size == 45
 
 
-def test_one_fleet_chooses_among_the_zones_and_what_it_got_is_told_by_zone_and_price(home: Home) -> None:
+def test_one_fleet_chooses_among_the_zones_and_what_it_got_is_listed_by_zone_and_price(home: Home) -> None:
     """No capacity in two zones is no refusal: nothing had to be asked twice."""
     home.world.capacity |= {("us-east-1a", "spot"): 0, ("us-east-1c", "spot"): 1}
     with home.acquire(home.two()) as running:

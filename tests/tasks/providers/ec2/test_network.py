@@ -159,7 +159,7 @@ def test_nothing_is_launched_into_a_local_zone(monkeypatch: pytest.MonkeyPatch) 
     assert sorted(found.subnets) == ["us-east-1a", "us-east-1b", "us-east-1c"]
 
 
-def test_who_may_not_read_route_tables_goes_by_what_subnets_say_and_is_told_but_not_for_private_ones(
+def test_who_may_not_read_route_tables_goes_by_what_subnets_say_and_is_warned_but_not_for_private_ones(
     tmp_path: Path,
 ) -> None:
     """An account whose policy is older than this version goes on as before."""

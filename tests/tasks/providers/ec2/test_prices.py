@@ -56,12 +56,12 @@ def test_of_two_list_prices_the_higher_counts_and_other_units_do_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "usd"),
+    ("text", "usd"),
     [("0.526", 0.526), (1, 1.0), ("0", None), (0.0, None), ("-1", None), (None, None), ("", None), ("nan", None),
      ("free", None)],
 )  # fmt: skip
-def test_a_price_is_positive_or_unknown(told: object, usd: float | None) -> None:
-    assert known_price(told) == usd
+def test_a_price_is_positive_or_unknown(text: object, usd: float | None) -> None:
+    assert known_price(text) == usd
 
 
 def test_the_newest_spot_price_of_each_type_and_zone_counts_whatever_the_order() -> None:
@@ -100,7 +100,7 @@ def test_the_advisors_bucket_is_the_part_of_machines_that_a_month_interrupts_and
 def test_a_spot_offer_says_who_knows_how_often_it_is_interrupted(
     buckets: dict[str, int], bucket: int | None, says: str
 ) -> None:
-    """And the provider's rule is the model's: what one is told of a type that nobody lists, the other takes."""
+    """And the provider's rule is the model's: what one is given of a type that nobody lists, the other takes."""
     (spot,) = spot_offers([G9], {(G9.name, "1a"): 1.0}, buckets, region="us-east-1", price_as_of=NOON)
     assert spot.interruptions_per_hour == bucket_hazard(bucket) and says in spot.interruption_source
     nothing = pd.DataFrame({"instance_type": [], "zone": [], "hours": [], "interruptions": []})
@@ -210,7 +210,7 @@ def test_scores_are_by_zone_name_whatever_page_they_stand_on() -> None:
     assert ec2.asked[0]["TargetCapacity"] == 4 and ec2.asked[0]["SingleAvailabilityZone"] is True
 
 
-def test_zones_of_equal_price_are_tried_by_score_and_who_may_not_ask_is_told_once(tmp_path: Path) -> None:
+def test_zones_of_equal_price_are_tried_by_score_and_who_may_not_ask_is_warned_once(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.world.account.spot |= {"us-east-1b": 0.9, "us-east-1c": 0.9}
     zones = {zone: number for number, zone in enumerate(("us-east-1a", "us-east-1b", "us-east-1c"))}

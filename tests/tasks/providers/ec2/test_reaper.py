@@ -131,8 +131,8 @@ def not_swept(home: Home) -> NotSwept:
 def test_machines_of_a_lease_that_cannot_be_read_live_on_until_it_can(home: Home) -> None:
     with home.acquire(home.two()):
         rewritten(home, **UNKNOWN_KEY)
-        told = not_swept(home)
-        assert list(told.unswept) == ["lease r-1"] and "of_a_newer_version" in told.unswept["lease r-1"]
+        error = not_swept(home)
+        assert list(error.unswept) == ["lease r-1"] and "of_a_newer_version" in error.unswept["lease r-1"]
         assert len(home.world.alive()) == 2 and home.leases.ids() == ["r-1"]
         [held] = home.provider.leases()
         assert held.usd_per_hour is None and "cannot be read" in held.problem
@@ -175,8 +175,8 @@ def test_a_lease_with_a_wrong_value_or_without_one_ends_neither_its_machines_nor
         for how, (without, values) in changes.items():
             file.write_text(right)
             rewritten(home, *without, **values)
-            told = not_swept(home)
-            assert list(told.unswept) == ["lease r-1"] and "cannot be read" in told.unswept["lease r-1"], how
+            error = not_swept(home)
+            assert list(error.unswept) == ["lease r-1"] and "cannot be read" in error.unswept["lease r-1"], how
             assert len(home.world.alive()) == 2 and home.provider.not_swept_since(before) == []
             assert "cannot be read" in home.provider.leases()[0].problem and home.provider.ended() == []
             with pytest.raises(LeaseUnreadable):
@@ -190,8 +190,8 @@ def test_a_lease_that_cannot_be_read_tells_where_its_machines_are_and_their_dead
     chosen(home, regions=("us-east-1",), deployment="another")
     assert not_swept(home).done == [] and len(home.world.alive()) == 2
     home.world.pass_s(2000)
-    told = not_swept(home)
-    assert len(told.done) == 2 and all("its deadline was" in one for one in told.done)
+    error = not_swept(home)
+    assert len(error.done) == 2 and all("its deadline was" in one for one in error.done)
     assert home.world.alive() == [] and home.leases.ids() == ["r-1"], "its dollars are still not known"
 
 
@@ -296,9 +296,9 @@ def test_a_region_that_does_not_answer_fails_the_reaping_once_the_other_is_swept
     home.world.faults = [
         Fault(action="ec2:DescribeInstances", code=SILENT, times=99, when=lambda words: words["region"] == "us-east-1")
     ]
-    told = not_swept(home)
-    assert list(told.unswept) == ["us-east-1"] and "check the network" in str(told)
-    assert len(told.done) == 2 and home.world.alive() == []
+    error = not_swept(home)
+    assert list(error.unswept) == ["us-east-1"] and "check the network" in str(error)
+    assert len(error.done) == 2 and home.world.alive() == []
     before = home.world.now - timedelta(minutes=1)
     assert home.provider.not_swept_since(before) == ["us-east-1"]
     home.world.faults = []
@@ -312,9 +312,9 @@ def test_a_session_that_has_expired_or_may_not_look_is_no_all_clear(home: Home, 
     left_running(home)
     stay_on(home)
     home.world.faults = [Fault(action="", code=code, times=999)]
-    told = not_swept(home)
-    assert {*told.unswept} == {"lease r-1", "us-east-1", "eu-west-1"} and code in told.unswept["eu-west-1"]
-    assert "`srift reap --provider ec2` again" in str(told)
+    error = not_swept(home)
+    assert {*error.unswept} == {"lease r-1", "us-east-1", "eu-west-1"} and code in error.unswept["eu-west-1"]
+    assert "`srift reap --provider ec2` again" in str(error)
     assert home.provider.not_swept_since(home.world.now) == ["us-east-1", "eu-west-1"]
 
 
@@ -326,8 +326,8 @@ def test_a_machine_that_may_not_be_ended_or_does_not_end_is_no_all_clear(home: H
     home.world.faults = [Fault(action="ec2:TerminateInstances", code="UnauthorizedOperation", times=99)]
     assert "ec2:TerminateInstances" in not_swept(home).unswept["us-east-1"]
     home.world.faults, home.world.immortal = [], True
-    told = not_swept(home)
-    assert "do not end" in told.unswept["us-east-1"] and len(told.done) == 2
+    error = not_swept(home)
+    assert "do not end" in error.unswept["us-east-1"] and len(error.done) == 2
     assert home.provider.not_swept_since(before) == ["us-east-1"]
 
 

@@ -32,14 +32,14 @@ def test_it_first_sets_its_own_end_and_goes_down_at_any_later_boot_when_its_time
     assert next(line for line in lines if not line.startswith("#")).startswith("shutdown -h +61 ")
     boots = tmp_path / "cloud" / "scripts" / "per-boot"
     boots.mkdir(parents=True)
-    (tmp_path / "shutdown").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/told\n')
+    (tmp_path / "shutdown").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/words\n')
     (tmp_path / "shutdown").chmod(0o755)
     beginning = script(python="/no/such/python").partition("cat >")[0]  # as far as its folders
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SRIFT_BASE": str(tmp_path)}
     subprocess.run(["bash", "-c", beginning], env=environment, check=True)
-    assert (tmp_path / "told").read_text().startswith("-h +61 ")
+    assert (tmp_path / "words").read_text().startswith("-h +61 ")
     subprocess.run([str(boots / "srift")], env=environment, check=True)
-    assert (tmp_path / "told").read_text().splitlines()[1:] == ["-h now"]
+    assert (tmp_path / "words").read_text().splitlines()[1:] == ["-h now"]
 
 
 def test_it_is_a_script_for_bash_with_every_value_and_the_files_of_python_in_it() -> None:

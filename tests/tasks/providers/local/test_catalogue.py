@@ -87,7 +87,7 @@ def test_an_unknown_type_does_not_fit_and_the_known_ones_are_named(catalogue: Lo
     assert "part, whole" in catalogue.fits(of(stranger, "strange"))
 
 
-def test_an_ordinary_user_is_offered_whole_cores_and_told_why(catalogue: LocalCatalogue) -> None:
+def test_an_ordinary_user_is_offered_whole_cores_and_reads_why(catalogue: LocalCatalogue) -> None:
     user = limited(Isolation(kind="user"), Affinity("/sys/fs/cgroup: Permission denied"))
     assert [one.name for one in user.instance_types()] == ["whole"]
     first, _ = user.limits()
@@ -95,7 +95,7 @@ def test_an_ordinary_user_is_offered_whole_cores_and_told_why(catalogue: LocalCa
     assert "not on offer" in user.fits(of(catalogue, "part"))
 
 
-def test_without_namespaces_one_host_fits_and_the_user_is_told(catalogue: LocalCatalogue) -> None:
+def test_without_namespaces_one_host_fits_and_the_user_is_warned(catalogue: LocalCatalogue) -> None:
     bare = limited(Isolation(kind="none", why_not="unshare: Operation not permitted"), catalogue.shares)
     assert bare.fits(of(bare, "part")) == ""
     assert "network of their own" in bare.fits(of(bare, "part", "part"))

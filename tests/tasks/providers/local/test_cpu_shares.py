@@ -89,7 +89,7 @@ def test_a_share_too_small_for_a_short_period_gets_a_longer_one(tmp_path: Path) 
     assert quota >= 1000 and quota / period == pytest.approx(0.05)
 
 
-def test_where_no_group_can_be_made_whole_cores_remain_and_the_reason_is_told(tmp_path: Path) -> None:
+def test_where_no_group_can_be_made_whole_cores_remain_and_the_reason_is_given(tmp_path: Path) -> None:
     tree(tmp_path, "cgroup", "cpu")
     (tmp_path / "mounts").write_text("cgroup /proc cgroup rw,cpu 0 0\n")  # a place where nothing can be made
     shares = detect(tmp_path / "mounts", tmp_path / "own")

@@ -127,8 +127,8 @@ def test_a_lease_that_cannot_be_read_is_said_and_neither_ended_nor_cleared_away(
     with pytest.raises(NotSwept, match=f"(?s)lease one: {file} cannot be read.*srift reap --provider local"):
         local.reap(NOW, all_of_them=True)
     assert file.exists()
-    [told] = local.leases()
-    assert told.lease_id == "one" and told.usd_per_hour is None and "cannot be read" in told.problem
+    [found] = local.leases()
+    assert found.lease_id == "one" and found.usd_per_hour is None and "cannot be read" in found.problem
     with pytest.raises(LeaseUnreadable):
         local.forget("one")
 
