@@ -25,7 +25,7 @@ ROWS      ?= ../shared/data/training_runs.csv
 FACTS     ?= ../shared/data/workloads.csv
 CATALOGUE ?= ../shared/data/ec2_catalogue.csv
 
-.PHONY: help setup tools refresh refresh-emulated chaos test test-fast test-emulated mutants check up bench bench-models bench-held-out bench-campaign bench-planner bench-answer bench-world bench-spot clean
+.PHONY: help setup tools refresh refresh-emulated chaos test test-fast test-emulated mutants check up bench bench-models bench-held-out bench-campaign bench-planner bench-answer bench-world bench-spot bench-strategies clean
 
 help: ## the targets below
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -85,6 +85,9 @@ bench-world: setup ## the models on GPUs and sizes that no file has, in a made-u
 
 bench-spot: setup ## what is said of jobs on spot machines, on records in ../shared/data: ARGS="--jobs 600" (a minute or two)
 	@$(BIN)/python -m tests.benchmarks.spot $(ARGS)
+
+bench-strategies: setup ## compressed gradients against dense ones, on local hosts: ARGS="--parts bytes" (root; about 40 minutes)
+	@$(BIN)/python -m tests.benchmarks.strategies $(ARGS)
 
 clean: ## remove the environment and the caches; the measurements in SRIFT_HOME stay
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -114,7 +114,7 @@ def shopping_list(
 
 
 def _only_profiled(workloads: Sequence[Workload]) -> list[Workload]:
-    """What sharded ones of `workloads` are profiled as and is not among them: not tolerated, so never trained."""
+    """What modes of several devices among `workloads` are profiled as and is not among them: never trained itself."""
     met = {one.name for one in workloads}
     return list({one.name: one for one in map(_profiled_as, workloads) if one.name not in met}.values())
 
@@ -122,7 +122,7 @@ def _only_profiled(workloads: Sequence[Workload]) -> list[Workload]:
 def _profiled_as(workload: Workload) -> Workload:
     """A variant in its mode of one device, which shares nothing: its profiles are copied (`dataset.by_variant`)."""
     name, mode = workload_and_mode(workload.name)
-    return replace(workload, name=variant(name, mode.alone)) if mode.sharded else workload
+    return replace(workload, name=variant(name, mode.alone)) if mode.of_several else workload
 
 
 def _parts(clusters: Sequence[Cluster]) -> dict[tuple[str, ...], Cluster]:

@@ -173,9 +173,9 @@ def training_runs(
         mode = workload_and_mode(workload.name)[1]
         for cluster in clusters:
             whole = tuple(offer.instance_type.devices for offer in cluster.members)
-            if not _trains(cluster, mode) or (mode.sharded and sum(whole) == 1):
+            if not _trains(cluster, mode, whole):
                 continue
-            alone = len(whole) == 1 and whole[0] > 1 and not mode.sharded
+            alone = len(whole) == 1 and whole[0] > 1 and not mode.of_several
             for total, steps, exact in variants:
                 planned.append((_setup(workload.name, cluster, whole, total, steps, lines), exact, workload))
                 if alone:
@@ -207,8 +207,9 @@ def training_runs(
     return candidates
 
 
-def _trains(cluster: Cluster, mode: Mode) -> bool:
-    return all(computes(offer.instance_type.device, mode) for offer in cluster.members)
+def _trains(cluster: Cluster, mode: Mode, layout: tuple[int, ...]) -> bool:
+    able = mode.runs_on(*(np.array([one]) for one in (len(layout), min(layout), max(layout))))
+    return bool(able[0]) and all(computes(offer.instance_type.device, mode) for offer in cluster.members)
 
 
 def profiled_lines(profiles: pd.DataFrame) -> dict[tuple[str, str], Line]:

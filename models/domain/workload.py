@@ -6,12 +6,18 @@ from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import NamedTuple
 
+import numpy as np
+
 from .cluster import Cluster
+from .numeric import BoolArray, IntArray
 
 # What products are made in: 32 bits; tensor cores that drop 13 bits of each factor; autocast to 16 bits.
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-# What each device holds: everything; a share of everything; the weights, and a share of gradients and states.
-STRATEGIES = ("ddp", "fsdp", "zero2")
+# What each device holds: everything; a share of everything; the weights, and a share of gradients and states. Then ddp
+# with gradients sent in fewer bytes: 16 bits each; products of narrow matrices; between machines the largest alone.
+FP16_SENT, POWERSGD_SENT, MSTOPK_SENT = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
+_SHARDED = ("fsdp", "zero2")
+STRATEGIES = ("ddp", *_SHARDED, *COMPRESSED)
 # Activations are computed again in the backward pass instead of kept; the model is compiled; states that are shared out
 # lie in the host's memory, and are updated there.
 _SWITCHES = ("checkpointing", "compile", "offload")
@@ -45,6 +51,16 @@ class Mode(NamedTuple):
     @property
     def sharded(self) -> bool:
         """Whether devices share the state of a training among them, so that each needs less the more there are."""
+        return self.strategy in _SHARDED
+
+    @property
+    def compressed(self) -> bool:
+        """Whether gradients are sent in fewer bytes than they have."""
+        return self.strategy in COMPRESSED
+
+    @property
+    def of_several(self) -> bool:
+        """Whether it is something else than plain data parallelism, which one device alone cannot be."""
         return self.strategy != STRATEGIES[0]
 
     @property
@@ -56,6 +72,17 @@ class Mode(NamedTuple):
     def compiled(self) -> bool:
         """Whether the first step of each shape is a compilation."""
         return _SWITCHES[1] in self.switches.split("+")
+
+    def runs_on(self, machines: IntArray, fewest: IntArray, most: IntArray) -> BoolArray:
+        """(rows,) whether so many machines can train so, with at least `fewest` and at most `most` devices each."""
+        if self.strategy == MSTOPK_SENT:  # exchanged between devices of one place on all machines
+            return np.asarray((machines > 1) & (fewest == most), dtype=bool)
+        return np.asarray((machines > 1) | (most > 1) | (not self.of_several), dtype=bool)
+
+    @property
+    def dense(self) -> Mode:
+        """The same with gradients sent as they are."""
+        return self._replace(strategy=STRATEGIES[0]) if self.compressed else self
 
     @property
     def alone(self) -> Mode:

@@ -232,7 +232,7 @@ def splits_of(
     workload: Workload, types: Sequence[InstanceType], counts: Wholes, *, totals: Sequence[int], model: StepModel
 ) -> BatchSplits:
     """Splits of every cluster in `counts` (clusters, types), whose batch is one of `totals` and whose devices hold it,
-    in each mode that the workload tolerates and all of the cluster's devices compute in. One device shares nothing.
+    in each mode that the workload tolerates and the cluster can train in. One device shares and sends nothing.
 
     Steps are those of ACCUMULATION_STEPS that divide the batch; where a cluster could hold the batch in none of them,
     the least greater divisor with which it can. A machine that would get no sample makes no split: the cluster without
@@ -244,12 +244,14 @@ def splits_of(
     kind = np.where(count > 0, order, -1)
     devices = np.array([one.devices for one in types] + [0], dtype=np.int64)
     parts: list[tuple[IntArray, ...]] = []
-    ranks = (count * devices[kind]).sum(axis=1)
+    ranks, machines = (count * devices[kind]).sum(axis=1), count.sum(axis=1)
+    most = np.where(kind >= 0, devices[kind], 0).max(axis=1, initial=0)
+    fewest = np.where(kind >= 0, devices[kind], devices.max()).min(axis=1, initial=devices.max())
     for number, mode in enumerate(workload.modes):
         name = variant(workload.name, mode)
         lines = np.array([model.compute_line(name, one.name) for one in types] + [(0.0, 1.0)], dtype=float)
         computing = np.array([*(computes(one.device, mode) for one in types), True], dtype=bool)
-        able = computing[kind].all(axis=1)
+        able = computing[kind].all(axis=1) & mode.runs_on(machines, fewest, most)
         # what devices share is a half, a quarter ...: of ranks between two powers of two the fewer count
         powers = 2 ** np.floor(np.log2(np.maximum(ranks, 1))).astype(np.int64) if mode.sharded else np.ones_like(ranks)
         for power in sorted({1, *powers.tolist()}):
@@ -258,7 +260,7 @@ def splits_of(
                 for several in (False, True)
             ]
             limit = np.array([[*few, max(totals)] for few in largest], dtype=np.int64)
-            rows = np.flatnonzero(able & (powers == power) & (ranks > (1 if mode.sharded else 0)))
+            rows = np.flatnonzero(able & (powers == power))
             divided = _divided(rows, kind, count, totals=totals, lines=lines, devices=devices, limit=limit)
             parts += [(np.full(len(one[0]), number), *one) for one in divided]
     arrays = dict(zip(_ARRAYS, (np.concatenate(one) for one in zip(*parts, strict=True)), strict=True))

@@ -182,7 +182,7 @@ def made_to_fit(setup: Setup, workload: Workload, model: StepModel) -> str:
     mode = setup.mode
     plainest = min(
         (one for one in workload.modes if one.precision == mode.precision),
-        key=lambda one: (one.sharded, one.switches.count("+") + (one.switches != Mode().switches)),
+        key=lambda one: (one.of_several, one.switches.count("+") + (one.switches != Mode().switches)),
         default=mode,
     )
     whole = tuple(batch * setup.accumulation_steps for batch in setup.batch_per_device)

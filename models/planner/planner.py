@@ -18,6 +18,7 @@ from ..domain.workload import Goal, Setup, Workload
 from ..job.cost import job_costs
 from .batch_split import StepModel
 from .candidates import Supply, enumerate_candidates
+from .compression import compared
 from .explanations import made_to_fit, obstacle
 from .ranking import Row, clusters_compared, goals_of, recommend, summary
 from .search import CandidateCosts, deciding, frontier
@@ -80,7 +81,7 @@ def plan(
             runs=runs,
             top=top,
             clusters=clusters,
-            more=partial(made_to_fit, workload=workload, model=model),
+            more=partial(_more, workload=workload, model=model),
         ),
         frontier=front,
         candidates=len(found),
@@ -89,6 +90,11 @@ def plan(
         drawn_for=costs.drawn_for,
         ranked=setups,
     )
+
+
+def _more(setup: Setup, *, workload: Workload, model: StepModel) -> str:
+    """What else there is to say of a setup: what makes it fit, and whether its gradients should be compressed."""
+    return "; ".join(filter(None, (one(setup, workload, model) for one in (made_to_fit, compared))))
 
 
 def nothing(workload: Workload, why: str = "") -> Plan:

@@ -19,6 +19,7 @@ from ..job.duration import drawn_hours, expected_hours, least_startup
 from .batch_split import StepModel
 from .candidates import Candidates
 from .choice_rule import Meeting, drawn_meeting, known_meeting, losses
+from .compression import unproven
 from .enumeration import Refusal
 
 # Rows looked at in one round, and drawn for at once: fewer calls of the model against rows that need not have been.
@@ -168,6 +169,8 @@ class CandidateCosts:
         self._step_hours = -(-workload.samples // np.maximum(candidates.splits.total, 1)) / 3600.0
         self._least_s = model.least_seconds(self._arrays) if len(candidates) else np.zeros(0)
         self._step_s = np.full(len(candidates.splits), np.nan)  # predicted, where one of a split's rows was looked at
+        self._unproven = np.zeros(len(candidates.splits), dtype=bool)
+        self._tolerated = {one.name for one in workload.variants}
         rows = slice(None)
         self.least_hours = expected_hours(self._work(rows, self._least_s), candidates.conditions(rows))
         self.hours = np.full(len(candidates), np.nan)  # expected, where they were looked at; infinite where refused
@@ -193,9 +196,12 @@ class CandidateCosts:
         splits = np.unique(self.candidates.split[fresh])
         wanted = splits[np.isnan(self._step_s[splits])]
         if len(wanted):
-            self._step_s[wanted] = self._model.predict_arrays(self._arrays.take(wanted))["step_s"].to_numpy(float)
+            asked = self._arrays.take(wanted)
+            predicted = self._model.predict_arrays(asked)
+            self._step_s[wanted] = predicted["step_s"].to_numpy(float)
+            self._unproven[wanted] = unproven(self._model, asked, predicted, self._tolerated)
         self.hours[fresh] = expected_hours(self._work(fresh, self._step_s), self.candidates.conditions(fresh))
-        self.hours[fresh[self._is_refused(fresh)]] = np.inf
+        self.hours[fresh[self._is_refused(fresh) | self._unproven[self.candidates.split[fresh]]]] = np.inf
 
     @property
     def drawn_for(self) -> int:

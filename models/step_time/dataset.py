@@ -24,6 +24,7 @@ import pandas as pd
 from ..domain.numeric import FloatArray, IntArray
 from ..domain.setup_table import SetupArrays, as_variants, column, in_one_order, read_setups
 from ..domain.workload import MODE_COLUMNS, MODES, variant, workload_and_mode
+from .compression import in_turn, sent_everywhere
 
 # More setups than this are thinned: the regression's cost and memory grow with them.
 _MOST_SETUPS = 9000
@@ -32,6 +33,7 @@ BACKWARD_PART = 2 / 3
 _BETA_SD, _MOST_BETA = 0.5, 1.5  # of beta about the reliability, and how far it may go
 _LEAST_NOISE = 0.01  # of the log of a step among repeats
 _MEDIAN_TO_MEAN = np.pi / 2  # variance of the median over that of the mean, normal distribution
+_EVERYTHING = 1e18  # bytes of a last bucket that are more than any gradients: nothing hides what is exchanged
 _SETUP = ("workload", "cluster", "layout", "batch_per_device", "accumulation_steps")
 
 
@@ -81,14 +83,15 @@ class TrainingRows:
 def by_variant(data: TrainingData, wanted: Iterable[str] = ()) -> TrainingData:
     """With a workload in another mode than plain fp32 as another workload, of the same facts and definition.
 
-    One device shares nothing: the profiles of a sharded mode, of those in the data and those `wanted`, are copies of
-    the unsharded one's. Modes that are not known stay as they are, and nothing is learned from them.
+    One device shares and sends nothing: the profiles of a mode of several, of those in the data and those `wanted`, are
+    copies of those of plain data parallelism. Modes that are not known stay as they are, and nothing is learned from
+    them.
     """
     frames = {name: as_variants(getattr(data, name)) for name in ("runs", "profiles", "buckets")}
     names = {str(one) for frame in frames.values() if len(frame) for one in frame["workload"].unique()}
     met = {name: workload_and_mode(name) for name in sorted(names | set(wanted))}
     met = {name: (workload, mode) for name, (workload, mode) in met.items() if mode != MODES[0]}
-    alone = {name: variant(workload, mode.alone) for name, (workload, mode) in met.items() if mode.sharded}
+    alone = {name: variant(workload, mode.alone) for name, (workload, mode) in met.items() if mode.of_several}
     frames["profiles"] = _with_copies(frames["profiles"], alone)
     return replace(
         data, **frames, workloads=_with_copies(data.workloads, {name: one for name, (one, _) in met.items()})
@@ -277,16 +280,23 @@ def exchanges(data: TrainingData) -> dict[str, Exchange]:
             hidden_part=BACKWARD_PART * (1 - float(ordered["ready_fraction"].min())),
             last_bucket_bytes=float(size[-1]),
         )
-    return {name: replace(one, gradient_bytes=one.gradient_bytes * sent_part(name)) for name, one in found.items()}
+    return {name: sent(one, name) for name, one in found.items()}
+
+
+def sent(one: Exchange, workload: str) -> Exchange:
+    """What a workload in its mode exchanges, from what it does in plain data parallelism."""
+    last = _EVERYTHING if in_turn(workload_and_mode(workload)[1].strategy) else one.last_bucket_bytes
+    return replace(one, gradient_bytes=one.gradient_bytes * sent_part(workload), last_bucket_bytes=last)
 
 
 def sent_part(workload: str) -> float:
     """Bytes that a step sends, as a part of those that an all-reduce of the gradients does.
 
     That sends each twice: once to be summed, once to be spread. `fsdp` spreads weights for forward and backward and
-    sums gradients, three times; `zero2` spreads weights once and sums gradients [D].
+    sums gradients, three times; `zero2` spreads weights once and sums gradients [D]. compression.py has the others.
     """
-    return 1.5 if workload_and_mode(workload)[1].strategy == "fsdp" else 1.0
+    strategy = workload_and_mode(workload)[1].strategy
+    return 1.5 if strategy == "fsdp" else sent_everywhere(strategy)
 
 
 def flops_per_sample(data: TrainingData) -> dict[str, float]:

@@ -5,9 +5,11 @@
     t    = T1(b) [1 + sigma h (T1(b) / T1(b0))^eta],  h = ((k - 1)/3)^q       k devices on a machine share it,
            q > 1: what they share is free until it runs short, so that each costs more than the one before [D]
     C    = s beta(m) 2 (n - 1)/n G / R + alpha m (1 + G / 25 MB)   n devices on m machines, G bytes of gradient; and
-           what the fullest machine's k devices add inside: s' (k / 2)^c (k - 1)/k G
+           what the fullest machine's k devices add inside: s' (k / 2)^c (k - 1)/k G. What a strategy sends between
+           machines is a part of that, and what it looks for the largest entries is added (compression.py)
     R    = 50 (B / 50)^gamma                                       of B Gbit/s, the slowest link's nominal rate
-    L    = the same of the last bucket alone, which nothing is left to hide
+    L    = the same of the last bucket alone, which nothing is left to hide; all of it where a strategy lets the
+           backward pass wait
 
 b0 is the middle batch of a workload. A profile of when buckets are ready shifts f and the size of the last bucket; on
 hosts without accelerators alpha goes with their cores, which copy and reduce. Everything is an array over setups.
@@ -85,6 +87,8 @@ class Line:
     core: FloatArray  # what the smallest host has of a processor core, at most 1; 1 with accelerators
     hidden: FloatArray  # logit of f as a profile has it, from the usual; 0 without one
     last_bucket: FloatArray  # the same of the log of the last bucket
+    sent_between: FloatArray  # between machines, as a part of 2 (n - 1)/n G
+    selection_s: FloatArray  # seconds of looking for what is sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +152,11 @@ def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArr
     inside = np.exp(np.clip(value["log_inside"] + crowd - np.log(_INSIDE_GBPS), -30, 30))
     unit_s = 2 * _BYTES / _BYTES_PER_GBIT
     carry_s = unit_s * (
-        (ranks - 1) / np.maximum(ranks, 1) * across * np.exp(np.clip(between, -30, 30))
+        line.sent_between * (ranks - 1) / np.maximum(ranks, 1) * across * np.exp(np.clip(between, -30, 30))
         + (line.most - 1) / line.most * inside
     )
     start_s = across * np.exp(value["log_alpha"]) * machines / line.core
     size = np.log(line.gradient_bytes / _BYTES)
     bucket = np.minimum(size, np.log(_BUCKET / _BYTES) + value["log_last"] + line.last_bucket)
     whole, end = (carry_s * np.exp(one) + start_s * (1 + np.exp(one) * (_BYTES / _BUCKET)) for one in (size, bucket))
-    return whole, end
+    return whole + line.selection_s, end + line.selection_s

@@ -13,6 +13,8 @@ import scipy
 from ..domain.cluster import parse_cluster
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import SetupArrays
+from ..domain.workload import COMPRESSED, workload_and_mode
+from .compression import seconds_per_value, selection_seconds, sent_between
 from .dataset import Exchange, TrainingRows
 from .formula import Line, known_overlap
 from .levels import Rows
@@ -84,6 +86,7 @@ class Facts:
         ranks, machines = setups.ranks, setups.instances
         exchange = [self._exchange(name) for name in setups.workloads.names]
         size, hidden, last = np.array(exchange).reshape(-1, 3).T[:, setups.workloads.codes]
+        most = setups.layout.max(axis=1, initial=0)
         line = Line(
             alone_s=of(np.exp(log_s), 0.0),
             middle_s=of(np.exp(middle), 1.0),
@@ -92,11 +95,12 @@ class Facts:
             count=np.where(present, count, 0.0),
             machines=machines,
             ranks=ranks,
-            most=setups.layout.max(axis=1, initial=0),
+            most=most,
             accumulation=setups.accumulation,
             gradient_bytes=size,
             hidden=hidden,
             last_bucket=last,
+            **self._compression(setups, size, most),
             **self._links(setups),
         )
         each = ranks / machines
@@ -136,6 +140,8 @@ class Facts:
             gradient_bytes=size,
             hidden=np.zeros(many),
             last_bucket=np.zeros(many),
+            sent_between=np.ones(many),
+            selection_s=np.zeros(many),
             **self._links(setups),
         )
         features = np.stack(
@@ -160,6 +166,19 @@ class Facts:
             "gbps": gbps[order.astype(np.intp)] if len(order) else np.zeros(0),
             "core": setups.by_type(cores, np.inf).min(axis=1, initial=1.0),
         }
+
+    def _compression(self, setups: SetupArrays, size: FloatArray, most: FloatArray) -> dict[str, FloatArray]:
+        """What the strategies of workloads send between machines, and seconds of choosing it."""
+        sent, chosen = np.ones_like(size), np.zeros_like(size)
+        strategies = [workload_and_mode(name)[1].strategy for name in setups.workloads.names]
+        for code in np.flatnonzero([one in COMPRESSED for one in strategies]).tolist():
+            at = np.flatnonzero(setups.workloads.codes == code)
+            own = setups.take(at)
+            rates = {name: seconds_per_value(machine) for name, machine in self.machines.items()}
+            per_value = own.by_type(rates, 0.0).max(axis=1)
+            sent[at] = sent_between(strategies[code], own.instances, own.ranks)
+            chosen[at] = selection_seconds(strategies[code], size[at], most[at], per_value)
+        return {"sent_between": sent, "selection_s": chosen}
 
     def _by_link(self, setups: SetupArrays) -> list[str]:
         """Instance types from the slowest link on."""

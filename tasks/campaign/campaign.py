@@ -22,6 +22,7 @@ from models.domain.setup_table import as_variants
 from models.domain.workload import Workload
 from models.step_time.dataset import TrainingData, by_variant, valid_runs
 from models.step_time.model import StepTimeModel
+from models.step_time.unmeasured import with_compressed
 from warehouse import reads
 from warehouse.database import WarehouseMissing
 
@@ -190,6 +191,8 @@ def _model(
 
     `runs` have each precision of a workload as a workload of its own.
     """
+    for workload in workloads:
+        model = with_compressed(model, workload)
     known, _, _ = comparable(model, offers)
     conditions = job_conditions(workspace)
     met = [model.as_measured(workload) for workload in workloads if model.met_workload(workload)]

@@ -143,9 +143,9 @@ class Measurement(BaseModel):
         plain = next((one for one in SWITCHES if set(one.split("+")) == named), joined)  # in any order
         if plain not in SWITCHES:
             raise ValueError(_not_predicted("switches", joined, SWITCHES))
-        if Mode(switches=plain).offloaded and info.data.get("strategy") == STRATEGIES[0]:
+        if Mode(switches=plain).offloaded and not Mode(strategy=info.data.get("strategy") or STRATEGIES[0]).sharded:
             raise ValueError(
-                f"{plain} with {STRATEGIES[0]}: no states are shared out; offload goes with fsdp and zero2"
+                f"{plain} with {info.data.get('strategy')}: no states are shared out; offload goes with fsdp and zero2"
             )
         return plain
 

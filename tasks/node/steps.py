@@ -129,7 +129,7 @@ def train(
     started = clock_s()
     world = sum(item.used)
     micro_batch = sum(used * batch for used, batch in zip(item.used, item.batches, strict=True))
-    parallel = strategy(item.strategy, item.switches, built.device)
+    parallel = strategy(item.strategy, item.switches, built.device, machines=item.used)
     module = built.model if group is None else parallel(built.model, built.optimizer, group, built.device)
     if communicates_always(module):
         reset_peak(built.device)  # the whole model lay in the host's memory, until each rank had its share

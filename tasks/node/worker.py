@@ -29,7 +29,7 @@ from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent
 from .profiler import profile
 from .record import Item, RankLayout, plan_from_json, record_of
 from .steps import train
-from .strategies import DDP, strategy
+from .strategies import DDP, shares_out, strategy
 from .switches import compiled_nothing, switch_on
 
 _PEER_LOST = re.compile(r"gloo|nccl|connection|timed? ?out|socket|broken pipe", re.IGNORECASE)
@@ -108,18 +108,19 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
             return None, ""
         if item.kind == "profile" and item.used != [1]:
             raise ValueError("a profile is of one device of one node")
-        strategy(item.strategy, item.switches, launch.device)
+        strategy(item.strategy, item.switches, launch.device, machines=item.used)
         if item.strategy != DDP and item.precision == SCALED:
-            raise ValueError(
-                f"{item.strategy} in {SCALED}: no rank sees all gradients, so that none can scale them; take bf16"
-            )
+            why = "no rank sees all gradients, so that none can scale them"
+            if not shares_out(item.strategy):
+                why = "what is sent later, or in 16 bits already, has another scale than what is sent now"
+            raise ValueError(f"{item.strategy} in {SCALED}: {why}; take bf16")
         if item.kind == "train" and len(item.batches) != len(item.nodes):
             raise ValueError(f"{len(item.batches)} batches for {len(item.nodes)} nodes")
         workload = launch.workload(item)
         if workload is None:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")
         workload = replace(workload, data=data_path(launch.mailbox, workload) if workload.data else "")
-        shared = item.kind == "train" and item.strategy != DDP
+        shared = item.kind == "train" and shares_out(item.strategy)
         built = build(
             launch.code_of(workload),
             workload,
@@ -129,7 +130,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
             shared=shared,
         )
         try:
-            switch_on(built.model, item.switches, whole=item.strategy == DDP)
+            switch_on(built.model, item.switches, whole=not shares_out(item.strategy))
             batch = item.batches[item.nodes.index(launch.node)] if item.kind == "train" else min(item.batches)
             try_once(built, batch, shared=shared)
         except BaseException:

@@ -19,6 +19,7 @@ from models.planner.candidates import Supply, without_beaten_zones
 from models.planner.choice_rule import EVEN_ODDS
 from models.planner.explanations import amount
 from models.step_time.model import StepTimeModel, introduced
+from models.step_time.unmeasured import with_compressed
 
 from ..market.job_conditions import job_conditions, spot_experience
 from ..market.offers import with_known_facts
@@ -139,6 +140,7 @@ class Case:
         model, guessed = None if champion is None else champion.model, False
         unmeasured: tuple[Mode, ...] = ()
         if model is not None and model.met_workload(workload):
+            model = with_compressed(model, workload)
             asked, workload = workload.modes, model.as_measured(workload)
             unmeasured = tuple(one for one in asked if one not in workload.modes)
         elif model is not None:

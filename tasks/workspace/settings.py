@@ -198,7 +198,10 @@ class WorkloadSettings(_Section):
     def _scaled_alone(self) -> WorkloadSettings:
         others = [one for one in self.strategies if one != STRATEGIES[0]]
         if "fp16" in self.precisions and others:
-            raise ValueError(f"fp16 with {others[0]}: no device sees all gradients to scale them; take bf16")
+            why = "no device sees all gradients to scale them"
+            if Mode(strategy=others[0]).compressed:
+                why = "scaled gradients are not compressed, since the scale changes"
+            raise ValueError(f"fp16 with {others[0]}: {why}; take bf16")
         if not self.modes:
             raise ValueError("offload without a strategy that shares states out: take fsdp or zero2 with it")
         return self

@@ -30,7 +30,7 @@ from tasks.node.precision import arithmetic
 from tasks.node.profiler import profile
 from tasks.node.record import Item, WorkloadFile
 from tasks.node.steps import one_step, train
-from tasks.node.strategies import DDP, strategy
+from tasks.node.strategies import shares_out, strategy
 from tasks.node.switches import switch_on
 
 # glibc: blocks of 64 KiB or more are the kernel's, and what is free at the end of the heap too.
@@ -79,13 +79,13 @@ def _values(item: Item, workload: WorkloadFile, *, rank: int, losses: int, other
     group = dist.group.WORLD
     assert group is not None
     reset_peak(_CPU)
-    shared = item.strategy != DDP
+    shared = shares_out(item.strategy)
     computing = arithmetic(item.precision, _CPU)
     built = build(WORKLOADS, workload, seed=item.seed, rank=rank + others, computing=computing, shared=shared)
     switch_on(built.model, item.switches, whole=not shared)
     try_once(built, item.batches[0], shared=shared)
     if losses:
-        module = strategy(item.strategy, item.switches)(built.model, built.optimizer, group, _CPU)
+        module = strategy(item.strategy, item.switches, machines=item.used)(built.model, built.optimizer, group, _CPU)
         step = partial(one_step, built, module, batch=item.batches[0], accumulation_steps=1, scale=1.0, sync=True)
         summed = torch.tensor([step() for _ in range(losses)], dtype=torch.float64)
         dist.all_reduce(summed)

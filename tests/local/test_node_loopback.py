@@ -294,6 +294,28 @@ def test_ranks_that_share_train_as_those_that_do_not_and_a_share_may_be_empty(ag
         assert shared["sync_s"] is None and shared["rank_compute_s"] == [], "weights are gathered in every step"
 
 
+def test_compressed_gradients_are_measured_as_others_are_and_no_machine_alone_compresses(agents: Agents) -> None:
+    def item(run_id: str, workload: str, **changes: Any) -> Item:
+        return Item(run_id=run_id, kind="train", nodes=[0, 1], workload=workload, batches=[6, 2], **QUICK | changes)
+
+    names = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
+    items = [item(f"{workload}-{name}", workload, strategy=name) for workload in ("two", "wide") for name in names]
+    items += [
+        replace(item("alone", "two", strategy="ddp-mstopk"), nodes=[0], batches=[8]),
+        item("scaled", "two", strategy="ddp-mstopk", precision="fp16"),
+    ]
+    agents.plan(1, [workload("two"), workload("wide", width=300, frames=1)], items)
+    assert [one["exit_code"] for one in agents.finished(1)] == [0, 0]
+    records = agents.records()
+    for name in names:
+        told = records[f"wide-{name}"]["values"]
+        assert told["sync_s"] > 0 and len(told["rank_compute_s"]) == 2
+        # of one weight all is sent, at once: unequal batches train as one
+        assert records[f"two-{name}"]["values"]["last_loss"] == pytest.approx(3.0, abs=1e-2)
+    assert "ddp-mstopk on 1 devices: it needs at least 2 machines" in records["alone"]["reason"]
+    assert "ddp-mstopk in fp16: what is sent later" in records["scaled"]["reason"]
+
+
 def test_states_made_with_the_optimizer_are_shared_out_and_no_whole_weight_is_kept() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)

@@ -1,5 +1,5 @@
 -- Grain: one row a provider, workload and cluster that was measured under today's definitions: how many rows were
--- measured here and how many imported, how many of them are predicted from (ddp, fsdp or zero2 in fp32, tf32, bf16 or fp16), and the newest in UTC.
+-- measured here and how many imported, how many of them are predicted from (any strategy known to models, in fp32, tf32, bf16 or fp16), and the newest in UTC.
 create or replace view workload_rows as
 select
     provider,
@@ -7,7 +7,7 @@ select
     cluster,
     count(*) filter (where run_id in (select run_id from raw_records)) as measured_rows,
     count(*) filter (where run_id not in (select run_id from raw_records)) as imported_rows,
-    count(*) filter (where strategy in ('ddp', 'fsdp', 'zero2') and precision in ('fp32', 'tf32', 'bf16', 'fp16')) as predicted_from,
+    count(*) filter (where strategy in ('ddp', 'fsdp', 'zero2', 'ddp-fp16', 'ddp-powersgd', 'ddp-mstopk') and precision in ('fp32', 'tf32', 'bf16', 'fp16')) as predicted_from,
     max(measured_at) as newest_measured_at
 from runs
 group by provider, workload, cluster

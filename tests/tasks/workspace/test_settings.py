@@ -72,6 +72,11 @@ WRONG_FILES = [
         'precisions = ["fp16"]\nstrategies = ["fsdp"]\nsamples',
         "fp16 with fsdp: no device sees all gradients",
     ),
+    (
+        "samples",
+        'precisions = ["fp16"]\nstrategies = ["ddp", "ddp-mstopk"]\nsamples',
+        "fp16 with ddp-mstopk: scaled gradients are not compressed",
+    ),
     ("samples", 'switches = ["recompile"]\nsamples', "unknown switches 'recompile'; did you mean"),
     ("samples", 'switches = ["offload"]\nsamples', "take fsdp or zero2 with it"),
     ("[campaign]", "[campaign", "not valid TOML"),

@@ -3,11 +3,13 @@
 ddp     every device holds everything; gradients are summed in buckets while the backward pass goes on
 fsdp    weights, gradients and the optimizer's state are shared out; weights are gathered a group at a time, and let go
 zero2   the same, but that weights gathered in the forward pass stay until the backward pass is over
+ddp-fp16, ddp-powersgd, ddp-mstopk
+        ddp, with gradients sent in fewer bytes (compression.py)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
@@ -19,7 +21,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from .switches import NONE, OFFLOAD, blocks, on
+from ..switches import NONE, OFFLOAD, blocks, on
+from .compression import COMPRESSED, compressed, refuse
 
 Strategy = Callable[[nn.Module, torch.optim.Optimizer, dist.ProcessGroup, torch.device], nn.Module]
 
@@ -28,21 +31,31 @@ _CPU = torch.device("cpu")
 _STAYS = OffloadPolicy()
 
 
-def strategy(name: str, switches: str = NONE, device: torch.device = _CPU) -> Strategy:
+def strategy(
+    name: str, switches: str = NONE, device: torch.device = _CPU, *, machines: Sequence[int] = (1, 1)
+) -> Strategy:
     """The strategy called `name`: what makes the module to call, and has the optimizer train its parameters.
 
-    Every rank of the group must call it. Raises ValueError listing the known ones, and where it cannot offload: no
-    states are shared out, or the `device` to be offloaded from is the host's processor.
+    `machines` are the devices of each machine, in rank order. Every rank of the group must call it. Raises ValueError
+    listing the known ones, where one cannot train on such machines, and where it cannot offload: no states are shared
+    out, or the `device` to be offloaded from is the host's processor.
     """
     if name not in STRATEGIES:
         raise ValueError(f"unknown strategy {name!r}; known: {', '.join(sorted(STRATEGIES))}")
+    if name in COMPRESSED:
+        refuse(name, machines)
     if OFFLOAD not in on(switches):
-        return STRATEGIES[name]
-    if name == DDP:
-        raise ValueError(f"{OFFLOAD} with {DDP}: no states are shared out; take fsdp or zero2 with it")
+        return partial(STRATEGIES[name], machines=machines) if name in COMPRESSED else STRATEGIES[name]
+    if not shares_out(name):
+        raise ValueError(f"{OFFLOAD} with {name}: no states are shared out; take fsdp or zero2 with it")
     if device.type == "cpu":
         raise ValueError(f"{OFFLOAD}: this device is the host's processor, whose memory holds the states already")
     return partial(STRATEGIES[name], offload_policy=CPUOffloadPolicy())
+
+
+def shares_out(name: str) -> bool:
+    """Whether each rank holds but a part of the state of a training."""
+    return name != DDP and name not in COMPRESSED
 
 
 def no_sync(module: nn.Module) -> AbstractContextManager[None]:
@@ -79,6 +92,19 @@ def _replicated(
 ) -> nn.Module:
     """As it comes, with a first bucket of 1 MiB, then 25 MiB, in reverse order."""
     return DistributedDataParallel(model, process_group=group)
+
+
+def _compressed(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    *,
+    name: str,
+    machines: Sequence[int],
+) -> nn.Module:
+    """As `_replicated`, with its gradients sent in fewer bytes."""
+    return compressed(name, model, group, machines)
 
 
 def _sharded(
@@ -125,4 +151,5 @@ STRATEGIES: dict[str, Callable[..., nn.Module]] = {
     DDP: _replicated,
     "fsdp": partial(_sharded, reshard_after_forward=True),
     "zero2": partial(_sharded, reshard_after_forward=False),
+    **{name: partial(_compressed, name=name) for name in COMPRESSED},
 }

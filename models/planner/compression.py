@@ -1,0 +1,67 @@
+"""Whether to compress gradients: only where that is faster by more than what is not known of it.
+
+A survey found that 6 of more than 200 setups gain from it [Shi et al. 2021]: dense is right until shown otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from ..domain.categorical import Keys
+from ..domain.numeric import BoolArray
+from ..domain.setup_table import SetupArrays, read_setups
+from ..domain.workload import Mode, Setup, Workload, variant, workload_and_mode
+from .batch_split import StepModel
+
+
+def unproven(model: StepModel, arrays: SetupArrays, predicted: pd.DataFrame, tolerated: Collection[str]) -> BoolArray:
+    """(rows,) whether a setup compresses gradients and its step, at the upper end of its 90 % interval, takes as long
+    as the same setup's with dense ones, or longer.
+
+    `predicted` is what the model says of `arrays`. Setups whose dense mode is not `tolerated` (names of variants)
+    compete with others alone.
+    """
+    dense = {}
+    for code, name in enumerate(arrays.workloads.names):
+        workload, mode = workload_and_mode(name)
+        if mode.compressed and variant(workload, mode.dense) in tolerated:
+            dense[code] = variant(workload, mode.dense)
+    found = np.zeros(len(arrays.workloads), dtype=bool)
+    at = np.flatnonzero(np.isin(arrays.workloads.codes, list(dense)))
+    if len(at):
+        asked = arrays.take(at)
+        asked = replace(asked, workloads=Keys.of([dense[int(code)] for code in arrays.workloads.codes[at]]))
+        most, beside_s = predicted["step_high_s"].to_numpy(float)[at], model.predict_arrays(asked)["step_s"]
+        found[at] = most >= beside_s.to_numpy(float)
+    return found
+
+
+def compared(setup: Setup, workload: Workload, model: StepModel) -> str:
+    """What the table says of compressing the gradients of a setup, with the seconds of a step; empty where the workload
+    tolerates nothing to compare with.
+    """
+    ours = setup.mode
+    sizes = [np.array([one]) for one in (len(setup.layout), min(setup.layout), max(setup.layout))]
+    able = [one for one in workload.modes if one.dense == ours.dense and one.runs_on(*sizes)[0]]
+    others = [one for one in able if one.compressed != ours.compressed]
+    if not others:
+        return ""
+    rows = [replace(setup, **mode._asdict()).row() for mode in (ours, *others)]
+    told = model.predict_arrays(read_setups(pd.DataFrame(rows), {}))
+    (own_s, *steps_s), (own_high_s, *high_s) = (told[name].astype(float).tolist() for name in ("step_s", "step_high_s"))
+    if ours.compressed:
+        return _against(ours, own_s, own_high_s, others[0], steps_s[0])
+    told_of = zip(others, steps_s, high_s, strict=True)
+    return "; ".join(_against(mode, step_s, at_most, ours, own_s) for mode, step_s, at_most in told_of)
+
+
+def _against(mode: Mode, step_s: float, at_most_s: float, dense: Mode, dense_s: float) -> str:
+    how = "no faster" if at_most_s >= dense_s else "faster"
+    return (
+        f"{mode.strategy}: {how} than {dense.strategy} by more than its uncertainty"
+        f" ({step_s:.3g} s a step, {at_most_s:.3g} s at most, against {dense_s:.3g} s)"
+    )

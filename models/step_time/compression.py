@@ -1,0 +1,67 @@
+"""What strategies that compress gradients send and what compressing costs, as known before any run.
+
+    mstopk     a device sends (M - 1) 8 p d / n bytes to other machines [Shi et al. 2021], with M machines of n
+               devices each, d values of 4 bytes and a density p, and looks for the largest p d / n of d / n values
+    dense      2 (M - 1) / M 4 d / n: a device's part of a hierarchical all-reduce
+    powersgd   r (rows + columns) of each rows x columns matrix, instead of all [Vogels et al. 2019]
+
+fp16 sends half of what dense does. Rows of a strategy's own correct all of this as they do any other setup's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..domain.numeric import FloatArray
+from ..domain.workload import FP16_SENT, MSTOPK_SENT, POWERSGD_SENT
+from .machine_specs import Machine
+
+DENSITY = 0.01  # part of the entries that ddp-mstopk sends; tasks/node/strategies/compression.py has the same
+_BYTES_PER_ENTRY = 8.0  # position and value
+_BYTES_PER_VALUE = 4.0
+# A rank of 4 of matrices of 512 by 512, as layers of middle size have: 4 (512 + 512) of 512 512 [D].
+_POWERSGD_PART = 1 / 64
+# Of looking for the largest among a device's part, with what is added and put back, a value: 20 passes over 4 bytes at
+# 300 GB/s, as the slowest GPUs in use read [D]; on a processor core as `tests.benchmarks.strategies` measures.
+SELECTION_S_GPU, SELECTION_S_CORE = 0.3e-9, 15e-9
+
+
+def dense_bytes(gradient_bytes: float, machines: int, devices: int) -> float:
+    """Bytes that one of `devices` devices of a machine sends to other machines in a step of plain data parallelism."""
+    return 2 * (machines - 1) / machines * gradient_bytes / devices
+
+
+def sparse_bytes(gradient_bytes: float, machines: int, devices: int, density: float = DENSITY) -> float:
+    """The same of ddp-mstopk: fewer where `density` is below 1 / `machines`."""
+    return (machines - 1) * _BYTES_PER_ENTRY * density * gradient_bytes / _BYTES_PER_VALUE / devices
+
+
+def sent_everywhere(strategy: str) -> float:
+    """Bytes sent inside machines and between them, as a part of those of plain data parallelism."""
+    return {FP16_SENT: 0.5, POWERSGD_SENT: _POWERSGD_PART}.get(strategy, 1.0)
+
+
+def in_turn(strategy: str) -> bool:
+    """Whether the backward pass waits while a bucket is exchanged: compressing takes the device that computes it."""
+    return strategy in (POWERSGD_SENT, MSTOPK_SENT)
+
+
+def seconds_per_value(machine: Machine) -> float:
+    """Of looking for the largest among the values of one of its devices."""
+    return SELECTION_S_GPU if machine.accelerated else SELECTION_S_CORE / min(machine.cores, 1.0)
+
+
+def selection_seconds(
+    strategy: str, gradient_bytes: FloatArray, devices: FloatArray, per_value: FloatArray
+) -> FloatArray:
+    """(rows,) seconds of looking for what is to be sent, of gradients whose `devices` share them on each machine."""
+    if strategy != MSTOPK_SENT:
+        return np.zeros_like(gradient_bytes)
+    return np.asarray(gradient_bytes / _BYTES_PER_VALUE / devices * per_value, dtype=float)
+
+
+def sent_between(strategy: str, machines: FloatArray, ranks: FloatArray) -> FloatArray:
+    """(rows,) bytes that a machine sends to others as a part of 2 (ranks - 1) / ranks of all gradients: formula.py."""
+    if strategy != MSTOPK_SENT:
+        return np.ones_like(ranks)
+    return np.asarray((machines - 1) * DENSITY * ranks / np.maximum(ranks - 1, 1), dtype=float)

@@ -1,0 +1,76 @@
+"""Modes that nobody measured and physics can tell of: a workload whose gradients are compressed.
+
+One device computes as it does in plain data parallelism, so that all that is known of that holds; bytes and what
+compressing costs are those of compression.py. How a workload answers to its links in such a mode is learned from its
+own rows alone, so that intervals are those of a workload never measured on several devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from ..domain.workload import Workload, variant
+from .dataset import sent
+from .model import StepTimeModel
+from .one_device import Sheet
+
+_T = TypeVar("_T")
+
+
+def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
+    """The model, able to predict `workload` in those of its modes that compress gradients, too.
+
+    What it says of what was measured is as before. The model itself where there is no such mode that it does not know
+    already, or where it does not know the mode in which one device trains then.
+    """
+    facts, memory, alone = model.facts, model.memory, model.facts.alone
+    new = {variant(workload.name, one): variant(workload.name, one.alone) for one in workload.modes if one.compressed}
+    new = {name: base for name, base in new.items() if name not in alone.workloads and base in alone.workloads}
+    if not new:
+        return model
+    known = {name: facts.exchanges[base] for name, base in new.items() if base in facts.exchanges}
+    return replace(
+        model,
+        facts=replace(
+            facts,
+            alone=replace(
+                alone,
+                sheets=alone.sheets | _sheets_too(alone.sheets, new),
+                **{part: _named_too(getattr(alone, part), new) for part in ("workloads", "middle", "flops", "unusual")},
+            ),
+            exchanges=facts.exchanges | {name: sent(one, name) for name, one in known.items()},
+            optimizer_part=_of_pairs(facts.optimizer_part, new),
+            input_part=_of_pairs(facts.input_part, new),
+        ),
+        memory=replace(
+            memory,
+            lines=_of_pairs(memory.lines, new),
+            facts=_named_too(memory.facts, new),
+            held=_named_too(memory.held, new),
+        ),
+        _made={},
+    )
+
+
+def _named_too(values: Mapping[str, _T], new: Mapping[str, str]) -> dict[str, _T]:
+    """With what is known of each workload that is a value of `new` under the name that is its key, too."""
+    return dict(values) | {name: values[base] for name, base in new.items() if base in values}
+
+
+def _sheets_too(sheets: Mapping[str, Sheet], new: Mapping[str, str]) -> dict[str, Sheet]:
+    """The same of data sheets, by `kind|workload` where they say more than of the kind."""
+    split = {key: key.partition("|") for key in sheets}
+    return {
+        f"{kind}|{name}": sheets[key]
+        for name, base in new.items()
+        for key, (kind, _, owner) in split.items()
+        if owner == base
+    }
+
+
+def _of_pairs(values: Mapping[tuple[str, str], _T], new: Mapping[str, str]) -> dict[tuple[str, str], _T]:
+    """The same of values by workload and type."""
+    others = {(name, kind): one for name, base in new.items() for (owner, kind), one in values.items() if owner == base}
+    return dict(values) | others

@@ -1,0 +1,308 @@
+"""What compressing gradients gives and costs, against the claims: exits 1 where one falls short.
+
+`make bench-strategies` (root, a quiet machine) prints, each with its noise:
+
+    selection    MSTopK against torch.topk: seconds and energy of what is picked
+    bytes        sent on a link, against the formula
+    learning     losses against those of dense gradients, as `same_mathematics` has them: worse by more than
+                 LOSS_TOLERANCE of what dense learned in the same steps, and the workload had better stay dense
+    steps        dense and compressed steps of local hosts at several bandwidths: how much faster at the slowest link;
+                 the bandwidth below which compression pays, and of every setup whether it does, predicted and measured
+
+Predictions of a setup come from a model that has seen its type's dense steps and other types' compressed ones; beside
+them what it says before any compressed step. `--home` keeps what was measured: what is there is not measured again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import numpy as np
+import pandas as pd
+import torch
+import typer
+
+from flows.cli import explained
+from models.campaign.campaign import Launch
+from models.domain.numeric import FloatArray
+from models.domain.workload import COMPRESSED, MSTOPK_SENT, Mode, variant
+from models.step_time.compression import dense_bytes, sparse_bytes
+from models.step_time.model import StepTimeModel, TrainingData, fit
+from models.step_time.unmeasured import with_compressed
+from tasks.market.offers import note_definitions, snapshot_offers
+from tasks.node.entrypoint import build
+from tasks.node.precision import arithmetic
+from tasks.node.record import WorkloadFile
+from tasks.node.strategies.compression import DENSITY
+from tasks.node.strategies.mstopk import largest
+from tasks.reporting.progress import reporting_to
+from tasks.reporting.tables import live_reporter, print_frame
+from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace
+from tests.benchmarks.commands import ROOT
+from tests.benchmarks.input_wait import cluster_of
+from tests.benchmarks.ranks import WORKLOADS
+from tests.benchmarks.same_mathematics import compared
+from tests.benchmarks.sent_bytes import sent_a_step
+from tests.benchmarks.trial import Unseen, launch_of, measure_all
+from warehouse.reads import training_frames
+
+LOSS_TOLERANCE = 0.05
+SIZES = (1_000_000, 10_000_000, 100_000_000)
+MBITS = (50, 200, 800, 3200)
+BATCHES = {"residual_cnn": 8, "transformer_lm": 8, "wide_mlp": 32, "recommender": 128}  # a device's
+CROSSING = "wide_mlp"  # of the four the one with most bytes: it has something to gain on a usual link
+_LEAST_ENERGY, _BYTES_OFF, _CROSSING_OFF, _LEAST_GAIN, _LEAST_SIGNS = 0.9, 0.02, 0.20, 0.25, 0.95
+_REPEATS = 3
+
+
+def selections(sizes: Sequence[int]) -> pd.DataFrame:
+    """A row a size and kind of values: seconds of torch.topk and ours, their ratio and its noise, kept energy."""
+    torch.set_num_threads(1)
+    rows = []
+    for size, tails in product(sizes, ("normal", "heavy")):
+        values = torch.randn(size, generator=torch.Generator().manual_seed(size))
+        values = values if tails == "normal" else values**3
+        count = int(DENSITY * size)
+        told = {"topk_s": [], "mstopk_s": []}  # type: dict[str, list[float]]
+        for _ in range(_REPEATS):
+            for name, own in told.items():
+                began = time.perf_counter()
+                if name == "topk_s":
+                    picked = values.abs().topk(count, sorted=False).indices
+                    most = float((values[picked].double() ** 2).sum())
+                else:
+                    picked = largest(values, count)
+                    kept = float((values[picked].double() ** 2).sum())
+                own.append(time.perf_counter() - began)
+        ratios = [ours / theirs for theirs, ours in zip(*told.values(), strict=True)]
+        row = {"values": size, "tails": tails, **{name: median(own) for name, own in told.items()}}
+        row |= {"ratio": median(ratios), "ratio_from": min(ratios), "ratio_to": max(ratios), "energy": kept / most}
+        rows.append(row | {"picked": len(picked), "asked": count})
+    return pd.DataFrame(rows)
+
+
+def parameters_of(file: Path) -> int:
+    """Of a workload."""
+    told = WorkloadFile(name=file.stem, digest=file.stem, file=file.name, function="build")
+    built = build(file.parent, told, seed=0, rank=0, computing=arithmetic("fp32", torch.device("cpu")))
+    return built.parameters
+
+
+def link_bytes(names: Iterable[str]) -> pd.DataFrame:
+    """A row a workload and strategy: bytes that one of two machines sends in a step, and by the formula."""
+    rows = []
+    for name in names:
+        size = 4.0 * parameters_of(WORKLOADS / f"{name}.py")
+        formula = {"ddp": dense_bytes(size, 2, 1), "ddp-fp16": dense_bytes(size, 2, 1) / 2}
+        for strategy, expected in (formula | {MSTOPK_SENT: sparse_bytes(size, 2, 1)}).items():
+            sent = sent_a_step(WORKLOADS / f"{name}.py", strategy)
+            rows.append({"workload": name, "strategy": strategy, "sent": sent, "formula": expected})
+    table = pd.DataFrame(rows)
+    return table.assign(off=table["sent"] / table["formula"] - 1)
+
+
+def learning(names: Iterable[str], *, seeds: int, steps: int) -> pd.DataFrame:
+    """A row a workload and strategy: how far losses lie from those of dense gradients, and whether it may be used."""
+    modes = (Mode(), *(Mode(strategy=one) for one in COMPRESSED))
+    found = [compared(WORKLOADS / f"{one}.py", modes, seeds=seeds, steps=steps, batch=8) for one in names]
+    table = pd.concat(found, ignore_index=True)
+    table = table.rename(columns={"at_end": "worse_at_end"})[["workload", "mode", "seeds", "apart", "worse_at_end"]]
+    return table.assign(usable=table["worse_at_end"] <= LOSS_TOLERANCE)
+
+
+def settings() -> str:
+    """srift.toml of four workloads on a type of local host a bandwidth."""
+    text = ""
+    for mbit in MBITS:
+        text += (
+            f"[local.instance_types.b{mbit}]\ncores = 0.4\nmemory_gib = 3.0\nbandwidth_gbps = {mbit / 1000}\n"
+            "usd_per_hour = 0.05\nspot_usd_per_hour = 0.02\nspot_interruptions_per_hour = 0.1\n\n"
+        )
+    for name, batch in BATCHES.items():
+        text += (
+            f'[workloads.{name}]\nentrypoint = "{name}.py:build"\nsamples = 100000\nglobal_batch = {2 * batch}\n'
+            f'strategies = ["ddp", "{MSTOPK_SENT}"]\ngoals = [{{ goal = "cheapest" }}]\n\n'
+        )
+    return text
+
+
+def wanted(here: Workspace, hosts: int, scale: int) -> list[Launch]:
+    """A launch a type, of what was not measured yet: each workload dense and compressed."""
+    launches, runs = [], training_frames(here.warehouse, "local")["runs"]
+    for mbit in MBITS:
+        cluster = cluster_of(here, f"{hosts}xb{mbit}")
+        items = []
+        for (name, batch), strategy in product(BATCHES.items(), ("ddp", MSTOPK_SENT)):
+            known = runs[(runs["cluster"] == cluster.name) & (runs["workload"] == name)] if len(runs) else runs
+            known = known[known["strategy"] == strategy] if len(known) else known
+            if not len(known) or str(scale * batch) not in set(known["batch_per_device"].astype(str)):
+                named = variant(name, Mode(strategy=strategy))
+                items.append(Unseen(workload=named, nodes=tuple(range(hosts)), batches=(scale * batch,) * hosts))
+        if items:
+            launch = launch_of(cluster, items, "to judge compression")
+            launches.append(replace(launch, est_s=2 * launch.est_s))
+    return launches
+
+
+def models_of(data: TrainingData, here: Workspace, seed: int) -> dict[str, StepTimeModel]:
+    """By type one that never saw it compress, and one under "" that never saw any."""
+    compresses, types = data.runs["strategy"] == MSTOPK_SENT, data.runs["cluster"].str.split("x").str[1]
+    found = {}
+    for left_out in ("", *sorted(set(types))):
+        own = compresses & ((types == left_out) | (left_out == ""))
+        model = fit(replace(data, runs=data.runs[~own]), seed=seed)
+        for workload in here.measurable:
+            model = with_compressed(model, workload)
+        found[left_out] = model
+    return found
+
+
+def setups_of(data: TrainingData, models: dict[str, StepTimeModel]) -> pd.DataFrame:
+    """A row a setup that was measured in both ways: log of dense seconds over compressed ones, measured and predicted.
+
+    `noise` is the standard deviation of the measured log, by the spread of steps of both runs.
+    """
+    keys = ["workload", "cluster", "batch_per_device"]
+    runs = data.runs.assign(batch_per_device=data.runs["batch_per_device"].astype(str))
+    figures = ["step_s", "step_spread", "steps"]
+    figures = [one for one in figures if one in runs]
+    both = [runs[runs["strategy"] == one].groupby(keys)[figures].median() for one in ("ddp", MSTOPK_SENT)]
+    table = both[0].join(both[1], lsuffix="_dense", rsuffix="_sparse", how="inner").reset_index()
+    measured = np.log(table["step_s_dense"] / table["step_s_sparse"])
+    spread = np.hypot(*(table[f"step_spread_{one}"] for one in ("dense", "sparse"))) / 1.349  # of one step: above it
+    said: dict[str, FloatArray] = {}
+    for label in ("predicted", "by_physics"):
+        logs = []
+        for row in table[keys].to_dict("records"):
+            model = models[str(row["cluster"]).split("x")[1] if label == "predicted" else ""]
+            asked = pd.DataFrame([row | {"strategy": one} for one in ("ddp", MSTOPK_SENT)])
+            dense, sparse = np.log(model.predict(asked)["step_s"].to_numpy(float))
+            logs.append(dense - sparse)
+        said[label] = np.array(logs)
+    gbps = table["cluster"].str.split("xb").str[1].astype(float) / 1000
+    return table.assign(gbps=gbps, gain=measured, noise=spread, **said)
+
+
+def crossing(table: pd.DataFrame, column: str) -> float:
+    """Gbit/s at which a log of gain is 0, between the two nearest bandwidths; NaN where it never changes its sign."""
+    own = table.sort_values("gbps")
+    x, y = np.log(own["gbps"].to_numpy(float)), own[column].to_numpy(float)
+    for at in range(len(x) - 1):
+        if y[at] > 0 >= y[at + 1]:
+            return float(np.exp(x[at] + (x[at + 1] - x[at]) * y[at] / (y[at] - y[at + 1])))
+    return float("nan")
+
+
+class Claims:
+    """Lines that are printed at the end, and whether all hold."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, str]] = []
+
+    def add(self, claim: str, shown: str, noise: str, holds: bool) -> None:
+        """One line."""
+        self.rows.append({"claim": claim, "shown": shown, "noise": noise, "holds": "yes" if holds else "NO"})
+
+    @property
+    def hold(self) -> bool:
+        """All of them?"""
+        return all(one["holds"] == "yes" for one in self.rows)
+
+
+def judge_selection(claims: Claims, most: int) -> None:
+    """Time and energy of the selection."""
+    table = selections([one for one in SIZES if one <= most])
+    print_frame(table, "selection on one thread")
+    energy, exact = table["energy"].min(), (table["picked"] == table["asked"]).all()
+    ratios = f"{table['ratio'].min():.2f} to {table['ratio'].max():.2f} times torch.topk's seconds"
+    within = f"repeats from {table['ratio_from'].min():.2f} to {table['ratio_to'].max():.2f}"
+    claims.add("MSTopK picks exactly k with 0.9 of the energy", f"energy {energy:.4f}; {ratios}", within,
+               bool(exact and energy >= _LEAST_ENERGY))  # fmt: skip
+
+
+def judge_bytes(claims: Claims) -> None:
+    """Bytes on a link."""
+    table = link_bytes((CROSSING, "transformer_lm"))
+    print_frame(table, "bytes that one of two machines sends in a step")
+    off = float(table[table["strategy"] == MSTOPK_SENT]["off"].abs().max())
+    dense = float(table[table["strategy"] == "ddp"]["off"].abs().max())
+    claims.add("bytes within 2 % of the formula", f"{off:.2%} off", f"dense ones {dense:.2%}", off <= _BYTES_OFF)
+
+
+def judge_steps(claims: Claims, data: TrainingData, here: Workspace, seed: int) -> None:
+    """Speed, crossing and signs."""
+    table = setups_of(data, models_of(data, here, seed))
+    shown = ["workload", "cluster", "batch_per_device", "step_s_dense", "step_s_sparse", "gain", "noise"]
+    print_frame(table[[*shown, "predicted", "by_physics"]], "logs of dense seconds over compressed ones")
+    own = table[(table["workload"] == CROSSING) & table["cluster"].str.startswith("2x")]
+    own = own[own["batch_per_device"] == str(BATCHES[CROSSING])]
+    slowest = own.loc[own["gbps"].idxmin()]
+    gain = float(np.exp(slowest["gain"]) - 1)
+    claims.add(f"in its regime at least 25 % faster ({CROSSING}, {slowest['gbps']:g} Gbit/s)", f"{gain:+.0%}",
+               f"{slowest['noise']:.1%} of a step", gain >= _LEAST_GAIN)  # fmt: skip
+    true, told, physics = (crossing(own, column) for column in ("gain", "predicted", "by_physics"))
+    off = told / true - 1
+    slope = np.abs(np.gradient(own.sort_values("gbps")["gain"], np.log(own.sort_values("gbps")["gbps"]))).max()
+    claims.add(f"bandwidth below which it pays within 20 % ({CROSSING})",
+               f"{true:.2f} Gbit/s, predicted {told:.2f} ({off:+.0%}); before any run of it {physics:.2f}",
+               f"{own['noise'].median() / slope:.0%} of the bandwidth", bool(abs(off) <= _CROSSING_OFF))  # fmt: skip
+    right = np.sign(table["gain"]) == np.sign(table["predicted"])
+    by_physics = np.sign(table["gain"]) == np.sign(table["by_physics"])
+    open_ = table["gain"].abs() < table["noise"]
+    claims.add("sign of 'compression pays' right in 95 %",
+               f"{right.mean():.0%} of {len(table)} setups; before any run of it {by_physics.mean():.0%}",
+               f"{int(open_.sum())} nearer to 0 than the noise of a step, {int((~right & open_).sum())} of them wrong",
+               bool(right.mean() >= _LEAST_SIGNS))  # fmt: skip
+
+
+def main(
+    hosts: Annotated[list[int], typer.Option(help="machines of a cluster, several times")] = [2, 3],  # noqa: B006
+    scales: Annotated[list[int], typer.Option(help="times the usual batch, several times")] = [1, 2],  # noqa: B006
+    most_values: Annotated[int, typer.Option(help="of a selection")] = SIZES[-1],
+    seeds: Annotated[int, typer.Option(help="trainings in each mode")] = 3,
+    steps: Annotated[int, typer.Option(min=40, help="of each training")] = 200,
+    parts: Annotated[str, typer.Option(help="what to judge")] = "selection,bytes,learning,steps",
+    home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
+    seed: int = 0,
+) -> None:
+    """Print each table, and the claims at the end."""
+    claims = Claims()
+    if "selection" in parts:
+        judge_selection(claims, most_values)
+    if "bytes" in parts:
+        judge_bytes(claims)
+    if "learning" in parts:
+        print_frame(learning((CROSSING, "transformer_lm"), seeds=seeds, steps=steps), f"losses after {steps} steps")
+    if "steps" in parts:
+        with tempfile.TemporaryDirectory() as folder, reporting_to(live_reporter()):
+            Path(folder, "srift.toml").write_text(settings())
+            for name in BATCHES:
+                shutil.copy(WORKLOADS / f"{name}.py", folder)
+            os.environ["SRIFT_HOME"] = str((home or Path(folder, "home")).resolve())
+            os.chdir(folder)
+            here, now = open_workspace("local"), datetime.now(UTC)
+            here.warehouse.migrate()
+            note_definitions.fn(here, now)
+            snapshot_offers.fn(here, new_refresh_id(now), now)
+            for many, scale in product(hosts, scales):
+                measure_all(here, wanted(here, many, scale), f"compression-{new_refresh_id(datetime.now(UTC))}")
+            judge_steps(claims, TrainingData(**training_frames(here.warehouse, "local")), here, seed)
+            os.chdir(ROOT)
+    print_frame(pd.DataFrame(claims.rows), "claims")
+    if not claims.hold:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    with explained():
+        typer.run(main)

@@ -1,0 +1,184 @@
+"""Strategies that compress gradients, on ranks that are processes of this machine: against the same in NumPy."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from models.step_time.compression import sparse_bytes
+from tasks.node.strategies import strategy
+from tasks.node.strategies.compression import COMPRESSED, SparseExchange
+
+pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
+
+ROOT = Path(__file__).parents[2]
+WORLD, ROUNDS, VALUES, DENSITY = 4, 6, 5003, 0.05
+LAYOUTS = {"1x2": (2,), "2x1": (1, 1), "2x2": (2, 2), "4x1": (1, 1, 1, 1)}
+CPU = torch.device("cpu")
+
+
+def gradient(rank: int, turn: int) -> torch.Tensor:
+    return torch.randn(VALUES, generator=torch.Generator().manual_seed(100 * rank + turn))
+
+
+def exchanged(group: dist.ProcessGroup, machines: tuple[int, ...]) -> dict[str, Any]:
+    """What a rank gets in each of the rounds, what it kept, and bytes that it sent to its own machine and to others."""
+    state = SparseExchange(group, machines, density=DENSITY)
+    own = dist.get_rank(group)
+    sent = {"inside": 0, "between": 0}
+    plain = dist.all_to_all_single
+
+    def counted(received: Any, mine: torch.Tensor, to: list[int], *others: Any, **named: Any) -> Any:
+        for rank, many in enumerate(to):
+            if rank != own:
+                sent["inside" if rank // machines[0] == own // machines[0] else "between"] += many * mine.element_size()
+        return plain(received, mine, to, *others, **named)
+
+    dist.all_to_all_single = counted
+    try:
+        got = [state.summed(0, gradient(dist.get_rank(), turn)) for turn in range(ROUNDS)]
+    finally:
+        dist.all_to_all_single = plain
+    return {"got": torch.stack(got), "kept": state.kept[0], **sent}
+
+
+class Odd(torch.nn.Module):
+    """Two buckets, a weight of one entry, and a gradient that is no number on the rank and step that are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 700), torch.nn.Tanh(), torch.nn.Linear(700, 700))
+        self.scale = torch.nn.Parameter(torch.ones(1))
+        self.wrong = False
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        told = self.layers(inputs).mean(dim=1) * self.scale
+        return told * float("nan") if self.wrong else told
+
+
+def trained(name: str, group: dist.ProcessGroup, machines: tuple[int, ...], *, wrong: bool = False) -> torch.Tensor:
+    """(weights,) after some steps of a model whose rank 1 goes wrong in the last but one."""
+    model = Odd()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    module = strategy(name, machines=machines)(model, optimizer, group, CPU)
+    random = torch.Generator().manual_seed(dist.get_rank())
+    for step in range(10):
+        model.wrong = wrong and step == 8 and dist.get_rank() == 1
+        inputs = torch.randn(16, 8, generator=random)
+        optimizer.zero_grad()
+        ((module(inputs) - inputs.mean(dim=1)) ** 2).mean().backward()
+        optimizer.step()
+    return torch.cat([one.detach().flatten() for one in model.parameters()])
+
+
+def main(rank: int, port: int, answer: Path) -> None:
+    """One rank: all cases in one order."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+    pair = dist.new_group([0, 1])
+    assert dist.group.WORLD is not None
+    found: dict[str, Any] = {}
+    for label, machines in LAYOUTS.items():
+        group = dist.group.WORLD if sum(machines) == WORLD else pair
+        if rank < sum(machines):
+            found[label] = exchanged(group, machines)
+    for name in ("ddp", *COMPRESSED):
+        found[name] = trained(name, dist.group.WORLD, (2, 2))
+        found[f"{name} wrong"] = trained(name, dist.group.WORLD, (2, 2), wrong=True)
+    torch.save(found, answer)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank found."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    answers = [tmp_path_factory.mktemp("ranks") / str(rank) for rank in range(WORLD)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "tests.local.test_compression", str(rank), str(port), str(answer)],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        for rank, answer in enumerate(answers)
+    ]
+    try:
+        assert [one.wait(timeout=120) for one in processes] == [0] * WORLD
+    finally:
+        for one in processes:
+            one.kill()
+    return [torch.load(one) for one in answers]
+
+
+def in_numpy(machines: tuple[int, ...]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """(rounds, values) what every rank is to get; (values,) what all keep in the end."""
+    devices = machines[0]
+    part = ceil(VALUES / devices)
+    count = ceil(DENSITY * part)
+    kept = np.zeros((len(machines), devices, part))
+    rounds = []
+    for turn in range(ROUNDS):
+        total = np.zeros((devices, part))
+        for machine in range(len(machines)):
+            summed = sum(gradient(machine * devices + one, turn).double().numpy() for one in range(devices))
+            own = kept[machine] + np.pad(summed, (0, part * devices - VALUES)).reshape(devices, part)
+            for place in range(devices):
+                picked = np.argsort(-np.abs(own[place]))[:count]
+                total[place, picked] += own[place, picked]
+                own[place, picked] = 0
+            kept[machine] = own
+        rounds.append(total.reshape(-1)[:VALUES])
+    return np.array(rounds), kept.sum(axis=0).reshape(-1)[:VALUES]
+
+
+@pytest.mark.parametrize("label", LAYOUTS)
+def test_what_every_rank_gets_is_what_the_algorithm_says_and_what_is_not_sent_stays(
+    ranks: list[dict[str, Any]], label: str
+) -> None:
+    machines = LAYOUTS[label]
+    taking_part = [one[label] for one in ranks[: sum(machines)]]
+    expected, left = in_numpy(machines)
+    for one in taking_part:
+        assert torch.equal(one["got"], taking_part[0]["got"]), "ranks that differ by a bit drift apart"
+    np.testing.assert_allclose(taking_part[0]["got"].numpy(), expected, atol=1e-5)
+    whole = sum(gradient(rank, turn).double() for rank in range(sum(machines)) for turn in range(ROUNDS))
+    kept = torch.stack([one["kept"].double() for one in taking_part]).view(len(machines), -1).sum(dim=0)[:VALUES]
+    np.testing.assert_allclose(kept.numpy(), left, atol=1e-5)
+    np.testing.assert_allclose((taking_part[0]["got"].double().sum(dim=0) + kept).numpy(), whole.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("label", LAYOUTS)
+def test_bytes_between_machines_are_those_of_the_formula(ranks: list[dict[str, Any]], label: str) -> None:
+    machines = LAYOUTS[label]
+    formula = ROUNDS * sparse_bytes(4 * VALUES, len(machines), machines[0], DENSITY)
+    for one in ranks[: sum(machines)]:
+        assert one[label]["between"] == pytest.approx(formula, rel=0.02)
+        dense = ROUNDS * 2 * (machines[0] - 1) / machines[0] * 4 * VALUES
+        assert one[label]["inside"] == pytest.approx(dense, rel=0.02)
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_ranks_stay_alike_and_learn_and_one_that_goes_wrong_is_heard_of_by_all(
+    ranks: list[dict[str, Any]], name: str
+) -> None:
+    assert all(torch.equal(one[name], ranks[0][name]) for one in ranks)
+    plain, begun = ranks[0]["ddp"], torch.cat([one.detach().flatten() for one in Odd().parameters()])
+    assert not torch.equal(ranks[0][name], plain), "nothing was compressed"
+    assert (ranks[0][name] - plain).norm() < 0.8 * (begun - plain).norm()
+    assert all(not one[f"{name} wrong"].isfinite().all() for one in ranks)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,83 @@
+"""Compressed gradients in the table: chosen where they win by more than is not known of them, else dense, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from models.domain.cluster import Offer
+from models.domain.setup_table import SetupArrays
+from models.domain.workload import Mode, workload_and_mode
+from models.planner.candidates import Supply
+from models.planner.planner import Plan, candidates, plan
+from tests.models.planning import GBPS, JointModel, machine, offer, workload
+
+SPARSE = Mode(strategy="ddp-mstopk")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compressing(JointModel):
+    """As JointModel; with compressed gradients a step takes `part` of what it does, and up to `width` times as long."""
+
+    part: float
+    width: float
+
+    def least_seconds(self, arrays: SetupArrays) -> np.ndarray:
+        return 0.9 * self.predict_arrays(arrays)["step_s"].to_numpy(float)
+
+    def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
+        found = super().predict_arrays(arrays)
+        compressed = np.array([workload_and_mode(name)[1].compressed for name in arrays.workloads])
+        step_s = found["step_s"] * np.where(compressed, self.part, 1.0)
+        high = np.where(compressed, step_s * self.width, found["step_high_s"])
+        return found.assign(step_s=step_s, step_high_s=high)
+
+
+def planned(part: float, width: float, *modes: Mode, sold: tuple[Offer, ...] = (offer("small"),)) -> Plan:
+    names = {one.instance_type.name for one in sold}
+    model = Compressing(
+        lines=dict.fromkeys(names, (0.01, 0.0005)), gbps=GBPS, memory=dict.fromkeys(names, np.nan), slower=0.0,
+        shared=0.01, own=0.01, part=part, width=width,
+    )  # fmt: skip
+    job = replace(workload("mlp", 64), modes=modes)
+    return plan(job, Supply(offers=sold, max_hosts=4, fits=lambda cluster: ""), model, top=9)
+
+
+def test_what_wins_by_more_than_its_uncertainty_is_chosen_and_what_does_not_is_not_in_the_table() -> None:
+    surely, perhaps = planned(0.5, 1.5, Mode(), SPARSE), planned(0.5, 2.5, Mode(), SPARSE)
+    for row in surely.rows:
+        alone = row["cluster"] == "1xsmall"
+        assert row["strategy"] == ("ddp" if alone else "ddp-mstopk")
+        assert ("ddp-mstopk: faster than ddp by more than its uncertainty (" in row["reason"]) is not alone
+    assert {row["strategy"] for row in [*perhaps.rows, *perhaps.frontier]} == {"ddp"}
+    several = [row["reason"] for row in perhaps.rows if row["cluster"] != "1xsmall"]
+    assert several and all("ddp-mstopk: no faster than ddp by more than its uncertainty (" in one for one in several)
+    assert all("s at most, against" in one for one in several)
+
+
+def test_who_tolerates_nothing_else_gets_it_unsaid() -> None:
+    alone = planned(0.5, 9.0, SPARSE)
+    assert {row["strategy"] for row in alone.rows} == {"ddp-mstopk"}
+    assert not any("uncertainty" in row["reason"] for row in alone.rows)
+
+
+@pytest.mark.parametrize(
+    ("mode", "layouts"),
+    [
+        (SPARSE, {(1, 1), (4, 4)}),
+        (Mode(strategy="ddp-fp16"), {(1, 1), (4, 4), (4,), (1, 4)}),
+        (Mode(), {(1,), (4,), (1, 1), (4, 4), (1, 4)}),
+    ],
+)
+def test_only_machines_that_a_strategy_can_train_on_are_considered(mode: Mode, layouts: set[tuple[int, ...]]) -> None:
+    sold = [offer("small"), offer("large", instance_type=machine("large", devices=4))]
+    model = Compressing(
+        lines=dict.fromkeys(("small", "large"), (0.0, 0.001)), gbps=GBPS,
+        memory=dict.fromkeys(("small", "large"), np.nan), part=1.0, width=1.0,
+    )  # fmt: skip
+    job = replace(workload("mlp", 64), modes=(mode,))
+    found = candidates(job, Supply(offers=sold, max_hosts=2, fits=lambda cluster: ""), model)
+    assert {tuple(sorted(one.layout)) for one in found} == layouts

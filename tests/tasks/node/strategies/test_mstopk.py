@@ -1,0 +1,62 @@
+"""The largest entries without sorting: how many, which, and of values that have no order to speak of."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tasks.node.strategies.mstopk import largest
+
+
+def energy(values: Tensor) -> float:
+    return float((values.double() ** 2).sum())
+
+
+def gaussian(many: int) -> Tensor:
+    return torch.randn(many, generator=torch.Generator().manual_seed(many))
+
+
+@pytest.mark.parametrize("many", [1000, 100_003])
+@pytest.mark.parametrize("part", [0.001, 0.01, 0.3, 0.9])
+@pytest.mark.parametrize("power", [1, 3, 9])  # the ninth power of a normal number has tails that hide all others
+def test_exactly_as_many_as_asked_for_with_nearly_all_of_the_energy(many: int, part: float, power: int) -> None:
+    values, count = gaussian(many) ** power, max(1, int(part * many))
+    picked = largest(values, count)
+    assert len(picked.unique()) == len(picked) == count
+    assert energy(values[picked]) >= 0.9 * energy(values.abs().topk(count).values)
+
+
+@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=60), st.integers(1, 80))
+def test_whatever_the_values_the_count_is_exact_and_what_is_left_is_not_much_larger(
+    values: list[float], count: int
+) -> None:
+    told = torch.tensor(values)
+    picked = largest(told, count)
+    assert len(picked.unique()) == len(picked) == min(count, len(values))
+    left = told.abs().clone()
+    left[picked] = 0.0
+    # thresholds lie within a millionth of the largest from each other
+    assert left.max() <= told[picked].abs().min() + 4e-6 * told.abs().max()
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0, -2.0])
+def test_of_equal_values_any_will_do(value: float) -> None:
+    assert len(largest(torch.full((100,), value), 7).unique()) == 7
+
+
+def test_all_are_taken_where_there_are_no_more_and_none_is_no_answer() -> None:
+    assert largest(torch.ones(3), 3).tolist() == largest(torch.ones(3), 9).tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="at least one is to be taken"):
+        largest(torch.ones(3), 0)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_number_comes_first(wrong: float) -> None:
+    values = gaussian(1000)
+    values[[17, 800]] = wrong
+    picked = largest(values, 5)
+    assert len(picked) == 5 and {17, 800} <= set(picked.tolist())
+    assert len(largest(torch.full((50,), wrong), 5)) == 5
