@@ -6,7 +6,7 @@
            q > 1: what they share is free until it runs short, so that each costs more than the one before [D]
     C    = s beta(m) 2 (n - 1)/n G / R + alpha m (1 + G / 25 MB)   n devices on m machines, G bytes of gradient; and
            what the fullest machine's k devices add inside: s' (k / 2)^c (k - 1)/k G. What a strategy sends between
-           machines is a part of that, and what it looks for the largest entries is added (compression.py)
+           machines is a part of that, and seconds of looking for the largest entries are added (compression.py)
     R    = 50 (B / 50)^gamma                                       of B Gbit/s, the slowest link's nominal rate
     L    = the same of the last bucket alone, which nothing is left to hide; all of it where a strategy lets the
            backward pass wait
@@ -59,6 +59,7 @@ PARAMETERS: dict[str, Parameter] = {
     "log_slowdown": Parameter(-2.5, 0.8, 0.5, 0.4),
     "slowdown_batch": Parameter(0.0, 0.3, 0.2, 0.2),
     "log_crowding": Parameter(-1.0, 0.5, 0.4, 0.4),  # log(q - 1)
+    "log_selection": Parameter(0.0, 0.0, strategy=0.7),  # of looking for what is sent, against compression.py
 }
 NAMES = tuple(PARAMETERS)
 MEAN = np.array([one.mean for one in PARAMETERS.values()])
@@ -159,4 +160,5 @@ def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArr
     size = np.log(line.gradient_bytes / _BYTES)
     bucket = np.minimum(size, np.log(_BUCKET / _BYTES) + value["log_last"] + line.last_bucket)
     whole, end = (carry_s * np.exp(one) + start_s * (1 + np.exp(one) * (_BYTES / _BUCKET)) for one in (size, bucket))
-    return whole + line.selection_s, end + line.selection_s
+    selection_s = line.selection_s * np.exp(np.clip(value["log_selection"], -30, 30))
+    return whole + selection_s, end + selection_s

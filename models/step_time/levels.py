@@ -159,7 +159,7 @@ class Columns:
     def keys(self, workload: str, kind: str) -> list[tuple[str, object]]:
         """Of a cell's levels, those that are known or not; the usual strategy is what the others deviate from."""
         mode = workload_and_mode(workload)[1]
-        strategy: list[tuple[str, object]] = [("strategy", mode.strategy)] if mode.sharded else []
+        strategy: list[tuple[str, object]] = [("strategy", mode.strategy)] if mode.of_several else []
         return [("all", ""), ("kind", kind), *strategy, ("cell", (workload, kind))]
 
     def of(self, workload: str, kind: str) -> IntArray:
