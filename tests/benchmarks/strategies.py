@@ -52,7 +52,7 @@ from tests.benchmarks.commands import ROOT
 from tests.benchmarks.input_wait import cluster_of
 from tests.benchmarks.ranks import WORKLOADS
 from tests.benchmarks.same_mathematics import compared
-from tests.benchmarks.sent_bytes import sent_a_step
+from tests.benchmarks.sent_bytes import RANKS, sent_a_step
 from tests.benchmarks.trial import Unseen, launch_of, measure_all
 from warehouse.reads import training_frames
 
@@ -91,24 +91,25 @@ def selections(sizes: Sequence[int]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def parameters_of(file: Path) -> int:
-    """Of a workload."""
+def bytes_of(file: Path) -> tuple[float, float]:
+    """Of a workload: those of its gradients, and of the buffers that DDP's first rank sends before each step."""
     told = WorkloadFile(name=file.stem, digest=file.stem, file=file.name, function="build")
     built = build(file.parent, told, seed=0, rank=0, computing=arithmetic("fp32", torch.device("cpu")))
-    return built.parameters
+    return 4.0 * built.parameters, float(sum(one.numel() * one.element_size() for one in built.model.buffers()))
 
 
 def link_bytes(names: Iterable[str]) -> pd.DataFrame:
     """A row a workload and strategy: bytes that one of two machines sends in a step, and by the formula."""
     rows = []
     for name in names:
-        size = 4.0 * parameters_of(WORKLOADS / f"{name}.py")
+        size, buffers = bytes_of(WORKLOADS / f"{name}.py")
         formula = {"ddp": dense_bytes(size, 2, 1), "ddp-fp16": dense_bytes(size, 2, 1) / 2}
         for strategy, expected in (formula | {MSTOPK_SENT: sparse_bytes(size, 2, 1)}).items():
             sent = sent_a_step(WORKLOADS / f"{name}.py", strategy)
-            rows.append({"workload": name, "strategy": strategy, "sent": sent, "formula": expected})
+            row = {"workload": name, "strategy": strategy, "sent": sent, "formula": expected}
+            rows.append(row | {"buffers": buffers / RANKS})
     table = pd.DataFrame(rows)
-    return table.assign(off=table["sent"] / table["formula"] - 1)
+    return table.assign(off=(table["sent"] - table["buffers"]) / table["formula"] - 1)
 
 
 def learning(names: Iterable[str], *, seeds: int, steps: int) -> pd.DataFrame:
