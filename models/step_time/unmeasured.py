@@ -38,7 +38,10 @@ def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
             alone=replace(
                 alone,
                 sheets=alone.sheets | _sheets_too(alone.sheets, new),
-                **{part: _named_too(getattr(alone, part), new) for part in ("workloads", "middle", "flops", "unusual")},
+                workloads=_named_too(alone.workloads, new),
+                middle=_named_too(alone.middle, new),
+                flops=_named_too(alone.flops, new),
+                unusual=_named_too(alone.unusual, new),
             ),
             exchanges=facts.exchanges | {name: sent(one, name) for name, one in known.items()},
             optimizer_part=_of_pairs(facts.optimizer_part, new),

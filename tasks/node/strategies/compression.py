@@ -58,16 +58,19 @@ def compressed(name: str, model: nn.Module, group: dist.ProcessGroup, machines: 
     refuse(name, machines)
     module = DistributedDataParallel(model, process_group=group)
     if name == FP16:
-        module.register_comm_hook(group, fp16_compress_hook)  # type: ignore[no-untyped-call]
+        module.register_comm_hook(group, fp16_compress_hook)
     elif name == POWERSGD:
         state = PowerSGDState(group, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=_DENSE_STEPS)
-        module.register_comm_hook(state, _powersgd_in_turn)  # type: ignore[no-untyped-call]
+        module.register_comm_hook(state, _powersgd_in_turn)
     else:
-        module.register_comm_hook(SparseExchange(group, tuple(machines)), sparse_hook)  # type: ignore[no-untyped-call]
+        module.register_comm_hook(SparseExchange(group, tuple(machines)), sparse_hook)
     return module
 
 
-def _powersgd_in_turn(state: PowerSGDState, bucket: dist.GradBucket) -> Future[Tensor]:
+def _powersgd_in_turn(
+    state: PowerSGDState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> Future[Tensor]:
     """A bucket at a time: of several under way, gloo's two threads would wait for each other, and ranks would send them
     in different orders."""
     exchanged = powerSGD_hook(state, bucket)
@@ -123,7 +126,10 @@ class SparseExchange:
         return received
 
 
-def sparse_hook(state: SparseExchange, bucket: dist.GradBucket) -> Future[Tensor]:
+def sparse_hook(
+    state: SparseExchange,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> Future[Tensor]:
     """The mean of a bucket over ranks, by `state`; dense in the first steps."""
     gradient = bucket.buffer()
     dense = state.steps < state.dense_steps
