@@ -22,8 +22,9 @@ _BYTES_PER_VALUE = 4.0
 # A rank of 4 of matrices of 512 by 512, as layers of middle size have: 4 (512 + 512) of 512 512 [D].
 _POWERSGD_PART = 1 / 64
 # Of looking for the largest among a device's part, with what is added and put back, a value: 20 passes over 4 bytes at
-# 300 GB/s, as the slowest GPUs in use read [D]; on a processor core as `tests.benchmarks.strategies` measures.
-SELECTION_S_GPU, SELECTION_S_CORE = 0.3e-9, 15e-9
+# 300 GB/s, as the slowest GPUs in use read [D]; on a processor core by steps of local hosts at 3.2 Gbit/s
+# (tests.benchmarks.strategies; finding alone takes 6 to 10).
+SELECTION_S_GPU, SELECTION_S_CORE = 0.3e-9, 12e-9
 
 
 def dense_bytes(gradient_bytes: float, machines: int, devices: int) -> float:

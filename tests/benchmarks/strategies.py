@@ -177,7 +177,7 @@ def setups_of(data: TrainingData, models: dict[str, StepTimeModel]) -> pd.DataFr
     runs = data.runs.assign(batch_per_device=data.runs["batch_per_device"].astype(str))
     figures = ["step_s", "step_spread"]
     both = [runs[runs["strategy"] == one].groupby(keys)[figures].median() for one in ("ddp", MSTOPK_SENT)]
-    table = both[0].join(both[1], lsuffix="_dense", rsuffix="_sparse", how="inner").reset_index()
+    table = both[0].merge(both[1], left_index=True, right_index=True, suffixes=("_dense", "_sparse")).reset_index()
     measured = np.log(table["step_s_dense"] / table["step_s_sparse"])
     spread = np.hypot(table["step_spread_dense"], table["step_spread_sparse"]) / 1.349  # of one step: above it
     said: dict[str, FloatArray] = {}
