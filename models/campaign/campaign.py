@@ -27,7 +27,6 @@ from ..domain.setup_table import Key
 from ..domain.workload import Workload, variant, workload_and_mode
 from ..planner.enumeration import Refusal, clusters_of
 from ..step_time.machine_specs import computes
-from .acquisition import Coverage, DecisionValue, Model, Past, stale_types
 from .candidates import (
     Costs,
     Measurement,
@@ -38,6 +37,7 @@ from .candidates import (
     sub_clusters,
     training_runs,
 )
+from .run_value import Coverage, DecisionValue, Model, Past, stale_types
 from .value_of_information import LEAST_CHANCE, LEAST_REGRET
 
 MOST_CLUSTERS = 600  # that one campaign weighs against each other

@@ -16,7 +16,7 @@ import pandas as pd
 from ..domain.numeric import first_most
 from ..domain.workload import Setup
 from ..planner.choice_rule import misses, weighed
-from .acquisition import Joint
+from .run_value import Joint
 from .value_of_information import (
     LEAST_CHANCE,
     Belief,

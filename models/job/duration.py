@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from scipy.special import gammaincinv, ndtri
 
 from ..domain.numeric import FloatArray, IntArray
-from .interruptions import passing
+from .interruption_rates import passing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from .capacity import AvailabilityModel, StartupModel
 from .checkpoints import PRIOR, CheckpointModel
 from .compilation import CompileModel
 from .duration import REPLACEMENT_S, STARTUP_S, Conditions
-from .interruptions import HazardModel
+from .interruption_rates import HazardModel
 
 RETRY_S = 60.0  # between two requests for machines that were not to be had
 

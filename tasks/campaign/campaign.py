@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from models.campaign import campaign as pure
-from models.campaign.acquisition import Model, Past
 from models.campaign.campaign import STOPS, Launch, shopping_list
 from models.campaign.candidates import Measurement
+from models.campaign.run_value import Model, Past
 from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster
 from models.domain.setup_table import as_variants

@@ -16,7 +16,7 @@ from models.job import launch_history as exposure
 from models.job.capacity import PRIOR_S, StartupModel, fit_availability, fit_startup
 from models.job.checkpoints import fit_checkpoints
 from models.job.compilation import fit_compilation
-from models.job.interruptions import fit_hazard
+from models.job.interruption_rates import fit_hazard
 from models.job.job_conditions import JobConditions, Learned, Stated
 from warehouse import reads
 

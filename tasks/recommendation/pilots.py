@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from models.campaign.acquisition import Past
 from models.campaign.campaign import Campaign, shopping_list
 from models.campaign.candidates import Costs
 from models.campaign.pilots import Pilots, choose_pilots, devices_of, runs_by_kind
+from models.campaign.run_value import Past
 from models.campaign.value_of_information import ChoiceSet
 from models.domain import setup_table
 from models.domain.cluster import Cluster, Offer

@@ -12,10 +12,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-from models.campaign.acquisition import Model, Past
 from models.campaign.campaign import Campaign as Buying
 from models.campaign.campaign import Launch, shopping_list
 from models.campaign.candidates import Costs, Measurement
+from models.campaign.run_value import Model, Past
 from models.campaign.value_of_information import Belief, ChoiceSet, Floats, Question, choice
 from models.domain.cluster import Cluster
 from models.domain.numeric import FloatArray

@@ -24,7 +24,7 @@ from models.job.duration import (
     expected_hours,
     pieces,
 )
-from models.job.interruptions import HazardModel, fit_hazard
+from models.job.interruption_rates import HazardModel, fit_hazard
 from models.job.job_conditions import Learned
 from models.job.job_conditions import Pool as Offered
 from models.step_time.machine_specs import data_sheets, sheets_of

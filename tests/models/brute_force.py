@@ -15,7 +15,7 @@ from models.domain.cluster import Cluster, InstanceType, Offer
 from models.domain.workload import Goal, Setup
 from models.job.capacity import fit_availability, fit_startup
 from models.job.cost import JobCosts, job_costs
-from models.job.interruptions import fit_hazard
+from models.job.interruption_rates import fit_hazard
 from models.job.job_conditions import JobConditions, Learned, Stated
 from models.planner import candidates as planner_candidates
 from models.planner import planner, ranking

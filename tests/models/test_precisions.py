@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.campaign.acquisition import DecisionValue, Model, Past
 from models.campaign.campaign import Campaign, shopping_list
 from models.campaign.candidates import Costs, training_runs
+from models.campaign.run_value import DecisionValue, Model, Past
 from models.campaign.value_of_information import choice_set_of
 from models.domain.cluster import Cluster, Offer
 from models.domain.setup_table import as_variants, row_key, setup_key, variants_of

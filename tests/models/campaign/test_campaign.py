@@ -15,9 +15,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from models.campaign.acquisition import DecisionValue, Model, Past
 from models.campaign.campaign import Campaign, Launch, shopping_list
 from models.campaign.candidates import Costs, Expected, Measurement, training_runs
+from models.campaign.run_value import DecisionValue, Model, Past
 from models.campaign.value_of_information import Belief, choice, choice_set_of
 from models.domain.cluster import Cluster, Offer, cluster_name
 from models.domain.setup_table import row_key, rows_of

@@ -13,7 +13,7 @@ from models.domain.workload import Setup
 from models.job.capacity import fit_availability, fit_startup
 from models.job.cost import job_costs
 from models.job.duration import Conditions
-from models.job.interruptions import fit_hazard
+from models.job.interruption_rates import fit_hazard
 from models.job.job_conditions import JobConditions, Learned, Stated, pools_of
 from models.planner.ranking import recommend
 from tests.models.planning import LineModel, frame, offer, workload

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from models.domain.cluster import ADVISED_MONTHLY_SHARE, Offer, bucket_hazard
-from models.job.interruptions import fit_hazard
+from models.job.interruption_rates import fit_hazard
 from tasks.providers.base import ProviderError
 from tasks.providers.ec2 import prices as ec2_prices
 from tasks.providers.ec2.api import Ec2Api

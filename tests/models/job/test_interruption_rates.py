@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.domain.cluster import bucket_hazard
-from models.job.interruptions import GangHazards, HazardModel, fit_hazard, passing
+from models.job.interruption_rates import GangHazards, HazardModel, fit_hazard, passing
 
 NONE = pd.DataFrame({"instance_type": [], "zone": [], "hours": [], "interruptions": []})
 
