@@ -52,7 +52,7 @@ class ChaosAws(FakeAws):
     steps: int = 0
     away_s: float = 60.0
     began: datetime | None = None
-    _turning: bool = False
+    _syncing: bool = False
 
     @property
     def elapsed_s(self) -> float:
@@ -74,7 +74,7 @@ class ChaosAws(FakeAws):
             for gang in list(self.gangs.values()):
                 gang.step(self.now)
             self._watch_deadlines()
-            self._turn_mirrors()
+            self._sync_mirrors()
             self._visit(some)
 
     def _visit(self, some: float) -> None:
@@ -205,15 +205,15 @@ class ChaosAws(FakeAws):
         lingers = self.now - timedelta(seconds=40)
         return any(one.ended_at is None or one.ended_at > lingers for one in self.instances.values())
 
-    def _turn_mirrors(self) -> None:
-        if self._turning or self.dead:
+    def _sync_mirrors(self) -> None:
+        if self._syncing or self.dead:
             return
-        self._turning = True
+        self._syncing = True
         try:
             for mirror in self.mirrors:
                 mirror.sync()
         finally:
-            self._turning = False
+            self._syncing = False
 
     def _watch_deadlines(self) -> None:
         """A machine may live to its deadline, rounded up to a minute, and as much longer as the caps reckon with."""
