@@ -242,8 +242,8 @@ def judge_bytes(claims: Claims) -> None:
 def judge_steps(claims: Claims, data: TrainingData, here: Workspace, seed: int) -> None:
     """Speed, crossing and signs."""
     table = setups_of(data, models_of(data, here, seed))
-    shown = ["workload", "cluster", "batch_per_device", "step_s_dense", "step_s_sparse", "gain", "noise"]
-    print_frame(table[[*shown, "predicted", "by_physics"]], "logs of dense seconds over compressed ones")
+    columns = ["workload", "cluster", "batch_per_device", "step_s_dense", "step_s_sparse", "gain", "noise"]
+    print_frame(table[[*columns, "predicted", "by_physics"]], "logs of dense seconds over compressed ones")
     own = table[(table["workload"] == CROSSING) & table["cluster"].str.startswith("2x")]
     own = own[own["batch_per_device"] == str(BATCHES[CROSSING])]
     slowest = own.sort_values("gbps").iloc[0]
