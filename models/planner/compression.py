@@ -51,12 +51,13 @@ def compared(setup: Setup, workload: Workload, model: StepModel) -> str:
     if not others:
         return ""
     rows = [replace(setup, **mode._asdict()).row() for mode in (ours, *others)]
-    told = model.predict_arrays(read_setups(pd.DataFrame(rows), {}))
-    (own_s, *steps_s), (own_high_s, *high_s) = (told[name].astype(float).tolist() for name in ("step_s", "step_high_s"))
+    predicted = model.predict_arrays(read_setups(pd.DataFrame(rows), {}))
+    own_s, *steps_s = predicted["step_s"].astype(float).tolist()
+    own_high_s, *high_s = predicted["step_high_s"].astype(float).tolist()
     if ours.compressed:
         return _against(ours, own_s, own_high_s, others[0], steps_s[0])
-    told_of = zip(others, steps_s, high_s, strict=True)
-    return "; ".join(_against(mode, step_s, at_most, ours, own_s) for mode, step_s, at_most in told_of)
+    others_s = zip(others, steps_s, high_s, strict=True)
+    return "; ".join(_against(mode, step_s, at_most, ours, own_s) for mode, step_s, at_most in others_s)
 
 
 def _against(mode: Mode, step_s: float, at_most_s: float, dense: Mode, dense_s: float) -> str:

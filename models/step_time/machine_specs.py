@@ -41,8 +41,8 @@ class Machine:
     prior_speed: float
     device_memory_gib: float | None = None
     device_tflops: float | None = None
-    speed_told: bool = True  # or it is that of the others
-    link_told: bool = True  # the same of its link
+    speed_known: bool = True  # or it is that of the others
+    link_known: bool = True  # the same of its link
     device: str = _NO_DEVICE  # the accelerator's name; empty where nobody knows whether there is one
 
     @property
@@ -110,8 +110,8 @@ def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
         prior_speed=known_speed or speed,
         device_memory_gib=_positive(row.get("device_memory_gib")),
         device_tflops=known_speed if _device(row) != _NO_DEVICE else None,
-        speed_told=known_speed is not None,
-        link_told=known_gbps is not None,
+        speed_known=known_speed is not None,
+        link_known=known_gbps is not None,
         device=_device(row),
     )
 
@@ -180,7 +180,7 @@ def sheets_of(
     for name, machine in machines.items():
         kind, speed = device_kind(name, machine), machine.prior_speed
         if not machine.accelerated:
-            found[name] = (_CORE_GBYTES * speed / _CORE_TFLOPS, speed, 1.0 if machine.speed_told else 0.0)
+            found[name] = (_CORE_GBYTES * speed / _CORE_TFLOPS, speed, 1.0 if machine.speed_known else 0.0)
         elif kind not in found:
             found[kind] = (_USUAL_GBYTES * speed, speed, 0.0 if machine.device_tflops is None else _HALF)
     for workload in workloads:

@@ -53,7 +53,7 @@ def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime, *, buy
     try:
         offers, source = workspace.provider.offers(now), ""
     except ProviderError as error:
-        offers = _worth_storing(workspace)
+        offers = _to_store(workspace)
         if not offers:
             last = current_offers(workspace)
             kept = f"the last snapshot stays in use{_as_of(last)}" if last else "and none were ever known"
@@ -110,7 +110,7 @@ def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
     try:
         return workspace.provider.offers(now)
     except ProviderError:
-        offers = _worth_storing(workspace) or (current_offers(workspace) if workspace.warehouse.path.exists() else [])
+        offers = _to_store(workspace) or (current_offers(workspace) if workspace.warehouse.path.exists() else [])
         if not offers:
             raise
         return offers
@@ -140,7 +140,7 @@ def current_offers(workspace: Workspace) -> list[Offer]:
     return workspace.provider.billed(found) if isinstance(workspace.provider, OwnBill) else found
 
 
-def _worth_storing(workspace: Workspace) -> list[Offer]:
+def _to_store(workspace: Workspace) -> list[Offer]:
     """Offers that came with the package, where they are no older than the last snapshot and differ from it."""
     offers = workspace.provider.packaged_offers() if isinstance(workspace.provider, PackagedPrices) else []
     if not offers or not workspace.warehouse.path.exists():

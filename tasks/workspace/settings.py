@@ -216,7 +216,7 @@ class WorkloadSettings(_Section):
 
     @field_validator("goals")
     @classmethod
-    def _told_apart(cls, goals: tuple[GoalSettings, ...]) -> tuple[GoalSettings, ...]:
+    def _distinct(cls, goals: tuple[GoalSettings, ...]) -> tuple[GoalSettings, ...]:
         asked = [(goal.goal, goal.hours, goal.usd) for goal in goals]
         twice = [one.goal for place, one in enumerate(goals) if asked[place] in asked[:place]]
         if twice:

@@ -73,9 +73,9 @@ def selections(sizes: Sequence[int]) -> pd.DataFrame:
         values = torch.randn(size, generator=torch.Generator().manual_seed(size))
         values = values if tails == "normal" else values**3
         count = int(DENSITY * size)
-        told = {"topk_s": [], "mstopk_s": []}  # type: dict[str, list[float]]
+        seconds = {"topk_s": [], "mstopk_s": []}  # type: dict[str, list[float]]
         for _ in range(_REPEATS):
-            for name, own in told.items():
+            for name, own in seconds.items():
                 began = time.perf_counter()
                 if name == "topk_s":
                     picked = values.abs().topk(count, sorted=False).indices
@@ -84,8 +84,8 @@ def selections(sizes: Sequence[int]) -> pd.DataFrame:
                     picked = largest(values, count)
                     kept = float((values[picked].double() ** 2).sum())
                 own.append(time.perf_counter() - began)
-        ratios = [ours / theirs for theirs, ours in zip(*told.values(), strict=True)]
-        row = {"values": size, "tails": tails, **{name: median(own) for name, own in told.items()}}
+        ratios = [ours / theirs for theirs, ours in zip(*seconds.values(), strict=True)]
+        row = {"values": size, "tails": tails, **{name: median(own) for name, own in seconds.items()}}
         row |= {"ratio": median(ratios), "ratio_from": min(ratios), "ratio_to": max(ratios), "energy": kept / most}
         rows.append(row | {"picked": len(picked), "asked": count})
     return pd.DataFrame(rows)
@@ -93,8 +93,8 @@ def selections(sizes: Sequence[int]) -> pd.DataFrame:
 
 def bytes_of(file: Path) -> tuple[float, float]:
     """Of a workload: those of its gradients, and of the buffers that DDP's first rank sends before each step."""
-    told = WorkloadFile(name=file.stem, digest=file.stem, file=file.name, function="build")
-    built = build(file.parent, told, seed=0, rank=0, computing=arithmetic("fp32", torch.device("cpu")))
+    workload = WorkloadFile(name=file.stem, digest=file.stem, file=file.name, function="build")
+    built = build(file.parent, workload, seed=0, rank=0, computing=arithmetic("fp32", torch.device("cpu")))
     return 4.0 * built.parameters, float(sum(one.numel() * one.element_size() for one in built.model.buffers()))
 
 
@@ -250,11 +250,11 @@ def judge_steps(claims: Claims, data: TrainingData, here: Workspace, seed: int) 
     gain = float(np.exp(slowest["gain"]) - 1)
     claims.add(f"in its regime at least 25 % faster ({CROSSING}, {slowest['gbps']:g} Gbit/s)", f"{gain:+.0%}",
                f"{slowest['noise']:.1%} of a step", gain >= _LEAST_GAIN)  # fmt: skip
-    true, told, physics = (crossing(own, column) for column in ("gain", "predicted", "by_physics"))
-    off = told / true - 1
+    true, predicted, physics = (crossing(own, column) for column in ("gain", "predicted", "by_physics"))
+    off = predicted / true - 1
     slope = np.abs(np.gradient(own.sort_values("gbps")["gain"], np.log(own.sort_values("gbps")["gbps"]))).max()
     claims.add(f"bandwidth below which it pays within 20 % ({CROSSING})",
-               f"{true:.2f} Gbit/s, predicted {told:.2f} ({off:+.0%}); before any run of it {physics:.2f}",
+               f"{true:.2f} Gbit/s, predicted {predicted:.2f} ({off:+.0%}); before any run of it {physics:.2f}",
                f"{own['noise'].median() / slope:.0%} of the bandwidth", bool(abs(off) <= _CROSSING_OFF))  # fmt: skip
     right = np.sign(table["gain"]) == np.sign(table["predicted"])
     by_physics = np.sign(table["gain"]) == np.sign(table["by_physics"])

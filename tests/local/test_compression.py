@@ -63,8 +63,8 @@ class Odd(torch.nn.Module):
         self.wrong = False
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        told = self.layers(inputs).mean(dim=1) * self.scale
-        return told * float("nan") if self.wrong else told
+        outputs = self.layers(inputs).mean(dim=1) * self.scale
+        return outputs * float("nan") if self.wrong else outputs
 
 
 def trained(name: str, group: dist.ProcessGroup, machines: tuple[int, ...], *, wrong: bool = False) -> torch.Tensor:

@@ -308,8 +308,8 @@ def test_compressed_gradients_are_measured_as_others_are_and_no_machine_alone_co
     assert [one["exit_code"] for one in agents.finished(1)] == [0, 0]
     records = agents.records()
     for name in names:
-        told = records[f"wide-{name}"]["values"]
-        assert told["sync_s"] > 0 and len(told["rank_compute_s"]) == 2
+        values = records[f"wide-{name}"]["values"]
+        assert values["sync_s"] > 0 and len(values["rank_compute_s"]) == 2
         # of one weight all is sent, at once: unequal batches train as one
         assert records[f"two-{name}"]["values"]["last_loss"] == pytest.approx(3.0, abs=1e-2)
     assert "ddp-mstopk on 1 devices: it needs at least 2 machines" in records["alone"]["reason"]

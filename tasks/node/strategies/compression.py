@@ -111,8 +111,8 @@ class SparseExchange:
         self.kept[index] = own
         peers = range(place, len(self.machines) * devices, devices)
         total = torch.zeros_like(own)
-        for told in self._swap(sent.expand(len(peers), -1), peers):
-            total[told[:count].long()] += told[count:].view(torch.float32)
+        for received in self._swap(sent.expand(len(peers), -1), peers):
+            total[received[:count].long()] += received[count:].view(torch.float32)
         whole = self._swap(total.expand(devices, -1), inside)
         return whole.reshape(-1)[: len(gradient)].to(gradient.dtype)
 

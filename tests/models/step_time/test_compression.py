@@ -91,11 +91,11 @@ def test_least_seconds_hold_and_a_model_read_back_says_the_same() -> None:
     model = extended()
     rows = pd.concat([asked(one, cluster) for one in COMPRESSED for cluster in ("2xs.small", "4xn.medium")])
     rows = rows.reset_index(drop=True)
-    told = model.predict(rows)
-    assert (model.least_seconds(model._read(rows)) <= told["step_s"]).all()
-    pd.testing.assert_frame_equal(load(dump(model)).predict(rows), told)
+    predicted = model.predict(rows)
+    assert (model.least_seconds(model._read(rows)) <= predicted["step_s"]).all()
+    pd.testing.assert_frame_equal(load(dump(model)).predict(rows), predicted)
     drawn = model.draws(rows, count=400, seed=0)
-    np.testing.assert_allclose(np.exp(np.log(drawn).mean(axis=1)), told["step_s"], rtol=1e-6)
+    np.testing.assert_allclose(np.exp(np.log(drawn).mean(axis=1)), predicted["step_s"], rtol=1e-6)
 
 
 def test_rows_of_its_own_replace_what_physics_says() -> None:

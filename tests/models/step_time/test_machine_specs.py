@@ -12,7 +12,7 @@ import pandas as pd
 
 from models.step_time.machine_specs import Machine, data_sheets, device_kind, read_machines, sheets_of
 
-UNKNOWN: dict[str, Any] = {"speed_told": False, "link_told": False, "device": ""}
+UNKNOWN: dict[str, Any] = {"speed_known": False, "link_known": False, "device": ""}
 
 
 def test_a_figure_that_nobody_knows_is_the_middle_of_those_known() -> None:
@@ -25,8 +25,8 @@ def test_a_figure_that_nobody_knows_is_the_middle_of_those_known() -> None:
     )
     assert read_machines(types, ["a", "b", "c", "d"]) == {
         "a": Machine(cores=2.0, bandwidth_gbps=4.0, devices=1, prior_speed=0.1),
-        "b": Machine(cores=8.0, bandwidth_gbps=14.5, devices=1, prior_speed=0.4, link_told=False),
-        "c": Machine(cores=5.0, bandwidth_gbps=25.0, devices=1, prior_speed=0.25, speed_told=False),
+        "b": Machine(cores=8.0, bandwidth_gbps=14.5, devices=1, prior_speed=0.4, link_known=False),
+        "c": Machine(cores=5.0, bandwidth_gbps=25.0, devices=1, prior_speed=0.25, speed_known=False),
         "d": Machine(cores=5.0, bandwidth_gbps=14.5, devices=1, prior_speed=0.25, **UNKNOWN),
     }
 
@@ -46,7 +46,7 @@ def test_of_a_machine_that_nobody_describes_not_even_the_kind_is_known() -> None
         ]
     )
     cpu, stranger = (read_machines(types, ["cpu", "x"])[name] for name in ("cpu", "x"))
-    assert stranger.prior_speed == cpu.prior_speed and not stranger.accelerated and not stranger.speed_told
+    assert stranger.prior_speed == cpu.prior_speed and not stranger.accelerated and not stranger.speed_known
     assert read_machines(types, ["gpu", "x"])["x"].prior_speed == 8.0
 
 

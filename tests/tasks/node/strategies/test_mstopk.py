@@ -33,13 +33,13 @@ def test_exactly_as_many_as_asked_for_with_nearly_all_of_the_energy(many: int, p
 def test_whatever_the_values_the_count_is_exact_and_what_is_left_is_not_much_larger(
     values: list[float], count: int
 ) -> None:
-    told = torch.tensor(values)
-    picked = largest(told, count)
+    entries = torch.tensor(values)
+    picked = largest(entries, count)
     assert len(picked.unique()) == len(picked) == min(count, len(values))
-    left = told.abs().clone()
+    left = entries.abs().clone()
     left[picked] = 0.0
     # thresholds lie within a millionth of the largest from each other
-    assert left.max() <= told[picked].abs().min() + 4e-6 * told.abs().max()
+    assert left.max() <= entries[picked].abs().min() + 4e-6 * entries.abs().max()
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0, -2.0])
