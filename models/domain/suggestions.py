@@ -22,10 +22,12 @@ def refuse_odd_names(names: Iterable[str]) -> None:
             raise ValueError(NAME_RULE.format(name=name))
 
 
-def nearest_names(name: str, known: Iterable[object]) -> str:
-    """The end of an error about a name: the nearest right ones, or all of them."""
+def nearest_names(name: str, known: Iterable[object], *, otherwise: str | None = None) -> str:
+    """The end of an error about a name: the nearest right ones, or, where none is near, all of them or `otherwise`."""
     names = sorted(str(one) for one in known)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if close:
         return "did you mean " + " or ".join(repr(one) for one in close) + "?"
+    if otherwise is not None:
+        return otherwise
     return "known: " + (", ".join(names) if names else "none")

@@ -27,8 +27,10 @@ from ..workspace.environments import install_at
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.sources import Source
 from ..workspace.workload_data import WorkloadData
+from .unnamed_imports import unnamed_imports
 
-# Of the batch that is tried, as a part of the least global batch: what one device of several gets.
+# Of the batch that is tried, as a part of the least global batch: what one device of several gets. node.check calls it
+# a quarter.
 _SHARE = 4
 
 
@@ -41,7 +43,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
 
     Its requirements are installed first, for which `timeout_s` does not count. Its data are read where they lie, those
     in S3 where they were fetched for local hosts; else a note says so, as one does of strategies and switches, which
-    are not tried.
+    are not tried, and of packages that are here and no `requirements` name.
     Raises SettingsError where the workload is unknown or has no entrypoint, CheckFailed where its requirements cannot
     be installed, it takes too long or ends the process that runs it.
     """
@@ -75,9 +77,10 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
             "batch": batch,
         }
         command = without_network(isolation, [python, "-m", "node.check", str(Path(place) / "answer.json")])
-        answers = _asked(command, question, Path(place), timeout_s=timeout_s)
+        answer = _asked(command, question, Path(place), timeout_s=timeout_s)
+    notes += unnamed_imports(source, answer["files"], Path(python).parents[1] if file.requirements else None)
     found = {"workload": name, "entrypoint": str(stated.entrypoint), "batch": batch}
-    return found | {"notes": notes, "precisions": answers}
+    return found | {"notes": notes, "precisions": answer["precisions"]}
 
 
 def _lay_out(folder: Path, package: Path, file: WorkloadFile, source: Source) -> None:
@@ -96,9 +99,7 @@ def _place(settings: Settings, data: WorkloadData) -> str:
     return str(fetched if data.address is not None and fetched.is_dir() else data.source)
 
 
-def _asked(
-    command: Sequence[str], question: Mapping[str, Any], place: Path, *, timeout_s: float
-) -> list[dict[str, Any]]:
+def _asked(command: Sequence[str], question: Mapping[str, Any], place: Path, *, timeout_s: float) -> dict[str, Any]:
     answer, folder, workload = place / "answer.json", place / "home", question["workload"]
     own = {"PYTHONPATH": str(place / "code"), "TMPDIR": str(place), "CUDA_VISIBLE_DEVICES": ""}
     try:
@@ -118,8 +119,8 @@ def _asked(
         ) from None
     if not answer.exists():
         raise CheckFailed(f"what ran it {_ended(ended.returncode)} before it had made two steps")
-    answers: list[dict[str, Any]] = json.loads(answer.read_text())
-    return answers
+    answered: dict[str, Any] = json.loads(answer.read_text())
+    return answered
 
 
 def _ended(code: int) -> str:
@@ -136,4 +137,4 @@ def problems(found: Mapping[str, Any]) -> CheckFailed | None:
         return None
     every = len(said) == 1 and all(one["problem"] for one in found["precisions"])
     lines = [problem if every else f"in {precision}: {problem}" for problem, precision in said.items()]
-    return CheckFailed(f"{found['workload']} would fail on every machine: {'; '.join(lines)}")
+    return CheckFailed(f"{found['workload']} failed here: {'; '.join(lines)}")

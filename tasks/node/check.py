@@ -1,14 +1,17 @@
 """Two steps of a workload on this machine's processor, before any machine is bought: what is wrong, and what it takes.
 
 `python -m node.check ANSWER` reads a question from standard input and writes the answer to the file ANSWER, both JSON:
-the workload as a plan has it, the `folder` that its code lies in, `precisions` and the `batch` of one device; for each
-precision what `checked` says.
+the workload as a plan has it, the `folder` that its code lies in, `precisions` and the `batch` of one device; in
+`precisions` what `checked` says of each, in `files` those of its code that were imported, by the names that they
+travel under.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -21,7 +24,7 @@ from torch import Tensor, nn
 
 from .data import S3, DataMissing
 from .device import now, peak_bytes, reset_peak
-from .entrypoint import LoadedWorkload, WorkloadError, build, own_line, try_once
+from .entrypoint import LoadedWorkload, WorkloadError, build, own_line, own_name, try_once
 from .launch import explain
 from .precision import NoSuchPrecision, arithmetic
 from .processes import die_with_parent
@@ -32,6 +35,10 @@ _STEPS = 2
 _NAMED = 3  # parameters in a message
 _SLOW_INPUT = 0.1  # of a step
 _CPU = torch.device("cpu")
+# How torch, with and without CUDA in it, says that there is no GPU; and how it and Python say that files are missing.
+_NO_GPU = re.compile("Torch not compiled with CUDA enabled|No CUDA GPUs are available|Found no NVIDIA driver")
+_NO_DATA = re.compile("No such file or directory|num_samples=0|its loader is empty")
+_FEW_SAMPLES = re.compile("fewer than a batch of")
 
 
 def main() -> None:
@@ -41,7 +48,9 @@ def main() -> None:
     workload = WorkloadFile(**question["workload"])
     folder, batch = Path(question["folder"]), question["batch"]
     answers = [checked(folder, workload, one, batch=batch) for one in question["precisions"]]
-    Path(sys.argv[1]).write_text(json.dumps(answers))
+    imported = (getattr(one, "__file__", None) or "" for one in list(sys.modules.values()))
+    files = sorted({own_name(str(file), workload) for file in imported} - {""})
+    Path(sys.argv[1]).write_text(json.dumps({"precisions": answers, "files": files}))
 
 
 def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int) -> dict[str, Any]:
@@ -70,13 +79,35 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
             answer["problem"] = explain(error, workload)
     except (Exception, SystemExit) as error:
         where = "" if own_line(error, workload) or model is None else _part(error, model)
-        answer["problem"] = explain(error, workload) + where
+        advice = _advice(error, workload)
+        answer["problem"] = explain(error, workload) + where + (f"; {advice}" if advice else "")
         if isinstance(error, ModuleNotFoundError):
             answer["notes"] = ["what is imported beside torch and Python's own is to be named in `requirements`"]
     finally:
         if built is not None:
             built.close()
     return answer
+
+
+def _advice(error: BaseException, workload: WorkloadFile) -> str:
+    """What to do about an error whose own words do not say it; empty where nothing is known."""
+    text, raising = f"{type(error).__name__}: {error}", [one for one, _ in traceback.walk_tb(error.__traceback__)][-1:]
+    section = f"under [workloads.{workload.name}]"
+    if _NO_GPU.search(text):
+        return (
+            'nothing is wrong with this machine: leave `.cuda()`, `.to("cuda")` and `device="cuda"` out there, since'
+            " Srift moves model, loss and batches to each machine's device"
+        )
+    if _NO_DATA.search(text) and not workload.data:
+        return (
+            'the workload travels alone, without the files that it reads here: state `data = "FOLDER"`'
+            f" {section}, and read them below the argument `data` of {workload.function}"
+        )
+    if raising and raising[0].f_code is type(os.environ).__getitem__.__code__:
+        return f'variables of this shell do not travel: state `env = {{ {error.args[0]} = "..." }}` {section}'
+    if _FEW_SAMPLES.search(text):
+        return f"a check tries a quarter of `global_batch`: lower it {section}, or give the dataset more samples"
+    return ""
 
 
 def _part(error: BaseException, model: nn.Module) -> str:

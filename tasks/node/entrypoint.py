@@ -111,15 +111,18 @@ def build(
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise WorkloadError(f"no function {workload.function!r} in the file of workload {workload.name!r}{hint}")
     arguments = dict(workload.arguments)
+    _refuse_arguments(function, workload)
     if workload.data:
-        _refuse_without_data(function, workload)
         if workload.data.startswith(S3):
             raise DataMissing(f"its data, {workload.data}, were not fetched to this machine")
         arguments["data"] = workload.data
     with _default(_CPU if shared else device):
         parts = function(**arguments)
     if not isinstance(parts, tuple) or len(parts) != 4:
-        raise WorkloadError(f"{workload.function} must return (model, loss, make_batch or a DataLoader, optimizer)")
+        got = f"{len(parts)} parts" if isinstance(parts, tuple) else type(parts).__name__
+        raise WorkloadError(
+            f"{workload.function} must return (model, loss, make_batch or a DataLoader, optimizer), and returned {got}"
+        )
     model, loss, batches, optimizer = parts
     loaded = isinstance(batches, DataLoader)
     if not isinstance(model, nn.Module) or not callable(loss) or not (loaded or callable(batches)):
@@ -165,20 +168,37 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
     return module
 
 
-def _refuse_without_data(function: Callable[..., Any], workload: WorkloadFile) -> None:
-    """Raises WorkloadError where the entrypoint takes no argument `data`."""
+def _refuse_arguments(function: Callable[..., Any], workload: WorkloadFile) -> None:
+    """Raises WorkloadError where the entrypoint does not take what srift.toml gives it, or needs more."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # of some callables nobody can tell
         return
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    if not any(
-        one.kind == inspect.Parameter.VAR_KEYWORD or (one.name, one.kind in named) == ("data", True)
+    named = {
+        one.name: one
         for one in parameters
-    ):
+        if one.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    }
+    takes_any = any(one.kind == inspect.Parameter.VAR_KEYWORD for one in parameters)
+    called, section = workload.function, f"under [workloads.{workload.name}]"
+    if workload.data and "data" not in named and not takes_any:
         raise WorkloadError(
-            f"{workload.function} takes no argument `data`, and srift.toml names data for workload {workload.name!r}:"
-            f" write `def {workload.function}(data, ...)`, or take `data` out"
+            f"{called} takes no argument `data`, and srift.toml names data for workload {workload.name!r}:"
+            f" write `def {called}(data, ...)`, or take `data` out"
+        )
+    if (strange := [one for one in workload.arguments if one not in named]) and not takes_any:
+        near = difflib.get_close_matches(strange[0], named, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it takes: {', '.join(named) or 'none'}"
+        raise WorkloadError(f"{called} takes no argument {strange[0]!r}, stated in `arguments` {section}; {hint}")
+    given = {*workload.arguments, *(["data"] if workload.data else [])}
+    missing = [name for name, one in named.items() if one.default is inspect.Parameter.empty and name not in given]
+    if "data" in missing:
+        raise WorkloadError(f'{called} needs its argument `data`: state `data = "FOLDER"` {section}')
+    if missing:
+        stated = ", ".join(f"{name} = ..." for name in missing)
+        raise WorkloadError(
+            f"{called} needs {', '.join(f'`{name}`' for name in missing)}: state `arguments = {{ {stated} }}`"
+            f" {section}, or give a default"
         )
 
 

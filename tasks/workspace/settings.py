@@ -51,6 +51,7 @@ _PLAINLY = {
     "dict_type": "a section of keys is wanted",
     "model_type": "a section of keys is wanted",
     "string_type": "text in quotes is wanted",
+    "missing": "this key is missing, and has no default",
 }
 FILE = "srift.toml"
 IMPORTED = "imported"  # digest of a workload that no file defines; the mart `workloads` calls it the same
@@ -321,7 +322,9 @@ class Settings(BaseSettings):
         path = self.root / where
         if not path.is_file():
             siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-            raise SettingsError(f"workloads.{name}.entrypoint: no file {path}; {nearest_names(path.name, siblings)}")
+            instead = f"the path is looked for from the folder of {FILE}"
+            near = nearest_names(path.name, siblings, otherwise=instead)
+            raise SettingsError(f"workloads.{name}.entrypoint: no file {path}; {near}")
         return path
 
     def _folder(self, name: str, stated: str) -> Path:
@@ -331,7 +334,9 @@ class Settings(BaseSettings):
         if not folder.is_dir():
             above = folder.parent
             siblings = [p.name for p in above.iterdir() if p.is_dir() and p.name[0] != "."] if above.is_dir() else []
-            raise SettingsError(f"workloads.{name}.path: no folder {folder}; {nearest_names(folder.name, siblings)}")
+            instead = f"the path is looked for from the folder of {FILE}"
+            near = nearest_names(folder.name, siblings, otherwise=instead)
+            raise SettingsError(f"workloads.{name}.path: no folder {folder}; {near}")
         return folder
 
     def travelling(self, name: str) -> tuple[WorkloadFile, Source]:
@@ -466,7 +471,11 @@ def _variables() -> Iterator[tuple[str, tuple[str, ...], str]]:
 def _refusal(error: ValidationError, file: Path, model: type[BaseModel]) -> str:
     """Every wrong key of `model`: those of `file` below its name, then each that a variable states after its own."""
     of_file, of_variables = [], []
-    for one in error.errors():
+    errors = error.errors()
+    unknown = [one["loc"] for one in errors if one["type"] == _UNKNOWN]
+    for one in errors:
+        if one["type"] == "missing" and any(_misspelt(key, one["loc"]) for key in unknown):
+            continue  # it is there under the name that is refused
         # a key that nobody knows, or a section where a plain value is wanted, may be stated by what is below it
         below = one["type"] == _UNKNOWN or (isinstance(one["input"], dict) and one["type"] not in _OF_SECTIONS)
         variable, sentence = _stated_by(one["loc"], below=below), _explained(one, model)
@@ -475,6 +484,11 @@ def _refusal(error: ValidationError, file: Path, model: type[BaseModel]) -> str:
         else:
             of_file.append(f"  {sentence}")
     return "\n".join([*([f"{file}:"] if of_file else []), *of_file, *of_variables])
+
+
+def _misspelt(unknown: tuple[Any, ...], missing: tuple[Any, ...]) -> bool:
+    nearest = nearest_names(str(unknown[-1]), [missing[-1]], otherwise="")
+    return unknown[:-1] == missing[:-1] and nearest != ""
 
 
 def _malformed(error: MalformedVariable) -> str:
@@ -489,6 +503,10 @@ def _explained(error: Any, model: type[BaseModel]) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == _UNKNOWN and error["loc"][:1] == ("workloads",) and error["loc"][-1] in _FACTS:
         return f"{where}: a fact of a workload and no setting; {_WHERE_FACTS_GO}"
+    if error["type"] == _UNKNOWN and error["loc"][:1] == ("workloads",):
+        for key, (_, known) in _MODES.items():
+            if (value := str(error["loc"][-1])) in known[1:]:
+                return f'{where}: unknown key; did you mean `{key} = ["{known[0]}", "{value}"]`?'
     if error["type"] == _UNKNOWN:
         return f"{where}: unknown key; {nearest_names(str(error['loc'][-1]), _known_keys(model, error['loc'][:-1]))}"
     return f"{where}: {_PLAINLY.get(error['type'], '') or error['msg'].removeprefix('Value error, ')}"

@@ -224,7 +224,8 @@ def _is_module(name: str) -> bool:
 
 
 # Of a requirements file, options whose value is a file or a folder; those of the first kind are read like it.
-_READ = ("-r", "--requirement", "-c", "--constraint")
+_REQUIREMENTS = ("-r", "--requirement")
+_READ = (*_REQUIREMENTS, "-c", "--constraint")
 _LOOKED_INTO = ("-f", "--find-links", "-e", "--editable")
 _LOCAL = re.compile(
     r"(?:.*@\s*)?(?P<path>file:[^\s;#]*|\.{0,2}/[^\s;#[]*|\.{1,2}(?=[\s;[]|$)|[^\s;#@]+\.(?:whl|zip|tar\.gz))"
@@ -242,7 +243,9 @@ def _needed(folder: Path, requirements: str, sent: Collection[str] | None) -> tu
         path = _within(root, name, where)
         if not path.is_file():
             siblings = [one.name for one in path.parent.glob("*.txt")] if path.parent.is_dir() else []
-            raise SourceRefused("requirements", f"{where}no file {path}; {nearest_names(path.name, siblings)}")
+            instead = "create it, or take out what names it" if where else "create it, or take `requirements` out"
+            near = nearest_names(path.name, siblings, otherwise=instead)
+            raise SourceRefused("requirements", f"{where}no file {path}; {near}")
         relative = path.relative_to(root).as_posix()
         if relative in needed:
             continue
@@ -260,11 +263,32 @@ def _needed(folder: Path, requirements: str, sent: Collection[str] | None) -> tu
     return tuple(sorted(needed))
 
 
+def required(path: Path) -> list[str]:
+    """What a requirements file, and those that it reads, ask for in words: `numpy>=2`, `name[extra] @ url`.
+
+    Constraints ask for nothing; what is named by its place alone (a folder, a wheel) is left out.
+    """
+    found: list[str] = []
+    read, waiting = set[Path](), [path.resolve()]
+    while waiting:
+        file = waiting.pop()
+        if file in read or not file.is_file():
+            continue
+        read.add(file)
+        waiting += [(file.parent / value).resolve() for _, option, value in _named_in(file) if option in _REQUIREMENTS]
+        found += [line for line in _lines(file) if not line.startswith("-")]
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    """Those of a requirements file without comments; what a backslash continues is one."""
+    text = path.read_text(errors="replace").replace("\\\n", " ")
+    return [re.sub(r"(^|\s)#.*$", "", line).strip() for line in text.splitlines()]
+
+
 def _named_in(path: Path) -> Iterator[tuple[int, str, str]]:
     """Line, option and value of everything local that a requirements file names."""
-    text = path.read_text(errors="replace").replace("\\\n", " ")
-    for number, line in enumerate(text.splitlines(), 1):
-        plain = re.sub(r"(^|\s)#.*$", "", line).strip()
+    for number, plain in enumerate(_lines(path), 1):
         if plain.startswith("-"):
             try:
                 words = shlex.split(plain)

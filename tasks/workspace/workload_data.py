@@ -99,7 +99,8 @@ def refuse_no_folder(folder: Path, home: Path) -> None:
     """Raises BadData unless `folder` is one, holds something, and is not where `home`, which changes, lies."""
     if not folder.exists():
         siblings = [one.name for one in folder.parent.iterdir() if one.is_dir()] if folder.parent.is_dir() else []
-        raise BadData(f"no folder {folder}; {nearest_names(folder.name, siblings)}")
+        instead = "create it, or take `data` out"
+        raise BadData(f"no folder {folder}; {nearest_names(folder.name, siblings, otherwise=instead)}")
     if not folder.is_dir():
         raise BadData(f"{folder} is a file: name the folder that it lies in; did you mean {str(folder.parent)!r}?")
     if home.is_relative_to(folder):

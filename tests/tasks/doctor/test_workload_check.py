@@ -102,14 +102,14 @@ def test_a_folder_runs_with_its_requirements_and_variables_without_a_network_or_
 
 def test_where_no_network_can_be_taken_away_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workload_check, "detect", lambda: Isolation(kind="none", why_not="unshare is missing"))
-    monkeypatch.setattr(workload_check, "_asked", lambda *_, **__: [])
+    monkeypatch.setattr(workload_check, "_asked", lambda *_, **__: {"precisions": [], "files": []})
     found = check_workload(project(tmp_path), "net", timeout_s=120)
     assert found["notes"] == ["this machine's network was in reach, as it is on no local host: unshare is missing"]
 
 
 def test_strategies_and_switches_that_were_not_tried_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workload_check, "detect", lambda: Isolation(kind="namespaces"))
-    monkeypatch.setattr(workload_check, "_asked", lambda *_, **__: [])
+    monkeypatch.setattr(workload_check, "_asked", lambda *_, **__: {"precisions": [], "files": []})
     settings = project(tmp_path)
     assert check_workload(settings, "net", timeout_s=120)["notes"] == []
     modes = 'strategies = ["ddp", "fsdp"]\nswitches = ["none", "compile"]\n[workloads.imported]'
@@ -141,8 +141,8 @@ def test_problems_are_said_once_where_all_precisions_have_the_same() -> None:
         return {"workload": "net", "precisions": [{"precision": n, "problem": p} for n, p in zip(names, said)]}  # noqa: B905
 
     assert problems(found("", "")) is None
-    assert str(problems(found("no", "no"))) == "net would fail on every machine: no"
-    assert str(problems(found("", "no"))) == "net would fail on every machine: in bf16: no"
+    assert str(problems(found("no", "no"))) == "net failed here: no"
+    assert str(problems(found("", "no"))) == "net failed here: in bf16: no"
 
 
 READS = BUILD.replace("def build():", "def build(data):").format(first='assert open(data + "/x.txt").close() is None')

@@ -74,6 +74,63 @@ def test_what_keeps_it_from_training_is_said_with_the_users_line(tmp_path: Path,
     assert said in result["problem"] and result["figures"] is None
 
 
+GPU_SAID = 'leave `.cuda()`, `.to("cuda")` and `device="cuda"` out there'
+LOADER = "torch.utils.data.DataLoader(torch.utils.data.TensorDataset({rows}), batch_size=2{more})"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "model = Net()",
+            "model = Net().cuda()",
+            f"(mine.py, line 15, in build); nothing is wrong with this machine: {GPU_SAID}",
+        ),
+        ("model = Net()", 'model = Net().to("cuda")', GPU_SAID),
+        (
+            "torch.randn(batch, 4)",
+            'torch.randn(batch, 4, device="cuda")',
+            f"line 18, in make_batch); nothing is wrong with this machine: {GPU_SAID}",
+        ),
+        ("model = Net()", "model = Net(); raise RuntimeError('No CUDA GPUs are available')", GPU_SAID),
+        ("model = Net()", "model = open('rows.csv')", 'state `data = "FOLDER"` under [workloads.net]'),
+        (
+            "    model = Net()",
+            f"    {LOADER.format(rows='torch.zeros(0, 4)', more=', shuffle=True')}\n    model = Net()",
+            "the workload travels alone",
+        ),
+        (
+            "make_batch, torch",
+            f"{LOADER.format(rows='torch.zeros(0, 4), torch.zeros(0, 1)', more='')}, torch",
+            "its loader is empty (mine.py, line 14, in build); the workload travels alone",
+        ),
+        (
+            "make_batch, torch",
+            f"{LOADER.format(rows='torch.zeros(9, 4), torch.zeros(9, 1)', more='')}, torch",
+            "fewer than a batch of 16 (mine.py, line 14, in build); a check tries a quarter of `global_batch`: lower",
+        ),
+        (
+            "model = Net()",
+            "import os; os.environ['WIDTH_OF_NET']",
+            'state `env = { WIDTH_OF_NET = "..." }` under [workloads.net]',
+        ),
+    ],
+)
+def test_what_to_do_is_said_where_the_errors_own_words_do_not(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert said in answer(tmp_path, (old, new))["problem"]
+
+
+@pytest.mark.parametrize("wrong", ["{}['width']", "raise ValueError('no rows')"])
+def test_of_another_error_nothing_is_guessed(tmp_path: Path, wrong: str) -> None:
+    assert answer(tmp_path, ("model = Net()", f"model = Net(); {wrong}"))["problem"].endswith("in build)")
+
+
+def test_a_missing_file_of_a_workload_with_data_is_not_blamed_on_missing_data(tmp_path: Path) -> None:
+    (tmp_path / "d1.py").write_text("def build(data): open(data + '/rows.csv')\n")
+    file = WorkloadFile(name="net", digest="d1", file="d1.py", function="build", source="mine.py", data=str(tmp_path))
+    assert checked(tmp_path, file, "fp32", batch=16)["problem"].endswith("(mine.py, line 1, in build)")
+
+
 def of_folder(folder: Path, **files: str) -> dict[str, Any]:
     """The answer for a folder whose `train` takes Net from `net`, with `files` written over."""
     class_, build = GOOD.split("def build", 1)

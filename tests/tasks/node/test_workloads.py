@@ -107,7 +107,10 @@ def test_accumulated_micro_steps_equal_one_large_batch() -> None:
     ("source", "said"),
     [
         ("def other(): ...", "no function 'build'"),
-        ("def build(): return 1, 2", "must return"),
+        ("def build(): return 1, 2", "must return .*, and returned 2 parts"),
+        ("def build(): return [1]", "must return .*, and returned list"),
+        ("def build(data): ...", r'needs its argument `data`: state `data = "FOLDER"` under \[workloads.'),
+        ("def build(a, b, c=1): ...", r"needs `a`, `b`: state `arguments = \{ a = ..., b = ... \}` under \[work"),
         ("import torch\ndef build(): return torch.nn.Linear(1, 1), len, len, 'sgd'", "no torch optimizer"),
         ("def build(): return 1, len, len, 2", "torch module"),
     ],
@@ -116,6 +119,25 @@ def test_a_file_that_does_not_fit_is_refused_with_what_is_missing(tmp_path: Path
     (tmp_path / "own.py").write_text(source)
     with pytest.raises(WorkloadError, match=said):
         load(tmp_path, "own.py")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            "def build(width): ...",
+            r"no argument 'widht', stated in `arguments` under \[workloads.w\]; did you mean 'width'",
+        ),
+        ("def build(depth=1): ...", "no argument 'widht', .*; it takes: depth"),
+        ("def build(): ...", "no argument 'widht', .*; it takes: none"),
+        ("def build(**all): return all['widht']", "returned int"),
+    ],
+)
+def test_an_argument_that_the_function_does_not_take_is_refused(tmp_path: Path, source: str, said: str) -> None:
+    (tmp_path / "w.py").write_text(source)
+    spec = WorkloadFile(name="w", digest="d", file="w.py", function="build", arguments={"widht": 3})
+    with pytest.raises(WorkloadError, match=said):
+        build(tmp_path, spec, seed=0, rank=0, computing=Arithmetic())
 
 
 def test_a_loss_for_each_sample_is_refused() -> None:

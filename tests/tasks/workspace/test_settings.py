@@ -48,6 +48,11 @@ WRONG_FILES = [
     ("cores", "core", "local.instance_types.lc.small.core: unknown key; did you mean 'cores'"),
     ("samples", "sample", "workloads.tiny.sample: unknown key; did you mean 'samples'?"),
     ("samples", "flops_per_sample = 1e9\nsamples", "tiny.flops_per_sample: a fact of a workload and no setting"),
+    ("samples", "compile = true\nsamples", 'did you mean `switches = ["none", "compile"]`?'),
+    ("samples", "bf16 = true\nsamples", 'did you mean `precisions = ["fp32", "bf16"]`?'),
+    ("samples", "strategy = 1\nfsdp = true\nsamples", 'did you mean `strategies = ["ddp", "fsdp"]`?'),
+    ("samples = 1000", "", "workloads.tiny.samples: this key is missing"),
+    ("tiny.py:build", "code/tiny.py:build", "code/tiny.py; the path is looked for from the folder of srift.toml"),
     ("samples", "parameters = 9\nsamples", "srift import --workloads FILE"),
     ('"cheapest" }', '"cheepest" }', "unknown goal 'cheepest'; did you mean 'cheapest'"),
     ('"cheapest" }', '"cheapest", hour = 2 }', "workloads.tiny.goals.0.hour: unknown key; did you mean 'hours'"),
@@ -124,6 +129,14 @@ def test_a_wrong_file_is_refused_with_the_nearest_right_name(project: Path, old:
     with pytest.raises(SettingsError) as refused:
         load_settings()
     assert sentence in str(refused.value)
+
+
+def test_a_misspelt_key_is_said_once_and_not_as_a_missing_one_too(project: Path) -> None:
+    rewritten(project, "global_batch", "globel_batch")
+    with pytest.raises(SettingsError) as refused:
+        load_settings()
+    (line,) = str(refused.value).splitlines()[1:]
+    assert line == "  workloads.tiny.globel_batch: unknown key; did you mean 'global_batch'?"
 
 
 WRONG_VARIABLES = [

@@ -147,6 +147,7 @@ def test_workloads_of_one_repository_share_its_archive_and_a_process(project: Pa
         ("train.run:", "train/run.py:", "no module 'train/run.py' in .*; did you mean 'train.run'"),
         ("train.run:build", "train.run", "is not of the form module:function or package.module:function"),
         ("samples", 'requirements = "requirement.txt"\nsamples', "no file .*; did you mean 'requirements.txt'"),
+        ("samples", 'requirements = "x/needs.txt"\nsamples', "no file .*repo/x/needs.txt; create it, or take `req"),
         ("samples", 'requirements = "../srift.toml"\nsamples', "lies outside"),
         ("samples", 'requirements = "finds.txt"\nsamples', "finds.txt, line 2: nothing is at .*repo/wheels"),
         ("samples", 'requirements = "leaves.txt"\nsamples', "leaves.txt, line 1: ../x.whl lies outside"),

@@ -72,6 +72,7 @@ def test_an_address_counts_by_its_text(project: Path) -> None:
 @pytest.mark.parametrize(
     ("stated", "said"),
     [
+        ("rows", "no folder {project}/rows; create it, or take `data` out"),
         ("imagess", "no folder {project}/imagess; did you mean 'images'?"),
         ("mine.py", "{project}/mine.py is a file: name the folder that it lies in; did you mean '{project}'?"),
         ("hollow", "{project}/hollow is empty"),
