@@ -19,8 +19,10 @@ from .machine_specs import Machine
 DENSITY = 0.01  # part of the entries that ddp-mstopk sends; tasks/node/strategies/compression.py has the same
 _BYTES_PER_ENTRY = 8.0  # position and value
 _BYTES_PER_VALUE = 4.0
-# A rank of 4 of matrices of 512 by 512, as layers of middle size have: 4 (512 + 512) of 512 512 [D].
-_POWERSGD_PART = 1 / 64
+# A rank of 4, of networks that are mostly vectors and narrow matrices (a table of 16 columns). Square layers of 512
+# send a sixteenth of that [D]; the built-in workloads 0.01 to 0.10. Too much is said before a workload has own runs.
+_POWERSGD_PART = 1 / 4
+_POWERSGD_PASSES = 3 / 20  # over all values: two products and what they miss [D]; ddp-mstopk's are 20
 # Of looking for the largest among a device's part, with what is added and put back, a value: 20 passes over 4 bytes at
 # 300 GB/s, as the slowest GPUs in use read [D]; on a processor core by steps of local hosts at 3.2 Gbit/s
 # (tests.benchmarks.strategies; finding alone takes 6 to 10).
@@ -55,10 +57,12 @@ def seconds_per_value(machine: Machine) -> float:
 def selection_seconds(
     strategy: str, gradient_bytes: FloatArray, devices: FloatArray, per_value: FloatArray
 ) -> FloatArray:
-    """(rows,) seconds of looking for what is to be sent, of gradients whose `devices` share them on each machine."""
-    if strategy != MSTOPK_SENT:
-        return np.zeros_like(gradient_bytes)
-    return np.asarray(gradient_bytes / _BYTES_PER_VALUE / devices * per_value, dtype=float)
+    """(rows,) seconds of making what is sent, of `gradient_bytes` by `sent_everywhere`; the `devices` of a machine share
+    it by ddp-mstopk."""
+    values = gradient_bytes / sent_everywhere(strategy) / _BYTES_PER_VALUE
+    if strategy == POWERSGD_SENT:
+        return np.asarray(values * _POWERSGD_PASSES * per_value, dtype=float)
+    return np.asarray(values / devices * per_value * (strategy == MSTOPK_SENT), dtype=float)
 
 
 def sent_between(strategy: str, machines: FloatArray, ranks: FloatArray) -> FloatArray:

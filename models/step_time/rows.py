@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..domain.numeric import FloatArray
 from ..domain.setup_table import SetupArrays
 from ..domain.workload import COMPRESSED, workload_and_mode
 from .compression import seconds_per_value, selection_seconds, sent_between
-from .dataset import Exchange, TrainingRows
+from .dataset import Exchange, TrainingRows, sent
 from .formula import Line, known_overlap
 from .levels import Rows
 from .machine_specs import Machine, device_kind
@@ -199,10 +199,12 @@ class Facts:
 
     def _exchange(self, workload: str) -> tuple[float, float, float]:
         """Bytes, hidden and last bucket as formula.py has them."""
-        known = [one.gradient_bytes for one in self.exchanges.values() if one.gradient_bytes > 0]
-        usual = float(np.median(known)) if known else _USUAL_BYTES
         own = self.exchanges.get(workload, Exchange(0.0))
-        return own.gradient_bytes or usual, *known_overlap(own.hidden_part, own.last_bucket_bytes)
+        if not own.gradient_bytes > 0:  # that of the others, each once, in this one's mode
+            plain = {name: one for name, one in self.exchanges.items() if not workload_and_mode(name)[1].of_several}
+            known = [one.gradient_bytes for one in plain.values() if one.gradient_bytes > 0]
+            own = sent(replace(own, gradient_bytes=float(np.median(known)) if known else _USUAL_BYTES), workload)
+        return own.gradient_bytes, *known_overlap(own.hidden_part, own.last_bucket_bytes)
 
     def _optimizer(self, workload: str, kind: str) -> float:
         """As profiled, else as on other kinds; 0 where no profile says."""

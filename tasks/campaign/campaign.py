@@ -191,6 +191,7 @@ def _model(
 
     `runs` have each precision of a workload as a workload of its own.
     """
+    measured = frozenset(model.workloads)  # what physics alone says of a mode is no reason not to measure it
     for workload in workloads:
         model = with_compressed(model, workload)
     known, _, _ = comparable(model, offers)
@@ -202,7 +203,7 @@ def _model(
         if found.ranked:
             choice_set[workload.name] = contending(model, workload, found, conditions=conditions)
     fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
-    variants = frozenset(one.name for workload in met for one in workload.variants)
+    variants = measured & {one.name for workload in met for one in workload.variants}
     return Model(
         choice_set=choice_set,
         joint=model.joint,

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -131,10 +132,20 @@ class Measurement(BaseModel):
 
     @field_validator("strategy")
     @classmethod
-    def _a_strategy(cls, name: str) -> str:
-        if name.lower() not in STRATEGIES:
+    def _a_strategy(cls, name: str, info: ValidationInfo) -> str:
+        plain = name.lower()
+        if plain not in STRATEGIES:
             raise ValueError(_not_predicted("strategy", name, STRATEGIES))
-        return name.lower()
+        layout = info.data.get("layout")
+        if layout and "cluster" in info.data and Mode(strategy=plain).compressed:
+            devices = parse_numbers(layout, len(parse_cluster(info.data["cluster"])), "layout")
+            sizes = [np.array([one]) for one in (len(devices), min(devices), max(devices))]
+            if not Mode(strategy=plain).runs_on(*sizes)[0]:
+                raise ValueError(
+                    f"{plain} cannot train on {'+'.join(map(str, devices))} devices: gradients are sent between"
+                    " several, by ddp-mstopk between machines with equally many each"
+                )
+        return plain
 
     @field_validator("switches")
     @classmethod

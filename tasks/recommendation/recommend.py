@@ -137,10 +137,9 @@ class Case:
     ) -> Case:
         """With what the warehouse knows of the workload; `conditions` where somebody has what `job_conditions` says."""
         workload = with_known_facts(workspace, workload)
-        model, guessed = None if champion is None else champion.model, False
+        model, guessed = None if champion is None else with_compressed(champion.model, workload), False
         unmeasured: tuple[Mode, ...] = ()
         if model is not None and model.met_workload(workload):
-            model = with_compressed(model, workload)
             asked, workload = workload.modes, model.as_measured(workload)
             unmeasured = tuple(one for one in asked if one not in workload.modes)
         elif model is not None:

@@ -103,7 +103,7 @@ class SparseExchange:
         if index in self.kept:
             if len(self.kept[index]) != part:
                 raise RuntimeError(f"bucket {index} has {part} values a device, and had {len(self.kept[index])}")
-            own += self.kept[index]
+            own += self.kept.pop(index)
         count = ceil(self.density * part)
         picked = largest(own, count)
         sent = torch.cat([picked.to(torch.int32), own[picked].view(torch.int32)])
@@ -119,7 +119,7 @@ class SparseExchange:
     def _swap(self, mine: Tensor, peers: range) -> Tensor:
         """(peers, size) what each of `peers` has for this rank, which is one of them and has `mine` (peers, size)."""
         if len(peers) == 1:
-            return mine.clone()
+            return mine
         splits = [mine.shape[1] if rank in peers else 0 for rank in range(dist.get_world_size(self.group))]
         received = torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)
         dist.all_to_all_single(received.view(-1), mine.reshape(-1), splits, splits, group=self.group)

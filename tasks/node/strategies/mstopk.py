@@ -28,11 +28,11 @@ def largest(values: Tensor, count: int) -> Tensor:
     if count >= len(values):
         return torch.arange(len(values), device=values.device)
     magnitude = values.abs()
-    mean, high = magnitude.mean().item(), magnitude.max().item()
+    mean, high = magnitude.mean(dtype=torch.float64).item(), magnitude.max().item()
     if not isfinite(mean + high):
         return _filled(~torch.isfinite(values), torch.isfinite(values), count)
     positions = torch.arange(0)  # of `magnitude` in `values`, once it is fewer
-    low, middle = -1.0, mean
+    low, middle = -mean or -1.0, mean  # below all, and no farther off than the values are large
     for _ in range(PASSES):
         above = int(torch.count_nonzero(magnitude > middle))
         if above < count:

@@ -14,7 +14,7 @@ import pytest
 
 from models.campaign.campaign import STOPS, Launch, Measurement
 from models.domain.cluster import Cluster, Offer
-from models.domain.workload import Workload
+from models.domain.workload import Mode, Workload
 from tasks.campaign import campaign
 from tasks.campaign.budget import Tally
 from tasks.execution.collect import Collected
@@ -178,6 +178,12 @@ def test_a_champion_that_has_not_met_a_workload_a_type_or_its_new_definition_doe
         launches = campaign.shop.fn(here, offers, dict(FRAMES), champion(), None)
         bought = {offer.instance_type for launch in launches for offer in launch.cluster.members}
         assert stranger in bought
+
+
+def test_a_mode_that_physics_alone_predicts_counts_as_never_measured(here: Workspace) -> None:
+    conv = replace(here.workloads[0], modes=(Mode(), Mode(strategy="ddp-mstopk")))
+    known = campaign._model(here, model(), [conv], here.provider.offers(NOON), measured().runs)
+    assert known.workloads == {"conv"} and "conv" in known.choice_set
 
 
 def test_expectations_are_of_the_definitions_of_today(here: Workspace) -> None:

@@ -42,6 +42,18 @@ def test_whatever_the_values_the_count_is_exact_and_what_is_left_is_not_much_lar
     assert left.max() <= entries[picked].abs().min() + 4e-6 * entries.abs().max()
 
 
+def test_what_is_small_beside_one_large_entry_is_distinguished() -> None:
+    values = gaussian(100_000) * 1e-7
+    values[17] = 1.0
+    picked = largest(values, 1000)
+    rest = picked[picked != 17]
+    assert len(rest) == 999
+    assert energy(values[rest]) >= 0.9 * energy(values.abs().topk(1000).values[1:])
+    table = torch.zeros(100_000)
+    table[-900:] = 1e-6 * gaussian(900)
+    assert set(range(99_100, 100_000)) <= set(largest(table, 1000).tolist()), "all that are no zeros"
+
+
 @pytest.mark.parametrize("value", [0.0, 3.0, -2.0])
 def test_of_equal_values_any_will_do(value: float) -> None:
     assert len(largest(torch.full((100,), value), 7).unique()) == 7
