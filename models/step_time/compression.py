@@ -57,8 +57,9 @@ def seconds_per_value(machine: Machine) -> float:
 def selection_seconds(
     strategy: str, gradient_bytes: FloatArray, devices: FloatArray, per_value: FloatArray
 ) -> FloatArray:
-    """(rows,) seconds of making what is sent, of `gradient_bytes` by `sent_everywhere`; the `devices` of a machine share
-    it by ddp-mstopk."""
+    """(rows,) seconds of making what is sent; `gradient_bytes` are those of `sent_everywhere`, and the `devices` of a
+    machine share the search of ddp-mstopk.
+    """
     values = gradient_bytes / sent_everywhere(strategy) / _BYTES_PER_VALUE
     if strategy == POWERSGD_SENT:
         return np.asarray(values * _POWERSGD_PASSES * per_value, dtype=float)
