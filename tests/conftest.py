@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import setuptools  # noqa: F401  # before distutils: it takes its place, and warns of a distutils that was there first
 from hypothesis import settings
 
 from tests.lanes import Lanes, order_of

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -22,6 +21,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.machinery import PathFinder
 from itertools import takewhile
 from pathlib import Path
 
@@ -218,9 +218,10 @@ def _own_packages() -> list[str]:
 
 def _pip() -> list[str] | None:
     """How this Python runs pip: its own, else the one that Python carries to make environments with."""
-    if importlib.util.find_spec("pip") is not None:
+    # by the path alone: asked for pip, setuptools' finder takes back its distutils, without which nothing is compiled
+    if PathFinder.find_spec("pip") is not None:
         return ["-m", "pip"]
-    carried = importlib.util.find_spec("ensurepip")
+    carried = PathFinder.find_spec("ensurepip")
     bundled = sorted(Path(str(carried.origin)).parent.glob("_bundled/pip-*.whl")) if carried else []
     return [f"{bundled[-1]}/pip"] if bundled else None
 

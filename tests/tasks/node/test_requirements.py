@@ -6,6 +6,7 @@ import importlib.util
 import io
 import re
 import subprocess
+import sys
 import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -212,3 +213,8 @@ def test_a_torn_archive_is_said_and_a_whole_one_unpacked_once(tmp_path: Path) ->
     (tmp_path / "in" / "code" / "a" / "b.py").write_text("kept")
     unpack(whole, tmp_path / "in" / "code")
     assert (tmp_path / "in" / "code" / "a" / "b.py").read_text() == "kept"
+
+
+def test_looking_for_pip_leaves_distutils_to_those_who_compile() -> None:
+    code = "from tasks.node import requirements; assert requirements._pip(); import setuptools"
+    subprocess.run([sys.executable, "-c", code], check=True)
