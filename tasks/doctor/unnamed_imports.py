@@ -1,7 +1,7 @@
 """Packages that a workload imports, that are here, and that a machine would not have: no `requirements` names them.
 
-Srift's environment holds far more than torch, and a check runs in it. A machine has torch, what torch requires, and
-what the workload's requirements name.
+Srift's environment holds far more than torch, and a check runs in it. A machine is sure to have torch, what torch
+requires, and what the workload's requirements name; its image may have more.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _said(file: str, names: dict[str, str], requirements: str) -> str:
     add += requirements or 'a file, and state `requirements = "requirements.txt"`'
     return (
         f"{file} imports {', '.join(names)}, which Srift's own environment has and no `requirements` name: another"
-        f" machine has torch and what torch requires alone; {add}"
+        f" machine is sure to have torch and what torch requires alone; {add}"
     )
 
 
