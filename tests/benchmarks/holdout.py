@@ -4,7 +4,7 @@
 workloads that tolerate several modes each setup is in one of them; to judge all kinds, as root on a quiet machine:
 
     export SRIFT_ROOT=tests/benchmarks/modes SRIFT_HOME=$PWD/.srift/modes    two workloads, eighteen modes, three types
-    srift refresh --max-usd 2                                                three times, about ten minutes each
+    srift refresh --max-usd 2                                                about fifteen minutes
     python -m tests.benchmarks.holdout --count 110                           about twenty minutes
 """
 
