@@ -10,11 +10,13 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import CodeType
@@ -31,6 +33,7 @@ from .processes import die_with_parent
 _WITHIN_S = 45.0
 _LEAVE_S = 2.0  # what workers have to end in, once torch has ended them
 _MOST_PATH = 70  # characters of a folder in which workers can have a socket, whose path has 107 at most [unix(7)]
+_TRACEBACK = "Original Traceback"  # torch's words before what a worker's error said
 _ENDLESS = 2**62  # samples: no pass over the data ends within a measurement
 _KEPT = ("num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "persistent_workers", "in_order")
 _OF_WORKERS = ("timeout", "prefetch_factor", "multiprocessing_context")
@@ -133,11 +136,14 @@ class Loader:
     def close(self) -> None:
         """End the workers; the next batch is the first of a new start."""
         self.signal(signal.SIGCONT)
-        iterator, processes = self._iterator, self._processes
-        self._iterator, self._rebuilt, self._processes = None, None, []
-        end = getattr(iterator, "_shutdown_workers", None)  # what torch does once nobody holds the iterator any more
-        if end is not None:
-            end()
+        with worker_deaths_ignored():
+            iterator, processes = self._iterator, self._processes
+            self._iterator, self._rebuilt, self._processes = None, None, []
+            end = getattr(
+                iterator, "_shutdown_workers", None
+            )  # what torch does once nobody holds the iterator any more
+            if end is not None:
+                end()
         for one in processes:
             one.join(_LEAVE_S)
             if one.is_alive():
@@ -196,6 +202,13 @@ class Loader:
         return made[0], made[1]
 
     def _said(self, error: Exception) -> BaseException:
+        if isinstance(error, OSError | EOFError) and self._processes and _TRACEBACK not in str(error):
+            # a worker that dies while it hands over a batch resets the connection, before torch hears of its death
+            ending = wait([one.sentinel for one in self._processes], timeout=_LEAVE_S)
+            for one in self._processes:
+                if one.sentinel in ending:
+                    one.join(_LEAVE_S)  # its pipe is closed a moment before it has an exit code
+                    return LoaderError(f"a worker of its loader died: exit code {one.exitcode}", self._codes())
         return in_words(error, self._codes(), within_s=self._within_s)
 
     @property
@@ -215,13 +228,26 @@ def in_words(error: BaseException, codes: tuple[CodeType, ...] = (), *, within_s
     if isinstance(error, LoaderError):
         return error
     lines = str(error).strip().splitlines() or [""]
-    if "Original Traceback" in str(error):
+    if _TRACEBACK in str(error):
         return LoaderError(f"in a worker of its loader: {lines[-1]}\n{error}", codes)
     if "DataLoader timed out" in lines[0]:
         return LoaderError(f"its loader gave no batch within {within_s:.0f} s", codes)
     if "DataLoader worker" in lines[0]:
         return LoaderError(f"a worker of its loader died: {lines[0]}", codes)
     return error
+
+
+@contextmanager
+def worker_deaths_ignored() -> Iterator[None]:
+    """Inside, no signal of torch's raises that a worker has died: it would hide an error that is being reported."""
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's alone
+        yield
+        return
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
 
 
 @contextmanager

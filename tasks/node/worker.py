@@ -23,6 +23,7 @@ from .device import NoSuchDevice, reset_peak, usable
 from .device_check import give_up
 from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
 from .launch import Launch, explain, join, leave, report, wait_for, wait_for_all
+from .loader import worker_deaths_ignored
 from .precision import SCALED, arithmetic
 from .probe import probe
 from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent
@@ -86,10 +87,11 @@ def serve(launch: Launch, index: int, item: Item) -> None:
             if "build_s" in values:
                 values["build_s"] += build_s
         except Exception as error:
-            traceback.print_exc()
-            if launch.group(item) is not None:
-                abort(launch, index, item, error, started_unix)
-            problem = explain(error, launch.workload(item))
+            with worker_deaths_ignored():
+                traceback.print_exc()
+                if launch.group(item) is not None:
+                    abort(launch, index, item, error, started_unix)
+                problem = explain(error, launch.workload(item))
     if built is not None:
         built.close()
     if launch.leads(item):

@@ -15,7 +15,7 @@ import pytest
 from tasks.node import processes, profiler
 from tasks.node.entrypoint import LoadedWorkload, WorkloadError, build, own_line, try_once
 from tasks.node.launch import explain
-from tasks.node.loader import Cost, LoaderError, running
+from tasks.node.loader import Cost, LoaderError, running, worker_deaths_ignored
 from tasks.node.measuring import Patience
 from tasks.node.precision import Arithmetic
 from tasks.node.record import Item, Plan, WorkloadFile
@@ -245,6 +245,39 @@ def test_workers_stand_still_outside_of_what_is_measured_and_are_gone_afterwards
         made.make_batch(4)
     made.close()
     assert [state(one) for one in workers] == ["", ""] and not workers_of(made)
+
+
+def test_a_connection_that_a_dead_worker_reset_is_told_as_its_death(
+    built: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = built("DataLoader(Rows(50), batch_size=2, num_workers=1)")
+    made.make_batch(4)
+    assert made.loader is not None
+
+    class Resets:
+        def __next__(self) -> None:
+            with worker_deaths_ignored():
+                os.kill(workers_of(made)[0], signal.SIGKILL)
+                time.sleep(0.1)
+            raise ConnectionResetError("Connection reset by peer")
+
+    monkeypatch.setattr(made.loader, "_iterator", Resets())
+    with pytest.raises(LoaderError, match="a worker of its loader died: exit code -9"):
+        made.make_batch(4)
+
+
+def test_no_death_of_a_worker_interrupts_what_reports_an_error() -> None:
+    def interrupt(*_: object) -> None:
+        raise RuntimeError("a worker died")
+
+    before = signal.signal(signal.SIGCHLD, interrupt)
+    try:
+        with worker_deaths_ignored():
+            os.kill(os.getpid(), signal.SIGCHLD)
+        with pytest.raises(RuntimeError, match="a worker died"):
+            os.kill(os.getpid(), signal.SIGCHLD)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_workers_hand_batches_over_however_long_the_path_of_their_folder_is(

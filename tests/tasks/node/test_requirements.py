@@ -10,6 +10,7 @@ import sys
 import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -116,8 +117,11 @@ def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path, m
     assert requirements._run(["/bin/sh", "-c", script], tmp_path, tmp_path) == (None, "")
     assert time.monotonic() - started < 30.0
     child = (tmp_path / "child").read_text().strip()
-    stat = Path(f"/proc/{child}/stat")
-    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+    until = time.monotonic() + 10.0
+    with suppress(OSError):  # it is gone
+        while Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < until, "the child lives on"  # a busy processor comes to it a moment later
+            time.sleep(0.05)
 
 
 # What pip 23.2 said, shortened.
