@@ -41,18 +41,26 @@ _CPU = torch.device("cpu")
 
 
 def served(
-    workload: WorkloadFile, items: Sequence[Item], *, world: int, losses: int = 0, other_batches: bool = False
+    workload: WorkloadFile,
+    items: Sequence[Item],
+    *,
+    world: int,
+    losses: int = 0,
+    other_batches: bool = False,
+    rounded: bool = False,
 ) -> list[dict[str, Any]]:
     """The first rank's values of each item on `world` ranks, one thread and one process each, in this order.
 
     With `losses` the items are trained for so many steps, and the values are `losses`, means over the ranks;
-    `other_batches` are those of other ranks. Raises RuntimeError where a rank fails.
+    `other_batches` are those of other ranks; `rounded` begins with the weights rounded to bfloat16.
+
+    Raises RuntimeError where a rank fails.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     task = {"workload": asdict(workload), "items": [asdict(one) for one in items], "losses": losses}
-    task |= {"others": world if other_batches else 0}
+    task |= {"others": world if other_batches else 0, "rounded": rounded}
     with TemporaryDirectory() as folder:
         answers = [Path(folder) / str(rank) for rank in range(world)]
         processes = []
@@ -72,16 +80,23 @@ def serve(task: dict[str, Any]) -> Iterable[dict[str, Any]]:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{task['port']}", rank=rank, world_size=world)
     workload = WorkloadFile(**task["workload"])
     for item in (Item(**one) for one in task["items"]):
-        yield _values(item, workload, rank=rank, losses=task["losses"], others=task["others"])
+        yield _values(item, workload, task, rank=rank)
 
 
-def _values(item: Item, workload: WorkloadFile, *, rank: int, losses: int, others: int) -> dict[str, Any]:
+def _values(item: Item, workload: WorkloadFile, task: dict[str, Any], *, rank: int) -> dict[str, Any]:
+    losses = int(task["losses"])
     group = dist.group.WORLD
     assert group is not None
     reset_peak(_CPU)
     shared = shares_out(item.strategy)
     computing = arithmetic(item.precision, _CPU)
-    built = build(WORKLOADS, workload, seed=item.seed, rank=rank + others, computing=computing, shared=shared)
+    built = build(
+        WORKLOADS, workload, seed=item.seed, rank=rank + int(task["others"]), computing=computing, shared=shared
+    )
+    if task["rounded"]:
+        with torch.no_grad():
+            for one in built.model.parameters():
+                one.copy_(one.bfloat16())
     switch_on(built.model, item.switches, whole=not shared)
     try_once(built, item.batches[0], shared=shared)
     if losses:

@@ -4,7 +4,9 @@
 machine in each mode, from the same weights on the same batches, with several seeds. Losses are means over ranks and
 twenty steps; all figures are parts of what plain fp32 learned from its first to its last: `apart`, how far a mode's
 loss lies from that of plain fp32, in the mean of the seeds, the most of the windows; `at_end`, the same with its sign
-in the last window; `other_batches`, as `apart`, of plain fp32 with the same weights on other batches.
+in the last window; `other_batches`, as `apart`, of plain fp32 with the same weights on other batches; `rounded_once`,
+as `apart`, of plain fp32 on the same batches whose first weights were rounded to bfloat16, and nothing later: what a
+training does to any difference of that size.
 
 A mode passes where `apart` is at most a tenth of `other_batches`: what a mode changes is then lost in what the order of
 the samples does, which nobody controls for. Where only sums are rounded otherwise (fp32 in any mode), at most a
@@ -37,7 +39,9 @@ RECOMPUTED = (Mode(switches="checkpointing"), Mode("bf16", "fsdp", "checkpointin
 
 
 def losses(file: Path, modes: Sequence[Mode], *, seeds: int, steps: int, batch: int) -> FloatArray:
-    """(seeds, 1 + modes, windows) mean losses of a workload: plain on other batches, then in each of the modes."""
+    """(seeds, 2 + modes, windows) mean losses of a workload: plain on other batches, plain from weights rounded once,
+    then in each of the modes.
+    """
     workload = WorkloadFile(name=file.stem, digest=file.stem, file=file.name, function="build")
     windows = max(steps // _WINDOW, 2)
     plain: dict[str, Any] = {
@@ -48,29 +52,33 @@ def losses(file: Path, modes: Sequence[Mode], *, seeds: int, steps: int, batch: 
         "batches": [batch] * _RANKS,
     }
 
-    def losses_of(wanted: Sequence[Mode], *, other_batches: bool) -> FloatArray:
+    def losses_of(wanted: Sequence[Mode], **unlike: bool) -> FloatArray:
         items = [Item(**plain, seed=seed, **mode._asdict()) for seed, mode in product(range(seeds), wanted)]
-        rows = served(workload, items, world=_RANKS, losses=windows * _WINDOW, other_batches=other_batches)
+        rows = served(workload, items, world=_RANKS, losses=windows * _WINDOW, **unlike)
         means = np.array([one["losses"] for one in rows]).reshape(seeds, len(wanted), windows, _WINDOW).mean(axis=3)
         return np.asarray(means, dtype=float)
 
-    return np.concatenate([losses_of(modes[:1], other_batches=True), losses_of(modes, other_batches=False)], axis=1)
+    plainly = [losses_of(modes[:1], other_batches=True), losses_of(modes[:1], rounded=True)]
+    return np.concatenate([*plainly, losses_of(modes)], axis=1)
 
 
 def compared(file: Path, modes: Sequence[Mode], *, seeds: int, steps: int, batch: int) -> pd.DataFrame:
-    """A row a mode but the first, plain one: workload, mode, seeds, apart, at_end, other_batches, allowed, passes."""
+    """A row a mode but the first, plain one: workload, mode, seeds, apart, at_end, rounded_once, other_batches,
+    allowed, passes.
+    """
     found = losses(file, modes, seeds=seeds, steps=steps, batch=batch)
-    plain = found[:, 1]
+    plain = found[:, 2]
     learned = plain[:, :1] - plain[:, -1:]
 
     def apart(own: FloatArray) -> float:
         return float(np.abs((own - plain) / learned).mean(axis=0).max())
 
     rows = []
-    for at, mode in enumerate(modes[1:], start=2):
-        others = apart(found[:, 0])
+    for at, mode in enumerate(modes[1:], start=3):
+        others, rounded = apart(found[:, 0]), apart(found[:, 1])
         row = {"workload": file.stem, "mode": str(mode), "seeds": seeds, "apart": apart(found[:, at])}
-        row |= {"at_end": float(((found[:, at] - plain) / learned)[:, -1].mean()), "other_batches": others}
+        row |= {"at_end": float(((found[:, at] - plain) / learned)[:, -1].mean())}
+        row |= {"rounded_once": rounded, "other_batches": others}
         rows.append(row | {"allowed": SHARE[mode.precision] * others})
     table = pd.DataFrame(rows)
     return table.assign(passes=table["apart"] <= table["allowed"])
