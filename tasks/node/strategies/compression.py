@@ -96,23 +96,26 @@ class SparseExchange:
         """
         devices, values = self.machines[0], gradient.to(torch.float32)
         part = ceil(len(values) / devices)
-        padded = nn.functional.pad(values, (0, part * devices - len(values))).view(devices, part)
+        if part * devices > len(values):
+            values = nn.functional.pad(values, (0, part * devices - len(values)))
         machine, place = divmod(dist.get_rank(self.group), devices)
         inside = range(machine * devices, (machine + 1) * devices)
-        own = self._swap(padded, inside).sum(dim=0)
-        if index in self.kept:
-            if len(self.kept[index]) != part:
-                raise RuntimeError(f"bucket {index} has {part} values a device, and had {len(self.kept[index])}")
-            own += self.kept.pop(index)
+        received = self._swap(values.view(devices, part), inside)
+        if index not in self.kept:
+            self.kept[index] = torch.zeros_like(received[0])
+        own = self.kept[index]
+        if len(own) != part:
+            raise RuntimeError(f"bucket {index} has {part} values a device, and had {len(own)}")
+        for one in received:  # where they were kept: a bucket may be one large table, and a copy of it a whole one
+            own += one
         count = ceil(self.density * part)
         picked = largest(own, count)
         sent = torch.cat([picked.to(torch.int32), own[picked].view(torch.int32)])
         own[picked] = 0.0
-        self.kept[index] = own
         peers = range(place, len(self.machines) * devices, devices)
-        total = torch.zeros_like(own)
-        for received in self._swap(sent.expand(len(peers), -1), peers):
-            total[received[:count].long()] += received[count:].view(torch.float32)
+        total = received[0].zero_()
+        for other in self._swap(sent.expand(len(peers), -1), peers):
+            total[other[:count].long()] += other[count:].view(torch.float32)
         whole = self._swap(total.expand(devices, -1), inside)
         return whole.reshape(-1)[: len(gradient)].to(gradient.dtype)
 
