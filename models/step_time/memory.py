@@ -9,7 +9,7 @@
                      beside                                            working
     ddp              G                     buckets, summed in place    max(a b, G)
     ddp-powersgd     2 G                   what is not sent is kept    max(a b, G)
-    ddp-mstopk       2 G                   at most                     max(a b, G)
+    ddp-mstopk       2 G + 2 G'            and a bucket's magnitudes   max(a b, G)
     fsdp             3 W' + 2 G' - (1 - 1/n) S                         max(a b, G / n)
     zero2            W (1 - 1/n) + W' + 2 G' - (1 - 1/n) S             max(a b, G / n)
     fsdp, offload    3 W' + 2 G' + (W' + G') / n - S                   a b
@@ -20,9 +20,11 @@ with S bytes of weights and optimizer's states, W = G of weights, n ranks. Activ
 be, which is why the larger of both counts; of several micro-steps each but the first finds gradients there: then, and
 from facts, both count, and gradients are whole on every rank until the last micro-step sums them. A group of weights is
 gathered into W', by a buffer of as many bytes, while the next one is; its gradients G' are copied to be summed, while
-those of the group before still are. What is offloaded lies in the host's memory; only the device's is asked for here,
-which holds a rank's part of one group of weights and of gradients on their way too. Too cautious rather than not: a
-batch that is refused is run in accumulation steps, one that does not fit is not run at all.
+those of the group before still are. ddp-mstopk looks for the largest among the magnitudes of a bucket, which are
+copied and compared: a bucket is a group at most, where tensors are as small. What is offloaded lies in the host's
+memory; only the device's is asked for here, which holds a rank's part of one group of weights and of gradients on
+their way too. Too cautious rather than not: a batch that is refused is run in accumulation steps, one that does not
+fit is not run at all.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ import pandas as pd
 
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import SetupArrays
-from ..domain.workload import Mode, workload_and_mode
+from ..domain.workload import MSTOPK_SENT, Mode, workload_and_mode
 from .compression import in_turn
 from .machine_specs import Machine
 
@@ -106,6 +108,7 @@ class MemoryModel:
         gradients = summed if sharing and not accumulates else held.gradients
         working = max(activations, gradients) if measured and not accumulates else activations + gradients
         beside = _shared(mode, held, ranks) if sharing else held.gradients * (1 + in_turn(mode.strategy))
+        beside += 2 * held.group * (mode.strategy == MSTOPK_SENT)
         peak = (max(base + beside, 0.0) + working) * (1 + _HEADROOM * measured)
         ran = self.ran.get(workload, ())
         if accumulates:
