@@ -283,7 +283,13 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
 
 
 def runs_of(setups: Sequence[Setup], runs: pd.DataFrame) -> list[int]:
-    """How many of `runs` measured each setup, aligned with `setups`.
+    """How many of `runs` measured each setup, aligned with `setups`; as `runs_by_key` counts them."""
+    counted = runs_by_key(setups, runs)
+    return [counted[setup_key(setup)] for setup in setups]
+
+
+def runs_by_key(setups: Sequence[Setup], runs: pd.DataFrame) -> Counter[Key]:
+    """How many of `runs` measured each key of `setups`, among others.
 
     A row of `runs` stands for as many as its column `runs` says, where there is one, and else for one.
     """
@@ -291,7 +297,7 @@ def runs_of(setups: Sequence[Setup], runs: pd.DataFrame) -> list[int]:
     counted: Counter[Key] = Counter()
     for row in rows_of(_distinct(runs, {setup.workload for setup in setups})):
         counted[row_key(row, devices)] += row["runs"]
-    return [counted[setup_key(setup)] for setup in setups]
+    return counted
 
 
 def _distinct(runs: pd.DataFrame, workloads: set[str]) -> pd.DataFrame:

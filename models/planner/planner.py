@@ -113,7 +113,11 @@ def candidates(workload: Workload, supply: Supply, model: StepModel) -> list[Set
         return []
     found = enumerate_candidates(workload, supply, model)
     setups = [found.setup(row) for row in range(len(found))]
-    return setups if found.all_fit else [one for one in setups if not supply.fits(one.cluster)]
+    if found.all_fit:
+        return setups
+    _, first, which = np.unique(found.cluster, return_index=True, return_inverse=True)
+    fit = np.array([not supply.fits(setups[row].cluster) for row in first], dtype=bool)
+    return [setups[row] for row in np.flatnonzero(fit[which])]
 
 
 def _frontier(costs: CandidateCosts, goals: Sequence[Goal]) -> list[Row]:

@@ -163,14 +163,22 @@ def _candidates(case: Case, model: StepTimeModel, sold: Sequence[Offer], choice_
     # a fast cluster is dear by the hour, and the run that tells most of it may be one on itself
     chosen = {setup_table.setup_key(one) for one in choice_set.setups}
     dollars = [setup.cluster.total_usd_per_hour or 0.0 for setup in setups]
-    order = np.lexsort((dollars, [setup_table.setup_key(setup) not in chosen for setup in setups]))
+    keys = [setup_table.setup_key(setup) for setup in setups]
+    order = np.lexsort((dollars, [key not in chosen for key in keys]))
     setups = [setups[at] for at in order]
     setups = _cheapest_of_each(setups, case.by_data_sheet) + setups
     if case.guessed:
         setups = _on_one_device(setups) + setups
     runs = reads.measured_setups(workspace.warehouse, workspace.provider.name, workload.name)
-    new = [setup for setup, times in zip(setups, setup_table.runs_of(setups, runs), strict=True) if not times]
-    return list({setup_table.setup_key(one): one for one in new}.values())[:_MOST_CANDIDATES]
+    measured = setup_table.runs_by_key(setups, runs)
+    new: dict[setup_table.Key, Setup] = {}
+    for setup in setups:
+        key = setup_table.setup_key(setup)
+        if not measured[key]:
+            new.setdefault(key, setup)
+        if len(new) == _MOST_CANDIDATES:
+            break
+    return list(new.values())
 
 
 def _cheapest_of_each(setups: Sequence[Setup], devices: Collection[str]) -> list[Setup]:
