@@ -5,7 +5,7 @@ devices, or devices of one machine. T(G) is the measured step, C(b) what one uni
 
     efficiency       T(1) / (G T(G)): throughput of G over G times that of one, at the same B
     the rule         T(G) = O + P / G;  R = O / P;  efficiency (1 + R) / (1 + G R);  largest G (1 + R - a) / (a R)
-    by shares        T(G) = C(B / G) + E
+    by shares        T(G) = C(B / G) + E(G),  E(G) = E(m) (G - 1) / G * m / (m - 1)
     hidden           8 * 2 (G - 1) / G S bits within the backward pass that follows the first bucket
     servers          ceil(k S N / (B_ps T_C)), k = 2 where a server's link is half-duplex, 1 where it is not
 
@@ -14,13 +14,16 @@ work, the optimizer). P is parallel time: what one unit does of a step, and G do
 from T(1) and T(m) at the largest m that was measured: O = (m T(m) - T(1)) / (m - 1), P = T(1) - O. With one unit taking
 O + P the efficiency is (O + P) / (G O + P), which is the rule, and its inverse in G the largest cluster [D].
 
-A data-parallel step does not keep to it: one unit exchanges nothing, a smaller share of a batch is not computed in
-proportionally less time, and an exchange takes longer the more take part. `by shares` takes the share's time from what
-one unit was measured to take, and from the runs of several only E = T(m) - C(B / m), what they take beyond it. Which
-of the two is right by how much stands in `Check`: each size is predicted from the sizes below it alone.
+A data-parallel step does not keep to it: one unit exchanges nothing, and a smaller share of a batch is not computed in
+proportionally less time. `by shares` takes the share's time from what one unit was measured to take, and from the runs
+of several only E(m) = T(m) - C(B / m), what they take beyond it, growing as a ring's bytes a link do. Where shares are
+micro-steps of one size, C(B / G) = C(B) / G, and both are the same [D]: the overhead of one is the limit of the ring's.
+Neither knows of an algorithm that changes with the number of machines, nor of steps waiting for input. By how much each
+is right stands in `Check`: each size is predicted from the sizes below it alone.
 
-Where a unit did not run B itself, it would in micro-steps: k steps of b samples take k T(b) on one unit, and on G units
-(k - 1) C(b) + T(b), since only the last is followed by an exchange.
+Where B was not run on one unit and on several, it is put together of micro-steps of b samples a unit, as accumulation
+does: k of them take k C(b) on one unit, and on several (k - 1) C(b) + T(b), since only the last is followed by an
+exchange. One unit updates its weights a little too often by this.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ FORMULAS = {
     "efficiency": "T(1) / (G T(G)) at the same global batch",
     "rule": "(1 + R) / (1 + G R), R = O / P, O = (m T(m) - T(1)) / (m - 1), P = T(1) - O",
     "largest_by_rule": "floor((1 + R - alpha) / (alpha R))",
-    "by_shares": "T(1) / (G (C(B / G) + E)), E = T(m) - C(B / m)",
+    "by_shares": "T(1) / (G (C(B / G) + E(G))), E(m) = T(m) - C(B / m), E(G) = E(m) (G - 1) / G * m / (m - 1)",
     "needed_gbps": "8e-9 * 2 (G - 1) / G * gradient_bytes / hideable_s",
     "servers": "ceil(2 * gradient_bytes * workers / (server_bytes_per_s * compute_s)); 1 for 2 where full-duplex",
     "best_batch": "the measured batch of one device with most samples / step_s of those whose peak memory fits",
@@ -93,6 +96,13 @@ class Rule:
         return max(math.floor((inverse + 1) / alpha + 1e-9), 1)
 
 
+class Work(NamedTuple):
+    """A global batch, divided as it was measured (`micro_batch` None), or in micro-steps of so many samples a unit."""
+
+    batch: float
+    micro_batch: float | None = None
+
+
 class Step(NamedTuple):
     """Seconds of a step, its micro-step's samples on one unit, and whether it ran so, or is put together of others."""
 
@@ -113,40 +123,73 @@ class Series:
     devices_each: int
     steps: Mapping[int, Mapping[tuple[float, int], float]] = field(default_factory=dict)
 
-    def step(self, size: int, batch: float) -> Step | None:
-        """The fastest that was measured at a global batch, else the fastest put together; None where there is none."""
-        own, found = self.steps.get(size, {}), []
-        for (micro, accumulation), seconds in own.items():
-            count = batch / (size * micro)
-            if count == accumulation:
-                found.append(Step(seconds, micro, True))
-            elif accumulation == 1 and count == int(count) and count > 1:
-                alone = self.steps.get(1, {}).get((micro, 1))
-                if alone is not None:
-                    found.append(Step((count - 1) * alone + seconds, micro, False))
-        return min(found, key=lambda one: (not one.measured, one.seconds), default=None)
+    def step(self, size: int, work: Work) -> Step | None:
+        """Of `size` units; where several shares were measured the fastest. None where it is not known."""
+        own, micro = self.steps.get(size, {}), work.micro_batch
+        if micro is None:
+            ran = [(seconds, one) for (one, steps), seconds in own.items() if size * one * steps == work.batch]
+            return Step(*min(ran), True) if ran else None
+        count, alone = self._count(size, work), self.alone(micro)
+        if count is None:
+            return None
+        if (micro, count) in own:
+            return Step(own[micro, count], micro, True)
+        if alone is None or (micro, 1) not in own:
+            return None
+        return Step((count - 1) * alone + own[micro, 1], micro, False)
 
-    def share(self, batch: float) -> float | None:
-        """C: seconds of one unit alone for so many samples, between the measured batches; None beyond them."""
-        step = self.step(1, batch)
-        if step is not None:
-            return step.seconds
+    def share(self, size: int, work: Work) -> float | None:
+        """C: seconds of one unit alone for what each of `size` has to do; None beyond the batches that it ran."""
+        micro = work.micro_batch
+        if micro is None:
+            step = self.step(1, Work(work.batch / size))
+            return self.alone(work.batch / size) if step is None else step.seconds
+        count, alone = self._count(size, work), self.alone(micro)
+        return None if count is None or alone is None else count * alone
+
+    def alone(self, batch: float) -> float | None:
+        """Seconds of one unit for so many samples at once, between those measured by a straight line; None beyond."""
         known = sorted((micro, seconds) for (micro, steps), seconds in self.steps.get(1, {}).items() if steps == 1)
         if not known or not known[0][0] <= batch <= known[-1][0]:
             return None
         return float(np.interp(batch, *np.array(known).T))
 
-    def sizes(self, batch: float) -> dict[int, Step]:
-        """Every size whose step at a global batch is known."""
-        found = {size: self.step(size, batch) for size in sorted(self.steps)}
+    def _count(self, size: int, work: Work) -> int | None:
+        """Micro-steps of each of `size` units; None where they are no whole number."""
+        count = work.batch / (size * (work.micro_batch or work.batch))
+        return int(count) if count >= 1 and count == int(count) else None
+
+    def sizes(self, work: Work) -> dict[int, Step]:
+        """Every size whose step is known."""
+        found = {size: self.step(size, work) for size in sorted(self.steps)}
         return {size: step for size, step in found.items() if step is not None}
 
-    def batch(self, least: float, most: float) -> float | None:
-        """The global batch between these that is known on one unit and on most other sizes; None: on none."""
-        asked = {size * micro * count for size, own in self.steps.items() for micro, count in own}
-        known = {batch: self.sizes(batch) for batch in asked if least <= batch <= most}
-        enough = {batch: steps for batch, steps in known.items() if 1 in steps and len(steps) > 1}
-        return max(enough, key=lambda b: (len(known[b]), sum(s.measured for s in known[b].values()), b), default=None)
+    @property
+    def batches(self) -> list[float]:
+        """Global batches that were measured on any size, ascending."""
+        return sorted({size * micro * count for size, own in self.steps.items() for micro, count in own})
+
+    def works(self, least: float, most: float) -> list[Work]:
+        """Of global batches between these all that are known on one unit and on another size."""
+        asked = [Work(batch) for batch in self.batches]
+        if least == most:
+            asked += [Work(least)]
+        micros = sorted({micro for own in self.steps.values() for micro, _ in own})
+        asked += [Work(batch, micro) for batch in dict.fromkeys(one.batch for one in asked) for micro in micros]
+        return [
+            work
+            for work in asked
+            if least <= work.batch <= most and 1 in (known := self.sizes(work)) and len(known) > 1
+        ]
+
+    def work(self, least: float, most: float) -> Work | None:
+        """Of `works` that which is known on most sizes; of these one that ran so, then the one unit's fastest."""
+
+        def known(work: Work) -> tuple[int, bool, float, float]:
+            steps = self.sizes(work)
+            return len(steps), work.micro_batch is None, work.batch / steps[1].seconds, -work.batch
+
+        return max(self.works(least, most), key=known, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +213,7 @@ class Largest:
 
     alpha: float
     by_rule: int | None
-    by_shares: int | None
+    by_shares: int
     at_least: bool
 
 
@@ -193,12 +236,13 @@ class Hiding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """How far one series scales at a global batch. Seconds; `extra_s` is E."""
+    """How far one series scales at a global batch. Seconds; `extra_s` is E of the largest size."""
 
     workload: str
     instance_type: str
     devices_each: int
     global_batch: float
+    micro_batch: float | None
     one_s: float
     rule: Rule
     extra_s: float | None
@@ -244,13 +288,13 @@ def series_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
         machines, each = int(setups.instances[at]), int(setups.layout[at, 0])
         batch, steps, step_s = setups.batch[at, 0], int(setups.accumulation[at]), float(runs["step_s"].iloc[at])
         add((owner, name, each), machines, (float(each * batch), steps), step_s)
-        if machines == 1 and devices.get(name, each) > 1:
+        if machines == 1:
             add((owner, name, 0), each, (float(batch), steps), step_s)
     for row in rows_of(_profiled(data.profiles, workload)):
         owner, name, shape = str(row["workload"]), str(row["instance_type"]), (float(row["batch"]), 1)
         for each in (0, 1):
             own = seconds.get((owner, name, each), {})
-            if own and shape not in own.get(1, {}):
+            if (own or each) and shape not in own.get(1, {}):
                 add((owner, name, each), 1, shape, float(row["step_s"]))
     return [
         Series(
@@ -262,6 +306,7 @@ def series_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
             },
         )
         for (owner, name, each), sizes in sorted(seconds.items())
+        if each or max(sizes) > 1  # else of machines with one device
     ]
 
 
@@ -269,43 +314,43 @@ def _profiled(profiles: pd.DataFrame, workload: str) -> pd.DataFrame:
     """Profiles of a workload in all modes of one device, with step_s of all parts."""
     if not len(profiles):
         return pd.DataFrame(columns=["workload", "instance_type", "batch", "step_s"])
-    own = profiles[[workload_and_mode(str(name))[0] == workload for name in profiles["workload"]]]
-    own = own[[not workload_and_mode(str(name))[1].of_several for name in own["workload"]]]
+    named = [workload_and_mode(str(name)) for name in profiles["workload"]]
+    own = profiles.iloc[[at for at, (name, mode) in enumerate(named) if name == workload and not mode.of_several]]
     return own.assign(step_s=own["forward_s"] + own["backward_s"] + own["optimizer_s"])
 
 
-def efficiencies(series: Series, batch: float, known: Iterable[int], size: int) -> tuple[float | None, float | None]:
+def efficiencies(series: Series, work: Work, known: Iterable[int], size: int) -> tuple[float | None, float | None]:
     """Predicted efficiency of `size` units by the rule and by shares, from the steps of `known` sizes alone.
 
     Both rest on one unit and the largest of the others; None where these, or one unit's share, are not known.
     """
-    one = series.step(1, batch)
-    steps = {other: series.step(other, batch) for other in known if other > 1}
-    largest = max((other for other, step in steps.items() if step is not None), default=None)
-    step = None if largest is None else steps[largest]
-    if one is None or largest is None or step is None:
+    one = series.step(1, work)
+    steps = {other: step for other in known if other > 1 and (step := series.step(other, work)) is not None}
+    if one is None or not steps:
         return None, None
-    by_rule = Rule.through(one.seconds, largest, step.seconds).efficiency(size)
-    extra, share = _extra(series, batch, largest), series.share(batch / size)
+    largest = max(steps)
+    by_rule = Rule.through(one.seconds, largest, steps[largest].seconds).efficiency(size)
+    extra, share = extra_seconds(series, work, largest), series.share(size, work)
     if extra is None or share is None:
         return by_rule, None
-    return by_rule, one.seconds / (size * (share + extra))
+    ring = (size - 1) / size * largest / (largest - 1)
+    return by_rule, one.seconds / (size * (share + ring * extra))
 
 
-def _extra(series: Series, batch: float, size: int) -> float | None:
-    """E of `size` units, not below 0."""
-    step, share = series.step(size, batch), series.share(batch / size)
+def extra_seconds(series: Series, work: Work, size: int) -> float | None:
+    """E of `size` units, not below 0; None where they, or one unit's share, are not known."""
+    step, share = series.step(size, work), series.share(size, work)
     return None if step is None or share is None else max(step.seconds - share, 0.0)
 
 
-def scaling_of(series: Series, batch: float, data: TrainingData, machine: Machine) -> Scaling:
-    """How far `series` scales at a global batch that it has on one unit and another size."""
-    steps = series.sizes(batch)
+def scaling_of(series: Series, work: Work, data: TrainingData, machine: Machine) -> Scaling:
+    """How far `series` scales at one of its `works`."""
+    steps = series.sizes(work)
     one, measured = steps[1], max(steps)
     rule = Rule.through(one.seconds, measured, steps[measured].seconds)
     checks = []
     for size, step in steps.items():
-        by_rule, by_shares = efficiencies(series, batch, [other for other in steps if other < size], size)
+        by_rule, by_shares = efficiencies(series, work, [other for other in steps if other < size], size)
         checks.append(
             Check(
                 size=size,
@@ -320,46 +365,37 @@ def scaling_of(series: Series, batch: float, data: TrainingData, machine: Machin
         workload=series.workload,
         instance_type=series.instance_type,
         devices_each=series.devices_each,
-        global_batch=batch,
+        global_batch=work.batch,
+        micro_batch=work.micro_batch,
         one_s=one.seconds,
         rule=rule,
-        extra_s=_extra(series, batch, measured),
+        extra_s=extra_seconds(series, work, measured),
         checks=tuple(checks),
-        largest=tuple(_largest(series, batch, rule, alpha) for alpha in ALPHAS),
-        hiding=_hiding(series, batch, data, machine) if series.devices_each else None,
+        largest=tuple(_largest(series, work, rule, alpha) for alpha in ALPHAS),
+        hiding=_hiding(series, work, data, machine) if series.devices_each else None,
     )
 
 
-def _largest(series: Series, batch: float, rule: Rule, alpha: float) -> Largest:
+def _largest(series: Series, work: Work, rule: Rule, alpha: float) -> Largest:
     """By shares a size that was measured counts as measured, and others as predicted."""
-    steps = series.sizes(batch)
-    reached: dict[int, float] = {}
-    per_unit = series.devices_each or 1
-    for size in range(1, min(int(batch // per_unit), _MOST_SIZE) + 1):
-        if size in steps:
-            reached[size] = steps[1].seconds / (size * steps[size].seconds)
-        elif batch % (size * per_unit) == 0:
-            predicted = efficiencies(series, batch, steps, size)[1]
-            if predicted is not None:
-                reached[size] = predicted
-    good = [size for size, efficiency in reached.items() if efficiency >= alpha]
-    known_extra = _extra(series, batch, max(steps)) is not None
-    return Largest(
-        alpha=alpha,
-        by_rule=rule.largest(alpha),
-        by_shares=max(good) if known_extra else None,
-        at_least=max(good) == max(reached),
-    )
+    steps = series.sizes(work)
+    reached = {size: steps[1].seconds / (size * step.seconds) for size, step in steps.items()}
+    for size in range(2, min(int(work.batch // (series.devices_each or 1)), _MOST_SIZE) + 1):
+        if size not in steps and work.batch % (size * (series.devices_each or 1)) == 0:
+            predicted = efficiencies(series, work, steps, size)[1]
+            reached |= {} if predicted is None else {size: predicted}
+    largest = max(size for size, efficiency in reached.items() if efficiency >= alpha)
+    return Largest(alpha=alpha, by_rule=rule.largest(alpha), by_shares=largest, at_least=largest == max(reached))
 
 
-def _hiding(series: Series, batch: float, data: TrainingData, machine: Machine) -> Hiding | None:
+def _hiding(series: Series, work: Work, data: TrainingData, machine: Machine) -> Hiding | None:
     """Of the largest size that was measured; None where bytes of gradients or one unit's share are not known."""
-    size = max(series.sizes(batch))
-    step, extra, compute = series.step(size, batch), _extra(series, batch, size), series.share(batch / size)
+    size = max(series.sizes(work))
+    step, extra, compute = series.step(size, work), extra_seconds(series, work, size), series.share(size, work)
     exchange = exchanges(data).get(series.workload)
     if step is None or extra is None or compute is None or exchange is None or not exchange.gradient_bytes > 0:
         return None
-    last = series.share(step.micro_batch)
+    last = series.alone(step.micro_batch)
     hideable = (compute if last is None else last) * _hideable_part(series, data)
     traffic = 2 * (size - 1) / size * exchange.gradient_bytes
     gbps = machine.bandwidth_gbps if machine.link_known else None
@@ -435,38 +471,47 @@ def _largest_that_fits(fits: Callable[[float], bool], from_batch: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """What is known of a workload's sizes: series that scale, best batches, and what `too_few` runs can tell."""
+    """What is known of a workload's sizes: series that scale, best batches, and series of too few runs to say so."""
 
     scalings: tuple[Scaling, ...]
     best_batches: tuple[BestBatch, ...]
     too_few: tuple[Series, ...]
 
+    @property
+    def types(self) -> set[str]:
+        """Instance types that the workload was measured on."""
+        return {one.instance_type for own in (self.scalings, self.best_batches, self.too_few) for one in own}
 
-def size_workload(
-    data: TrainingData, workload: str, *, types: Iterable[str] | None, batches: tuple[float, float]
-) -> Sizing:
-    """Sizes of a workload on each of `types` (None: all that it was measured on), at a global batch between `batches`.
+    def of(self, instance_type: str | None) -> Sizing:
+        """Of one type alone; of all for None."""
+        if instance_type is None:
+            return self
+        return Sizing(
+            scalings=tuple(one for one in self.scalings if one.instance_type == instance_type),
+            best_batches=tuple(one for one in self.best_batches if one.instance_type == instance_type),
+            too_few=tuple(one for one in self.too_few if one.instance_type == instance_type),
+        )
+
+
+def size_workload(data: TrainingData, workload: str, *, batches: tuple[float, float]) -> Sizing:
+    """Sizes of a workload on each type that it was measured on, at a global batch between the two of `batches`.
 
     `data` holds one provider's measurements as the warehouse has them.
     """
     data = by_variant(at_nominal_speed(data))
     owners = [workload_and_mode(str(name))[0] == workload for name in data.runs.get("workload", ())]
-    data = replace(data, runs=data.runs[owners])
+    data = replace(data, runs=data.runs.iloc[np.flatnonzero(owners)])
     rows = training_rows(data, seed=0)
     machines = read_machines(data.instance_types, rows.types)
     memory = memory_of(data, rows.setups, machines)
-    wanted = None if types is None else set(types)
     scalings: list[Scaling] = []
     best: list[BestBatch] = []
     too_few: list[Series] = []
     for series in series_of(data, workload, {name: one.devices for name, one in machines.items()}):
-        machine = machines[series.instance_type]
-        if wanted is not None and series.instance_type not in wanted:
-            continue
-        batch = series.batch(*batches)
-        if batch is not None:
-            scalings.append(scaling_of(series, batch, data, machine))
-        elif series.devices_each or machine.devices > 1:
+        machine, work = machines[series.instance_type], series.work(*batches)
+        if work is not None:
+            scalings.append(scaling_of(series, work, data, machine))
+        else:
             too_few.append(series)
         found = best_batch(series, data, memory, machine) if series.devices_each == 1 else None
         best += [] if found is None else [found]
