@@ -37,7 +37,8 @@ def size(provider: str, question: SizeQuestion) -> dict[str, Any]:
     workspace = open_workspace(provider)
     name = question.workload
     _refuse_unknown(workspace, name)
-    nothing = f"no run of {name!r} was measured on {provider} machines yet: {remedy(workspace, name)}"
+    elsewhere = known_elsewhere(workspace.warehouse, name, provider)
+    nothing = elsewhere or f"no run of {name!r} was measured on {provider} machines yet: {remedy(workspace, name)}"
     if not workspace.warehouse.path.exists():
         raise WarehouseMissing(nothing)
     with one_thread():

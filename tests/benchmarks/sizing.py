@@ -112,7 +112,7 @@ def scores(table: pd.DataFrame) -> pd.DataFrame:
             within = 100 * np.mean(np.abs(away) <= WITHIN)
             rows.append({"cells": label, "by": rule, "number": len(own), "within_5_%": within, **figures})
 
-    for left in LEFT:
+    for left in answered["held_out"].unique():
         own = answered[answered["held_out"] == left]
         add(f"all, {left} held out", own)
         for by in ("as", "size", "of", "type", "workload"):
