@@ -371,21 +371,30 @@ def scaling_of(series: Series, work: Work, data: TrainingData, machine: Machine)
         rule=rule,
         extra_s=extra_seconds(series, work, measured),
         checks=tuple(checks),
-        largest=tuple(_largest(series, work, rule, alpha) for alpha in ALPHAS),
+        largest=tuple(_largest(series, work, rule, alpha, machine.devices) for alpha in ALPHAS),
         hiding=_hiding(series, work, data, machine) if series.devices_each else None,
     )
 
 
-def _largest(series: Series, work: Work, rule: Rule, alpha: float) -> Largest:
-    """By shares a size that was measured counts as measured, and others as predicted."""
-    steps = series.sizes(work)
+def _largest(series: Series, work: Work, rule: Rule, alpha: float, devices: int) -> Largest:
+    """By shares a size that was measured counts as measured, and others as predicted. A machine has no more `devices`
+    than it has, or was measured with.
+    """
+    steps, by_rule = series.sizes(work), rule.largest(alpha)
+    inside = series.devices_each == 0
+    most = max(devices, *series.steps) if inside else min(int(work.batch // series.devices_each), _MOST_SIZE)
     reached = {size: steps[1].seconds / (size * step.seconds) for size, step in steps.items()}
-    for size in range(2, min(int(work.batch // (series.devices_each or 1)), _MOST_SIZE) + 1):
+    for size in range(2, most + 1):
         if size not in steps and work.batch % (size * (series.devices_each or 1)) == 0:
             predicted = efficiencies(series, work, steps, size)[1]
             reached |= {} if predicted is None else {size: predicted}
     largest = max(size for size, efficiency in reached.items() if efficiency >= alpha)
-    return Largest(alpha=alpha, by_rule=rule.largest(alpha), by_shares=largest, at_least=largest == max(reached))
+    return Largest(
+        alpha=alpha,
+        by_rule=min(by_rule or most, most) if inside else by_rule,
+        by_shares=largest,
+        at_least=largest == max(reached) and not (inside and largest == most),
+    )
 
 
 def _hiding(series: Series, work: Work, data: TrainingData, machine: Machine) -> Hiding | None:

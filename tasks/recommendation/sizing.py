@@ -101,7 +101,10 @@ def _notes(workspace: Workspace, question: SizeQuestion, found: Sizing) -> list[
         key = (series.workload, series.instance_type)
         if key not in told:
             notes.setdefault(key, _missing(workspace, question, series))
-    return list(notes.values())
+    unknown = {one.instance_type for one in found.scalings if one.hiding and one.hiding.stated_gbps is None}
+    noted = refresh_command(workspace.provider.name, "0")
+    links = [f"Gbit/s of {name} are not known: `{noted}` notes those of known types" for name in sorted(unknown)]
+    return [*notes.values(), *links]
 
 
 def _missing(workspace: Workspace, question: SizeQuestion, series: Series) -> str:

@@ -328,9 +328,11 @@ def print_sizing(found: Row) -> None:
             hiding = one["hiding"] or {}
             needs = [_number(hiding.get(name)) for name in ("needed_gbps", "stated_gbps")]
             servers = [_number(hiding.get(name), "{:.0f}") for name in ("servers", "servers_full_duplex")]
-            lines.append([*_series(one), *sizes, *needs, "/".join(dict.fromkeys(servers))])
+            exposed = [_number(hiding.get(name)) for name in ("measured_exposed_s", "exposed_s_at_stated")]
+            shown = "" if one["hiding"] is None else f"{exposed[0]} ({exposed[1]})"
+            lines.append([*_series(one), *sizes, *needs, shown, "/".join(dict.fromkeys(servers))])
         at = [name for asked in series[0]["largest"] for name in (f"at {asked['alpha']:.0%}", "by rule")]
-        names = ("type", "of", "batch", *at, "Gbit/s needed", "stated", "servers")
+        names = ("type", "of", "batch", *at, "Gbit/s needed", "stated", "exposed s (there)", "servers")
         _print_lines(console, names, lines, right=names[2:])
         console.print("\neach measured size, and what the sizes below it had said: efficiency, and points off")
         lines = []
@@ -363,6 +365,7 @@ _SIZING_LEGEND = """\
 efficiency: samples/s of a size over as many times those of one, at the same global batch; N by M: in micro-steps of M
 by shares, "at": what one takes for a share, as measured, and what several took beyond theirs; +: no larger is known
 by rule: (1 + R) / (1 + G R), with the overhead R the same at every size        *: put together of measured micro-steps
+exposed: seconds of the largest size's step that nothing hides, as measured (and at the Gbit/s stated, by the formula)
 servers: parameter servers with half- and full-duplex links, for your information: Srift trains with none
 formulas, inputs and more sizes: --json"""
 

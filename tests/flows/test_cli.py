@@ -425,7 +425,8 @@ def test_sizes_of_what_was_measured_are_printed_with_formulas_inputs_and_what_wa
     assert printed("import", "rows.csv")["new"] == 6
     found = printed("size", "conv", "--type", "s.small")
     (scaling,), (best,) = found["scaling"], found["best_batch"]
-    assert found["notes"] == [] and {"rule", "largest_by_rule", "needed_gbps", "servers"} <= set(found["formulas"])
+    assert found["notes"] == ["Gbit/s of s.small are not known: `srift refresh` notes those of known types"]
+    assert {"rule", "largest_by_rule", "needed_gbps", "servers"} <= set(found["formulas"])
     assert (scaling["instance_type"], scaling["global_batch"], scaling["mode"]) == ("s.small", 48, "fp32")
     assert scaling["rule"]["ratio"] == pytest.approx((0.8 / 3) / (1 - 0.8 / 3))  # O = (4 * 0.45 - 1) / 3
     assert [one["size"] for one in scaling["checks"]] == [1, 2, 4]
@@ -443,7 +444,7 @@ def test_where_too_few_runs_tell_of_sizes_it_says_what_to_type(new: Path) -> Non
     assert_fails(srift("size", "lm"), 1, "no run of 'lm'", "`srift refresh`")
     assert_fails(srift("size", "conv", "--type", "s.smal"), 2, "not measured on 's.smal'; did you mean 's.small'?")
     assert_fails(srift("size", "conv", "--provider", "ec2"), 1, "it is on local: add --provider local")
-    (note,) = printed("size", "conv", "--batch", "36", "--type", "s.small")["notes"]
+    (note, *_) = printed("size", "conv", "--batch", "36", "--type", "s.small")["notes"]
     assert "36 is asked for" in note and "conv,1xs.small,36,SECONDS; conv,2xs.small,18,SECONDS" in note
 
 

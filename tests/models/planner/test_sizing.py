@@ -198,6 +198,8 @@ def test_devices_of_one_machine_and_machines_of_equally_many_devices_are_series_
         (4, [1, 2]),
     ]
     assert found[0].hiding is None and found[2].hiding is not None and found[2].hiding.workers == 8
+    at_most = found[0].largest[1]
+    assert (at_most.by_rule, at_most.by_shares, at_most.at_least) == (4, 4, False), "a machine has no more"
     full = next(one for one in series_of(data(*rows), "net", {"g": 4}) if one.devices_each == 4)
     assert full.steps == {1: {(32.0, 1): pytest.approx(0.24)}, 2: {(32.0, 1): 0.3}}, "samples of a whole machine"
 
