@@ -9,7 +9,7 @@ from the size asked for on. Errors are in points of efficiency: predicted less m
               as an all-reduce in a ring: by (G - 1) / G
     flat      as shares, with what they took beyond the same at every size
 
-`--hosts` (root, a quiet machine, about 15 minutes) measures four workloads on 1, 2, 4 and 8 local hosts, at two
+`--hosts` (root, a quiet machine, about 10 minutes) measures four workloads on 1, 2, 4 and 8 local hosts, at two
 bandwidths, and judges these; `--home` keeps what was measured: what is there is not measured again. Exits 1 where less
 than nine of ten predictions by shares are within 5 points.
 """
