@@ -221,14 +221,7 @@ def recommend(asked: Asked) -> Answer:
         from tasks.recommendation.ask import Question, answer
         from tasks.reporting.tables import print_recommendations
 
-        provider = asked.provider
-        if provider is None:
-            from tasks.recommendation.known_workloads import provider_that_knows
-
-            settings, warehouse = _opened()
-            provider, why = provider_that_knows(warehouse, settings, asked.workload)
-            if why:
-                typer.echo(f"note: {why}", err=True)
+        provider = asked.provider or _provider_that_knows(asked.workload)
         question = Question(
             workload=asked.workload,
             hours=asked.hours,
@@ -239,6 +232,27 @@ def recommend(asked: Asked) -> Answer:
         )
         rows = answer(provider, question, market=asked.market, top=asked.top, pilots=asked.pilots)
     return Answer(rows, lambda: print_recommendations(rows))
+
+
+@verb()
+def size(
+    workload: Annotated[str, typer.Argument(help="A workload that was measured, here or by an import.")],
+    instance_type: Annotated[str | None, typer.Option("--type", help="One instance type; else all measured.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, max=10**9, help="Global batch, if not that of srift.toml.")
+    ] = None,
+    provider: Annotated[
+        str | None, typer.Option(help="local or ec2; if not given, the one that knows the workload, local before ec2.")
+    ] = None,
+) -> Answer:
+    """How large a cluster is still efficient, what would hide communication, and the best batch, by measured runs."""
+    from tasks.recommendation.sizing import SizeQuestion
+    from tasks.recommendation.sizing import size as sized
+    from tasks.reporting.tables import print_sizing
+
+    asked = SizeQuestion(workload=workload, instance_type=instance_type, batch=batch)
+    found = sized(provider or _provider_that_knows(workload), asked)
+    return Answer(found, lambda: print_sizing(found))
 
 
 @verb()
@@ -403,6 +417,17 @@ def doctor(
         return Answer({"says": said}, said)
     found = checks.examine(settings, provider)
     return Answer(findings.as_json(found), findings.as_text(found), None if findings.well(found) else SystemExit(1))
+
+
+def _provider_that_knows(workload: str) -> str:
+    """Whom to ask about a workload where nobody says; a note says so where it is not the obvious one."""
+    from tasks.recommendation.known_workloads import provider_that_knows
+
+    settings, warehouse = _opened()
+    provider, why = provider_that_knows(warehouse, settings, workload)
+    if why:
+        typer.echo(f"note: {why}", err=True)
+    return provider
 
 
 def _opened() -> tuple[Settings, Warehouse]:

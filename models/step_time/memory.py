@@ -40,6 +40,7 @@ from ..domain.numeric import FloatArray
 from ..domain.setup_table import SetupArrays
 from ..domain.workload import MSTOPK_SENT, Mode, workload_and_mode
 from .compression import in_turn
+from .dataset import TrainingData, exchanges, facts_of, flops_per_sample, sent_part
 from .machine_specs import Machine
 
 Line = tuple[float, float]  # base, and bytes of a sample's activations
@@ -176,6 +177,18 @@ def fit_memory(
         if bounds:
             facts[workload] = (_base(held), min(bounds))
     return MemoryModel(lines=lines, facts=facts, held=sizes, ran=largest, accumulated=accumulated)
+
+
+def memory_of(data: TrainingData, ran: SetupArrays, machines: Mapping[str, Machine]) -> MemoryModel:
+    """`fit_memory` on the profiles and facts of `data`, which is `by_variant`; `ran` are setups that were measured."""
+    return fit_memory(
+        data.profiles,
+        ran,
+        machines,
+        gradient_bytes={name: one.gradient_bytes / sent_part(name) for name, one in exchanges(data).items()},
+        flops_per_sample=flops_per_sample(data),
+        checkpoint_bytes=facts_of(data, "checkpoint_bytes"),
+    )
 
 
 def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:

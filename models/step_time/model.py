@@ -27,16 +27,14 @@ from .dataset import (
     by_variant,
     definition_digests,
     exchanges,
-    facts_of,
     flops_per_sample,
-    sent_part,
     training_rows,
 )
 from .formula import Times
 from .input import Loaders, separated
 from .levels import LENGTHS, Block, Regression, Rows, distinct, kernel
 from .machine_specs import Machine, data_sheets, device_kind, read_machines, sheets_of
-from .memory import MemoryModel, fit_memory
+from .memory import MemoryModel, memory_of
 from .nearest import Nearness
 from .one_device import OneDevice, Points
 from .rows import PROBE, Facts, Point, one_device_points, run_noise, run_weights
@@ -536,14 +534,7 @@ def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = Non
         facts=facts,
         regression=regression,
         measured=measured,
-        memory=fit_memory(
-            data.profiles,
-            rows.setups,
-            machines,
-            gradient_bytes={name: one.gradient_bytes / sent_part(name) for name, one in facts.exchanges.items()},
-            flops_per_sample=flops,
-            checkpoint_bytes=facts_of(data, "checkpoint_bytes"),
-        ),
+        memory=memory_of(data, rows.setups, machines),
         loaders=loaders,
         trained_on=rows.run_ids,
         workload_digests=definition_digests(data.workloads, "workload"),

@@ -29,7 +29,7 @@ from tests.installed import DescribedMachines, furnished, write_project
 from warehouse.database import Warehouse, WarehouseBusy
 
 README = Path(__file__).parents[2] / "README.md"
-VERBS = ("refresh", "recommend", "table", "import", "forget", "workloads", "backtest", "status", "reap")
+VERBS = ("refresh", "recommend", "size", "table", "import", "forget", "workloads", "backtest", "status", "reap")
 ROWS = "workload,cluster,batch_per_device,step_s\nconv,2xs.small,16,0.5\nconv,1xs.large,16,0.25\n"
 
 
@@ -125,6 +125,11 @@ def test_every_verb_of_the_contract_is_there_has_help_and_stands_in_the_readme()
         (["recommend", "conv", "--deadline", "2h", "--top", "0"], "--top"),
         (["recommend", "conv", "--deadline", "2h", "--samples", "0"], "--samples"),
         (["recommend"], "workload"),
+        (["size", "convv"], "did you mean 'conv'"),
+        (["size", "convv", "--provider", "local"], "did you mean 'conv'"),
+        (["size", "conv", "--provider", "loca"], "did you mean 'local'"),
+        (["size", "conv", "--batch", "0"], "--batch"),
+        (["size"], "workload"),
         (["refresh", "--max-usd", "-1"], "--max-usd"),
         (["refresh", "--provider", "ec2"], "--max-usd"),
         (["refresh", "--provider", "ec2", "--max-usd", "5"], "bucket"),
@@ -405,6 +410,44 @@ def test_a_dry_run_starts_nothing_and_writes_nothing(new: Path) -> None:
     assert files(new) == before
 
 
+SIZES = """workload,provider,cluster,batch_per_device,step_s,gradient_bytes
+conv,local,1xs.small,48,1.0,1000000
+conv,local,1xs.small,24,0.55,1000000
+conv,local,1xs.small,12,0.3,1000000
+conv,local,2xs.small,24,0.65,1000000
+conv,local,4xs.small,12,0.45,1000000
+conv,local,1xs.large,16,0.2,1000000
+"""
+
+
+def test_sizes_of_what_was_measured_are_printed_with_formulas_inputs_and_what_was_measured(new: Path) -> None:
+    (new / "rows.csv").write_text(SIZES)
+    assert printed("import", "rows.csv")["new"] == 6
+    found = printed("size", "conv", "--type", "s.small")
+    (scaling,), (best,) = found["scaling"], found["best_batch"]
+    assert found["notes"] == ["Gbit/s of s.small are not known: `srift refresh` notes those of known types"]
+    assert {"rule", "largest_by_rule", "needed_gbps", "servers"} <= set(found["formulas"])
+    assert (scaling["instance_type"], scaling["global_batch"], scaling["mode"]) == ("s.small", 48, "fp32")
+    assert scaling["rule"]["ratio"] == pytest.approx((0.8 / 3) / (1 - 0.8 / 3))  # O = (4 * 0.45 - 1) / 3
+    assert [one["size"] for one in scaling["checks"]] == [1, 2, 4]
+    assert (best["batch"], best["samples_per_s"]) == (48, pytest.approx(48.0))
+    shown = srift("size", "conv")
+    assert shown.exit_code == 0 and "\x1b" not in shown.output
+    assert "s.small" in shown.stdout and "Srift trains with none" in shown.stdout
+    assert "s.large in fp32: too few runs" in " ".join(shown.stdout.split())
+
+
+def test_where_too_few_runs_tell_of_sizes_it_says_what_to_type(new: Path) -> None:
+    assert_fails(srift("size", "conv"), 1, "no run of 'conv'", "`srift refresh`", "`srift import FILE`")
+    (new / "rows.csv").write_text(SIZES)
+    printed("import", "rows.csv")
+    assert_fails(srift("size", "lm"), 1, "no run of 'lm'", "`srift refresh`")
+    assert_fails(srift("size", "conv", "--type", "s.smal"), 2, "not measured on 's.smal'; did you mean 's.small'?")
+    assert_fails(srift("size", "conv", "--provider", "ec2"), 1, "it is on local: add --provider local")
+    (note, *_) = printed("size", "conv", "--batch", "36", "--type", "s.small")["notes"]
+    assert "36 is asked for" in note and "conv,1xs.small,36,SECONDS; conv,2xs.small,18,SECONDS" in note
+
+
 def test_measurements_are_imported_once(new: Path) -> None:
     (new / "rows.csv").write_text(ROWS)
     loaded = printed("import", "rows.csv")
@@ -478,7 +521,7 @@ def test_a_backtest_reports_and_leaves_the_home_as_it_was(new: Path) -> None:
 def test_an_answer_imports_nothing_that_it_does_not_need() -> None:
     """Each of these takes a tenth of a second to two seconds to import."""
     heavy = ("scipy.stats", "scipy.optimize", "sklearn", "mlflow", "prefect", "boto3", "torch", "matplotlib")
-    ours = "flows.cli, tasks.recommendation.ask, tasks.reporting.tables"
+    ours = "flows.cli, tasks.recommendation.ask, tasks.recommendation.sizing, tasks.reporting.tables"
     code = f"import sys, {ours}; print([m for m in {heavy} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
