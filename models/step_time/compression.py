@@ -19,6 +19,7 @@ from .machine_specs import Machine
 DENSITY = 0.01  # part of the entries that ddp-mstopk sends; tasks/node/strategies/compression.py has the same
 _BYTES_PER_ENTRY = 8.0  # position and value
 _BYTES_PER_VALUE = 4.0
+_BYTES_OF_DOTS = 24.0  # three doubles
 # A rank of 4, of networks that are mostly vectors and narrow matrices (a table of 16 columns). Square layers of 512
 # send a sixteenth of that [D]; the built-in workloads 0.01 to 0.10. Too much is said before a workload has own runs.
 _POWERSGD_PART = 1 / 4
@@ -37,6 +38,12 @@ def dense_bytes(gradient_bytes: float, machines: int, devices: int) -> float:
 def sparse_bytes(gradient_bytes: float, machines: int, devices: int, density: float = DENSITY) -> float:
     """The same of ddp-mstopk: fewer where `density` is below 1 / `machines`."""
     return (machines - 1) * _BYTES_PER_ENTRY * density * gradient_bytes / _BYTES_PER_VALUE / devices
+
+
+def adasum_bytes(gradient_bytes: float, parameters: int, ranks: int) -> float:
+    """Bytes that one of `ranks` sends in a step of Adasum with so many parameters, each with gradients of its own."""
+    levels = int(np.log2(ranks))
+    return 2 * (ranks - 1) / ranks * gradient_bytes + _BYTES_OF_DOTS * parameters * levels * (levels + 1) / 2
 
 
 def sent_everywhere(strategy: str) -> float:
