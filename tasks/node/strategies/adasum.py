@@ -27,7 +27,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 GRADIENTS, DELTAS = ADASUM = ("adasum", "adasum-delta")
-_BLOCK = 2**20  # values that are doubles at a time
+_BLOCK = 2**18  # values that are doubles at a time: they stay in a processor's cache
 
 
 def refuse(name: str, machines: Sequence[int]) -> None:
@@ -37,8 +37,8 @@ def refuse(name: str, machines: Sequence[int]) -> None:
         below = 1 << (ranks.bit_length() - 1)
         fitting = "2 devices" if ranks < 2 else f"{below} or {2 * below} devices"
         raise ValueError(
-            f"{name} on {ranks} device{'s' * (ranks != 1)}: vectors are combined in pairs, and pairs of these, which takes"
-            f" a power of two; take ddp, or {fitting}"
+            f"{name} on {ranks} device{'s' * (ranks != 1)}: vectors are combined in pairs, and these in pairs, so"
+            f" that a power of two is needed; take ddp, or {fitting}"
         )
 
 
@@ -108,7 +108,7 @@ class Deltas:
         sizes = [one.numel() for one in self.weights]
         change = self._flat().sub_(self.before)
         combine(change, sizes, self.group)
-        for weight, now in zip(self.weights, self.before.add_(change).split(sizes), strict=True):
+        for weight, now in zip(self.weights, torch.split(self.before.add_(change), sizes), strict=True):
             weight.copy_(now.view(weight.shape))
         self.before = torch.empty(0)
 
@@ -173,7 +173,7 @@ def dots_of(first: Tensor, second: Tensor, inside: Sequence[slice]) -> Tensor:
     """(parameters, 3) first.second, |first|^2 and |second|^2 of each, as doubles."""
     found = torch.zeros(len(inside), 3, dtype=torch.float64, device=first.device)
     for row, part in zip(found, inside, strict=True):
-        for some, others in zip(first[part].split(_BLOCK), second[part].split(_BLOCK), strict=True):
+        for some, others in zip(*(torch.split(one[part], _BLOCK) for one in (first, second)), strict=True):
             a, b = some.double(), others.double()
             row += torch.stack([a @ b, a @ a, b @ b])
     return found
