@@ -4,6 +4,7 @@
 
     selection    MSTopK against torch.topk: seconds and energy of what is picked
     bytes        sent on a link, against the formula
+    adasum       steps to a loss with Adasum against averaging at tuned rates, as `adasum` has them
     learning     losses against those of dense gradients, as `same_mathematics` has them: worse by more than
                  LOSS_TOLERANCE of what dense learned in the same steps, and the workload had better stay dense
     steps        dense and compressed steps of local hosts at several bandwidths: how much faster at the slowest link;
@@ -48,6 +49,7 @@ from tasks.node.strategies.mstopk import largest
 from tasks.reporting.progress import reporting_to
 from tasks.reporting.tables import live_reporter, print_frame
 from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace
+from tests.benchmarks.adasum import JOBS, adasum_steps
 from tests.benchmarks.commands import ROOT
 from tests.benchmarks.input_wait import cluster_of
 from tests.benchmarks.ranks import WORKLOADS
@@ -61,6 +63,7 @@ SIZES = (1_000_000, 10_000_000, 100_000_000)
 MBITS = (50, 200, 800, 3200)
 BATCHES = {"residual_cnn": 8, "transformer_lm": 8, "wide_mlp": 32, "recommender": 128}  # a device's
 CROSSING = "wide_mlp"  # of the four the one with most bytes: it has something to gain on a usual link
+ADASUM_SEEDS, FEWER_STEPS = 5, 0.30
 _LEAST_ENERGY, _BYTES_OFF, _CROSSING_OFF, _LEAST_GAIN, _LEAST_SIGNS = 0.9, 0.02, 0.20, 0.25, 0.95
 _REPEATS = 3
 
@@ -239,6 +242,20 @@ def judge_bytes(claims: Claims) -> None:
     claims.add("bytes within 2 % of the formula", f"{off:.2%} off", f"dense ones {dense:.2%}", off <= _BYTES_OFF)
 
 
+def judge_adasum(claims: Claims, seeds: int) -> None:
+    """Steps to a loss: at least FEWER_STEPS fewer somewhere, and where they are not fewer at the largest batch."""
+    table = adasum_steps(JOBS, seeds=seeds)
+    print_frame(table, "steps to a loss, Adasum's over averaging's")
+    largest = table[table["ranks"] == table.groupby("workload")["ranks"].transform("max")].sort_values("ratio")
+    best = largest.iloc[0]
+    least = largest.drop_duplicates("workload").set_index("workload")["ratio"]
+    without = ", ".join(str(name) for name, ratio in least.items() if not ratio < 1) or "none"
+    claims.add(f"Adasum at the largest batch takes at least {FEWER_STEPS:.0%} fewer steps on a workload",
+               f"{best['ratio'] - 1:+.0%} ({best['workload']}, {best['form']}, {best['ranks']} ranks);"
+               f" no fewer: {without}",
+               f"sd of {seeds} seeds {best['sd']:.2f}", bool(best["ratio"] <= 1 - FEWER_STEPS))  # fmt: skip
+
+
 def judge_steps(claims: Claims, data: TrainingData, here: Workspace, seed: int) -> None:
     """Speed, crossing and signs."""
     table = setups_of(data, models_of(data, here, seed))
@@ -270,7 +287,7 @@ def main(
     most_values: Annotated[int, typer.Option(help="of a selection")] = SIZES[-1],
     seeds: Annotated[int, typer.Option(help="trainings in each mode")] = 3,
     steps: Annotated[int, typer.Option(min=40, help="of each training")] = 200,
-    parts: Annotated[str, typer.Option(help="what to judge")] = "selection,bytes,learning,steps",
+    parts: Annotated[str, typer.Option(help="what to judge")] = "selection,bytes,adasum,learning,steps",
     home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
     seed: int = 0,
 ) -> None:
@@ -280,6 +297,8 @@ def main(
         judge_selection(claims, most_values)
     if "bytes" in parts:
         judge_bytes(claims)
+    if "adasum" in parts:
+        judge_adasum(claims, max(seeds, ADASUM_SEEDS))
     if "learning" in parts:
         print_frame(learning((CROSSING, "transformer_lm"), seeds=seeds, steps=steps), f"losses after {steps} steps")
     if "steps" in parts:
