@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,17 @@ def unhooked(group: dist.ProcessGroup) -> Any:
     return strategy("adasum-delta")(model, Unhooked(model.parameters()), group, CPU)
 
 
+def unused(name: str, group: dist.ProcessGroup) -> None:
+    """Two steps that leave a parameter without gradient."""
+    model = Odd()
+    model.register_parameter("spare", torch.nn.Parameter(torch.ones(2)))
+    optimizer = optimizer_of(name, model)
+    module = strategy(name)(model, optimizer, group, CPU)
+    for step in range(2):
+        backward(module, batches(0, step)[0])
+        optimizer.step()
+
+
 def sparse(group: dist.ProcessGroup) -> None:
     table = torch.nn.Embedding(5, 2, sparse=True)
     module = strategy("adasum")(table, torch.optim.SGD(table.parameters(), lr=RATE), group, CPU)
@@ -168,6 +180,8 @@ def main(rank: int, port: int, answer: Path) -> None:
     if rank < 2:
         found["unhooked"] = reason(lambda: unhooked(groups[2]))
         found["sparse"] = reason(lambda: sparse(groups[2]))
+        for name in ADASUM:
+            found[name, "unused"] = reason(partial(unused, name, groups[2]))
     dist.barrier()
     if rank == 0:
         found["alone"] = reason(lambda: combine(torch.ones(8), [8], hasty))
@@ -267,6 +281,13 @@ def test_a_rank_that_does_not_come_is_an_error_in_time(ranks: list[dict[Any, Any
 def test_what_cannot_be_combined_is_refused(ranks: list[dict[Any, Any]]) -> None:
     assert all("Unhooked calls no step hooks" in one["unhooked"] for one in ranks[:2])
     assert all("make embeddings with sparse=False" in one["sparse"] for one in ranks[:2])
+
+
+@pytest.mark.parametrize("name", ADASUM)
+def test_a_parameter_without_gradient_is_an_error_as_in_ddp(ranks: list[dict[Any, Any]], name: str) -> None:
+    assert all(
+        "your module has parameters that were not used in producing loss" in one[name, "unused"] for one in ranks[:2]
+    )
 
 
 def test_a_pair_in_one_process_is_what_two_ranks_have(ranks: list[dict[Any, Any]]) -> None:
