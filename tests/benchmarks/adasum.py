@@ -51,7 +51,7 @@ class Job:
 JOBS = {
     "wide_mlp": Job({"features": 32, "width": 64, "frames": 1}, 4, 0.5, (4, 8, 16)),
     "residual_cnn": Job({"width": 4}, 4, 0.85, (8,)),
-    "transformer_lm": Job({"vocabulary": 64, "length": 12, "width": 32, "layers": 2}, 4, 0.6, (2, 8)),
+    "transformer_lm": Job({"vocabulary": 64, "length": 12, "width": 32, "layers": 2}, 4, 0.6, (8,)),
     "recommender": Job({"fields": 4, "rows": 300, "width": 8, "recent": 10, "hidden": 32}, 8, 0.6, (4, 8, 16)),
 }
 
