@@ -208,7 +208,7 @@ def training_runs(
 
 
 def _trains(cluster: Cluster, mode: Mode, layout: tuple[int, ...]) -> bool:
-    able = mode.runs_on(*(np.array([one]) for one in (len(layout), min(layout), max(layout))))
+    able = mode.runs_on(*(np.array([one]) for one in (len(layout), min(layout), max(layout), sum(layout))))
     return bool(able[0]) and all(computes(offer.instance_type.device, mode) for offer in cluster.members)
 
 
@@ -244,7 +244,7 @@ def _setup(
     else:
         speeds = [(0.0, one.devices / one.cores) for one in types]
     shares = finish_together(speeds, total // steps, layout)
-    if shares is None:
+    if shares is None or (workload_and_mode(workload)[1].of_equal_batches and len(set(shares)) > 1):
         return None
     return Setup(workload=workload, cluster=cluster, layout=layout, batch_per_device=shares, accumulation_steps=steps)
 

@@ -15,9 +15,11 @@ from .numeric import BoolArray, IntArray
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 # What each device holds: everything; a share of everything; the weights, and a share of gradients and states. Then ddp
 # with gradients sent in fewer bytes: 16 bits each; products of narrow matrices; between machines the largest alone.
+# Then Adasum in place of averages: of gradients; of what each device's own step changed.
 FP16_SENT, POWERSGD_SENT, MSTOPK_SENT = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
+ADASUM, ADASUM_DELTA = COMBINED = ("adasum", "adasum-delta")
 _SHARDED = ("fsdp", "zero2")
-STRATEGIES = ("ddp", *_SHARDED, *COMPRESSED)
+STRATEGIES = ("ddp", *_SHARDED, *COMPRESSED, *COMBINED)
 # Activations are computed again in the backward pass instead of kept; the model is compiled; states that are shared out
 # lie in the host's memory, and are updated there.
 _SWITCHES = ("checkpointing", "compile", "offload")
@@ -59,6 +61,21 @@ class Mode(NamedTuple):
         return self.strategy in COMPRESSED
 
     @property
+    def combined(self) -> bool:
+        """Whether gradients, or changes of weights, are combined by Adasum: a step learns something else."""
+        return self.strategy in COMBINED
+
+    @property
+    def sends_otherwise(self) -> bool:
+        """Whether each device holds and computes what it does in plain data parallelism, and another thing is sent."""
+        return self.compressed or self.combined
+
+    @property
+    def of_equal_batches(self) -> bool:
+        """Whether every device has to have the same batch: its own step does not tell how many samples it is of."""
+        return self.strategy == ADASUM_DELTA
+
+    @property
     def of_several(self) -> bool:
         """Whether it is something else than plain data parallelism, which one device alone cannot be."""
         return self.strategy != STRATEGIES[0]
@@ -73,16 +90,20 @@ class Mode(NamedTuple):
         """Whether the first step of each shape is a compilation."""
         return _SWITCHES[1] in self.switches.split("+")
 
-    def runs_on(self, machines: IntArray, fewest: IntArray, most: IntArray) -> BoolArray:
-        """(rows,) whether so many machines can train so, with at least `fewest` and at most `most` devices each."""
+    def runs_on(self, machines: IntArray, fewest: IntArray, most: IntArray, ranks: IntArray) -> BoolArray:
+        """(rows,) whether so many machines can train so, with at least `fewest` and at most `most` devices each, which
+        are `ranks` devices together.
+        """
+        if self.combined:  # in pairs, and these in pairs
+            return np.asarray((ranks > 1) & (ranks & (ranks - 1) == 0), dtype=bool)
         if self.strategy == MSTOPK_SENT:  # exchanged between devices of one place on all machines
             return np.asarray((machines > 1) & (fewest == most), dtype=bool)
         return np.asarray((machines > 1) | (most > 1) | (not self.of_several), dtype=bool)
 
     @property
     def dense(self) -> Mode:
-        """The same with gradients sent as they are."""
-        return self._replace(strategy=STRATEGIES[0]) if self.compressed else self
+        """The same with gradients sent as they are, and averaged."""
+        return self._replace(strategy=STRATEGIES[0]) if self.sends_otherwise else self
 
     @property
     def alone(self) -> Mode:

@@ -251,7 +251,7 @@ def splits_of(
         name = variant(workload.name, mode)
         lines = np.array([model.compute_line(name, one.name) for one in types] + [(0.0, 1.0)], dtype=float)
         computing = np.array([*(computes(one.device, mode) for one in types), True], dtype=bool)
-        able = computing[kind].all(axis=1) & mode.runs_on(machines, fewest, most)
+        able = computing[kind].all(axis=1) & mode.runs_on(machines, fewest, most, ranks)
         # what devices share is a half, a quarter ...: of ranks between two powers of two the fewer count
         powers = 2 ** np.floor(np.log2(np.maximum(ranks, 1))).astype(np.int64) if mode.sharded else np.ones_like(ranks)
         for power in sorted({1, *powers.tolist()}):
@@ -262,6 +262,7 @@ def splits_of(
             limit = np.array([[*few, max(totals)] for few in largest], dtype=np.int64)
             rows = np.flatnonzero(able & (powers == power))
             divided = _divided(rows, kind, count, totals=totals, lines=lines, devices=devices, limit=limit)
+            divided = [_equal(*one) for one in divided] if mode.of_equal_batches else divided
             parts += [(np.full(len(one[0]), number), *one) for one in divided]
     arrays = dict(zip(_ARRAYS, (np.concatenate(one) for one in zip(*parts, strict=True)), strict=True))
     order = np.lexsort((arrays["steps"], arrays["total"], arrays["mode"], arrays["cluster"]))
@@ -307,6 +308,15 @@ def _divided(
             if len(pending):
                 pending = pending[~divide(pending, total, steps)[0]]
     return parts
+
+
+def _equal(
+    clusters: IntArray, kind: IntArray, count: Wholes, samples: Wholes, *others: IntArray
+) -> tuple[IntArray, ...]:
+    """Of the columns that `_divided` makes the rows in which each device has as many samples."""
+    each, left = np.divmod(samples, np.maximum(count, 1))
+    same = ((left == 0) & (each == each.max(axis=1, keepdims=True)) | (count == 0)).all(axis=1)
+    return tuple(one[same] for one in (clusters, kind, count, samples, *others))
 
 
 def _divisors(total: int, *, above: int) -> list[int]:

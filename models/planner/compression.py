@@ -1,11 +1,13 @@
-"""Whether to compress gradients: only where that is faster by more than what is not known of it.
+"""Whether to send something else than plain data parallelism does: only where that is known to be better.
 
-A survey found that 6 of more than 200 setups gain from it [Shi et al. 2021]: dense is right until shown otherwise.
+Compressed gradients where they are faster by more than what is not known of it: a survey found that 6 of more than 200
+setups gain from it [Shi et al. 2021]; dense is right until shown otherwise. Adasum nowhere: it may take fewer steps to
+the same loss, and users report more of them otherwise; nothing that is measured here tells which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,20 +19,24 @@ from ..domain.setup_table import SetupArrays, read_setups
 from ..domain.workload import Mode, Setup, Workload, variant, workload_and_mode
 from .batch_split import StepModel
 
+NOT_SHOWN = "not shown yet to take fewer steps than ddp"
+
 
 def unproven(model: StepModel, arrays: SetupArrays, predicted: pd.DataFrame, tolerated: Collection[str]) -> BoolArray:
     """(rows,) whether a setup compresses gradients and its step, at the upper end of its 90 % interval, takes as long
-    as the same setup's with dense ones, or longer.
+    as the same setup's with dense ones, or longer; or combines them by Adasum.
 
     `predicted` is what the model says of `arrays`. Setups whose dense mode is not `tolerated` (names of variants)
-    compete with others alone.
+    compete with others alone, and those of Adasum where nothing else is.
     """
     dense = {}
+    averaged = any(not workload_and_mode(one)[1].combined for one in tolerated)
+    combined = [workload_and_mode(one)[1].combined for one in arrays.workloads.names]
     for code, name in enumerate(arrays.workloads.names):
         workload, mode = workload_and_mode(name)
         if mode.compressed and variant(workload, mode.dense) in tolerated:
             dense[code] = variant(workload, mode.dense)
-    found = np.zeros(len(arrays.workloads), dtype=bool)
+    found = np.array(combined, dtype=bool)[arrays.workloads.codes] & averaged
     at = np.flatnonzero(np.isin(arrays.workloads.codes, list(dense)))
     if len(at):
         asked = arrays.take(at)
@@ -41,14 +47,22 @@ def unproven(model: StepModel, arrays: SetupArrays, predicted: pd.DataFrame, tol
 
 
 def compared(setup: Setup, workload: Workload, model: StepModel) -> str:
-    """What the table says of compressing the gradients of a setup, with the seconds of a step; empty where the workload
-    tolerates nothing to compare with.
+    """What the table says of sending something else than a setup does, with the seconds of a step; empty where the
+    workload tolerates nothing to compare with.
     """
     ours = setup.mode
-    sizes = [np.array([one]) for one in (len(setup.layout), min(setup.layout), max(setup.layout))]
-    able = [one for one in workload.modes if one.dense == ours.dense and one.runs_on(*sizes)[0]]
-    others = [one for one in able if one.compressed != ours.compressed]
-    if not others:
+    counts = (len(setup.layout), min(setup.layout), max(setup.layout), sum(setup.layout))
+    able = [one for one in workload.modes if one.runs_on(*(np.array([many]) for many in counts))[0]]
+    unknown = [one for one in able if one.combined and one.dense == ours.dense and not ours.combined]
+    said = [_compressing(setup, able, model), *(f"{one.strategy}: {NOT_SHOWN}" for one in unknown)]
+    return "; ".join(filter(None, said))
+
+
+def _compressing(setup: Setup, able: Sequence[Mode], model: StepModel) -> str:
+    ours = setup.mode
+    alike = [one for one in able if one.dense == ours.dense and not one.combined]
+    others = [one for one in alike if one.compressed != ours.compressed]
+    if not others or ours.combined:
         return ""
     rows = [replace(setup, **mode._asdict()).row() for mode in (ours, *others)]
     predicted = model.predict_arrays(read_setups(pd.DataFrame(rows), {}))

@@ -93,7 +93,7 @@ def plan(
 
 
 def _more(setup: Setup, *, workload: Workload, model: StepModel) -> str:
-    """What else there is to say of a setup: what makes it fit, and whether its gradients should be compressed."""
+    """What else there is to say of a setup: what makes it fit, and whether to send something else."""
     return "; ".join(filter(None, (one(setup, workload, model) for one in (made_to_fit, compared))))
 
 

@@ -10,6 +10,8 @@
     ddp              G                     buckets, summed in place    max(a b, G)
     ddp-powersgd     2 G                   what is not sent is kept    max(a b, G)
     ddp-mstopk       2 G + 2 G'            and a bucket's magnitudes   max(a b, G)
+    adasum           1.5 G                 at most                     max(a b, G)
+    adasum-delta     3.5 G                 weights before, changes     max(a b, G)
     fsdp             3 W' + 2 G' - (1 - 1/n) S                         max(a b, G / n)
     zero2            W (1 - 1/n) + W' + 2 G' - (1 - 1/n) S             max(a b, G / n)
     fsdp, offload    3 W' + 2 G' + (W' + G') / n - S                   a b
@@ -39,7 +41,7 @@ import pandas as pd
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import SetupArrays
 from ..domain.workload import MSTOPK_SENT, Mode, workload_and_mode
-from .compression import in_turn
+from .compression import beside_gradients
 from .dataset import TrainingData, exchanges, facts_of, flops_per_sample, sent_part
 from .machine_specs import Machine
 
@@ -108,7 +110,7 @@ class MemoryModel:
         summed = 0.0 if mode.offloaded else held.gradients / ranks
         gradients = summed if sharing and not accumulates else held.gradients
         working = max(activations, gradients) if measured and not accumulates else activations + gradients
-        beside = _shared(mode, held, ranks) if sharing else held.gradients * (1 + in_turn(mode.strategy))
+        beside = _shared(mode, held, ranks) if sharing else held.gradients * beside_gradients(mode.strategy)
         beside += 2 * held.group * (mode.strategy == MSTOPK_SENT)
         peak = (max(base + beside, 0.0) + working) * (1 + _HEADROOM * measured)
         ran = self.ran.get(workload, ())

@@ -13,7 +13,7 @@ import scipy
 from ..domain.cluster import parse_cluster
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import SetupArrays
-from ..domain.workload import COMPRESSED, workload_and_mode
+from ..domain.workload import workload_and_mode
 from .compression import seconds_per_value, selection_seconds, sent_between
 from .dataset import Exchange, TrainingRows, sent
 from .formula import Line, known_overlap
@@ -170,14 +170,15 @@ class Facts:
     def _compression(self, setups: SetupArrays, size: FloatArray, most: FloatArray) -> dict[str, FloatArray]:
         """What the strategies of workloads send between machines, and seconds of choosing it."""
         sent, chosen = np.ones_like(size), np.zeros_like(size)
-        strategies = [workload_and_mode(name)[1].strategy for name in setups.workloads.names]
-        for code in np.flatnonzero([one in COMPRESSED for one in strategies]).tolist():
+        modes = [workload_and_mode(name)[1] for name in setups.workloads.names]
+        for code in np.flatnonzero([one.sends_otherwise for one in modes]).tolist():
+            strategy = modes[code].strategy
             at = np.flatnonzero(setups.workloads.codes == code)
             own = setups.take(at)
             rates = {name: seconds_per_value(machine) for name, machine in self.machines.items()}
             per_value = own.by_type(rates, 0.0).max(axis=1)
-            sent[at] = sent_between(strategies[code], own.instances, own.ranks)
-            chosen[at] = selection_seconds(strategies[code], size[at], most[at], per_value)
+            sent[at] = sent_between(strategy, own.instances, own.ranks)
+            chosen[at] = selection_seconds(strategy, size[at], most[at], per_value)
         return {"sent_between": sent, "selection_s": chosen}
 
     def _by_link(self, setups: SetupArrays) -> list[str]:

@@ -1,4 +1,4 @@
-"""Modes that nobody measured and physics can tell of: a workload whose gradients are compressed.
+"""Modes that nobody measured and physics can tell of: a workload whose gradients are compressed or combined by Adasum.
 
 One device computes as it does in plain data parallelism, so that all that is known of that holds; bytes and what
 compressing costs are those of compression.py. How a workload answers to its links in such a mode is learned from its
@@ -20,13 +20,15 @@ _T = TypeVar("_T")
 
 
 def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
-    """The model, able to predict `workload` in those of its modes that compress gradients, too.
+    """The model, able to predict `workload` in those of its modes, too, that send something else than ddp.
 
     What it says of what was measured is as before. The model itself where there is no such mode that it does not know
     already, or where it does not know the mode in which one device trains then.
     """
     facts, memory, alone = model.facts, model.memory, model.facts.alone
-    new = {variant(workload.name, one): variant(workload.name, one.alone) for one in workload.modes if one.compressed}
+    new = {
+        variant(workload.name, one): variant(workload.name, one.alone) for one in workload.modes if one.sends_otherwise
+    }
     new = {name: base for name, base in new.items() if name not in alone.workloads and base in alone.workloads}
     if not new:
         return model

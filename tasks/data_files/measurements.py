@@ -137,13 +137,13 @@ class Measurement(BaseModel):
         if plain not in STRATEGIES:
             raise ValueError(_not_predicted("strategy", name, STRATEGIES))
         layout = info.data.get("layout")
-        if layout and "cluster" in info.data and Mode(strategy=plain).compressed:
+        if layout and "cluster" in info.data and Mode(strategy=plain).sends_otherwise:
             devices = parse_numbers(layout, len(parse_cluster(info.data["cluster"])), "layout")
-            sizes = [np.array([one]) for one in (len(devices), min(devices), max(devices))]
+            sizes = [np.array([one]) for one in (len(devices), min(devices), max(devices), sum(devices))]
             if not Mode(strategy=plain).runs_on(*sizes)[0]:
                 raise ValueError(
                     f"{plain} cannot train on {'+'.join(map(str, devices))} devices: gradients are sent between"
-                    " several, by ddp-mstopk between machines with equally many each"
+                    " several, by ddp-mstopk between machines with equally many each, by adasum between 2, 4, 8 ..."
                 )
         return plain
 

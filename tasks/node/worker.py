@@ -31,6 +31,7 @@ from .profiler import profile
 from .record import Item, RankLayout, plan_from_json, record_of
 from .steps import train
 from .strategies import DDP, shares_out, strategy
+from .strategies.adasum import ADASUM, DELTAS, GRADIENTS
 from .switches import compiled_nothing, switch_on
 
 _PEER_LOST = re.compile(r"gloo|nccl|connection|timed? ?out|socket|broken pipe", re.IGNORECASE)
@@ -113,11 +114,18 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         strategy(item.strategy, item.switches, launch.device, machines=item.used)
         if item.strategy != DDP and item.precision == SCALED:
             why = "no rank sees all gradients, so that none can scale them"
-            if not shares_out(item.strategy):
+            if item.strategy in ADASUM:
+                why = "a scaled loss leaves steps out rank by rank, and what is left out cannot be combined"
+            elif not shares_out(item.strategy):
                 why = "what is sent later, or in 16 bits already, has another scale than what is sent now"
             raise ValueError(f"{item.strategy} in {SCALED}: {why}; take bf16")
         if item.kind == "train" and len(item.batches) != len(item.nodes):
             raise ValueError(f"{len(item.batches)} batches for {len(item.nodes)} nodes")
+        if item.strategy == DELTAS and len(set(item.batches)) > 1:
+            raise ValueError(
+                f"{DELTAS} with batches of {' and '.join(map(str, item.batches))}: a rank's own step does not tell of"
+                f" how many samples it is; take equal batches, or {GRADIENTS}"
+            )
         workload = launch.workload(item)
         if workload is None:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")

@@ -202,6 +202,8 @@ class WorkloadSettings(_Section):
             why = "no device sees all gradients to scale them"
             if Mode(strategy=others[0]).compressed:
                 why = "scaled gradients are not compressed, since the scale changes"
+            elif Mode(strategy=others[0]).combined:
+                why = "a scaled loss leaves steps out rank by rank, and what is left out cannot be combined"
             raise ValueError(f"fp16 with {others[0]}: {why}; take bf16")
         if not self.modes:
             raise ValueError("offload without a strategy that shares states out: take fsdp or zero2 with it")

@@ -25,6 +25,7 @@ from tasks import node
 from tasks.node.processes import descendants
 from tasks.node.record import CPU, Devices, Item, Plan, WorkloadFile, write_json
 from tasks.node.strategies import strategy
+from tasks.node.strategies.adasum import ADASUM
 
 pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
 
@@ -314,6 +315,30 @@ def test_compressed_gradients_are_measured_as_others_are_and_no_machine_alone_co
         assert records[f"two-{name}"]["values"]["last_loss"] == pytest.approx(3.0, abs=1e-2)
     assert "ddp-mstopk on 1 devices: it needs at least 2 machines" in records["alone"]["reason"]
     assert "ddp-mstopk in fp16: what is sent later" in records["scaled"]["reason"]
+
+
+def test_adasum_is_measured_as_others_are_and_what_it_cannot_combine_is_said(agents: Agents) -> None:
+    def item(run_id: str, workload: str, batches: list[int], **changes: Any) -> Item:
+        return Item(run_id=run_id, kind="train", nodes=[0, 1], workload=workload, batches=batches, **QUICK | changes)
+
+    items = [item(f"wide-{name}", "wide", [4, 4], strategy=name, accumulation_steps=2) for name in ADASUM]
+    items += [
+        item("two-adasum", "two", [6, 2], strategy="adasum"),
+        item("two-delta", "two", [6, 2], strategy="adasum-delta"),
+        replace(item("alone", "two", [8], strategy="adasum"), nodes=[0]),
+        item("scaled", "two", [4, 4], strategy="adasum", precision="fp16"),
+    ]
+    agents.plan(1, [workload("two"), workload("wide", width=300, frames=1)], items)
+    assert [one["exit_code"] for one in agents.finished(1)] == [0, 0]
+    records = agents.records()
+    for name in ADASUM:
+        values = records[f"wide-{name}"]["values"]
+        assert values["sync_s"] > 0 and values["last_loss"] < values["first_loss"]
+    # of one weight all gradients are parallel: they are averaged, by shares of the batch
+    assert records["two-adasum"]["values"]["last_loss"] == pytest.approx(3.0, abs=1e-2)
+    assert "adasum-delta with batches of 6 and 2: a rank's own step" in records["two-delta"]["reason"]
+    assert "adasum on 1 device: vectors are combined in pairs" in records["alone"]["reason"]
+    assert "adasum in fp16: a scaled loss leaves steps out" in records["scaled"]["reason"]
 
 
 def test_states_made_with_the_optimizer_are_shared_out_and_no_whole_weight_is_kept() -> None:

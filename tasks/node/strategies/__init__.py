@@ -5,6 +5,8 @@ fsdp    weights, gradients and the optimizer's state are shared out; weights are
 zero2   the same, but that weights gathered in the forward pass stay until the backward pass is over
 ddp-fp16, ddp-powersgd, ddp-mstopk
         ddp, with gradients sent in fewer bytes (compression.py)
+adasum, adasum-delta
+        as ddp, with gradients, or the changes of weights, combined by their directions instead of averaged (adasum.py)
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..switches import NONE, OFFLOAD, blocks, on
-from .compression import COMPRESSED, compressed, refuse
+from . import adasum, compression
+from .adasum import ADASUM, combining
+from .compression import COMPRESSED, compressed
 
 Strategy = Callable[[nn.Module, torch.optim.Optimizer, dist.ProcessGroup, torch.device], nn.Module]
 
@@ -43,9 +47,11 @@ def strategy(
     if name not in STRATEGIES:
         raise ValueError(f"unknown strategy {name!r}; known: {', '.join(sorted(STRATEGIES))}")
     if name in COMPRESSED:
-        refuse(name, machines)
+        compression.refuse(name, machines)
+    if name in ADASUM:
+        adasum.refuse(name, machines)
     if OFFLOAD not in on(switches):
-        return partial(STRATEGIES[name], machines=machines) if name in COMPRESSED else STRATEGIES[name]
+        return partial(STRATEGIES[name], machines=machines) if name in (*COMPRESSED, *ADASUM) else STRATEGIES[name]
     if not shares_out(name):
         raise ValueError(f"{OFFLOAD} with {name}: no states are shared out; take fsdp or zero2 with it")
     if device.type == "cpu":
@@ -55,7 +61,7 @@ def strategy(
 
 def shares_out(name: str) -> bool:
     """Whether each rank holds but a part of the state of a training."""
-    return name != DDP and name not in COMPRESSED
+    return name not in (DDP, *COMPRESSED, *ADASUM)
 
 
 def no_sync(module: nn.Module) -> AbstractContextManager[None]:
@@ -107,6 +113,19 @@ def _compressed(
     return compressed(name, model, group, machines)
 
 
+def _combined(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    *,
+    name: str,
+    machines: Sequence[int],
+) -> nn.Module:
+    """As `_replicated`, with Adasum in place of averages."""
+    return combining(name, model, optimizer, group, machines)
+
+
 def _sharded(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -152,4 +171,5 @@ STRATEGIES: dict[str, Callable[..., nn.Module]] = {
     "fsdp": partial(_sharded, reshard_after_forward=True),
     "zero2": partial(_sharded, reshard_after_forward=False),
     **{name: partial(_compressed, name=name) for name in COMPRESSED},
+    **{name: partial(_combined, name=name) for name in ADASUM},
 }

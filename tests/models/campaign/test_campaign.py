@@ -227,6 +227,9 @@ def test_unequal_machines_share_by_cores_until_they_are_profiled() -> None:
         for b in (10, 50, 100)
     ]
     assert shares(pd.DataFrame(rows)) == {(75, 25)}
+    for strategy, equal in (("adasum", False), ("adasum-delta", True)):
+        jobs = list(replace(workload("mlp", 100), modes=(Mode(strategy=strategy),)).variants)
+        assert ((80, 20) not in shares(NOTHING)) is equal
 
 
 def test_what_is_known_well_is_not_bought_again() -> None:

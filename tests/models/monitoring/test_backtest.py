@@ -153,7 +153,7 @@ def test_rows_that_cannot_be_predicted_are_left_empty_counted_and_named() -> Non
     test = pd.concat(
         [
             good,
-            good.assign(strategy="adasum").iloc[:1],
+            good.assign(strategy="gossip").iloc[:1],
             good.assign(precision="fp8").iloc[:2],
             runs("1xb.big", workload="gpt", layout="1"),
             runs("1xb.big", workload="odd", layout="1").iloc[:3],
@@ -169,7 +169,8 @@ def test_rows_that_cannot_be_predicted_are_left_empty_counted_and_named() -> Non
     said = notes(training, test, found)
     assert "10 of 14 rows are without prediction" in said[0]
     for words in (
-        "strategy adasum (only ddp, fsdp, zero2, ddp-fp16, ddp-powersgd, ddp-mstopk are predicted): 1",
+        "strategy gossip (only ddp, fsdp, zero2, ddp-fp16, ddp-powersgd, ddp-mstopk, adasum, adasum-delta are"
+        " predicted): 1",
         "precision fp8 (only fp32, tf32, bf16, fp16 are predicted): 2",
         "workload gpt (TRAIN has no row of it, and nobody knows its flops_per_sample): 4",
         "workload odd (TRAIN cannot tell its compute, and nobody knows its flops_per_sample): 3",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations, product
 
 import numpy as np
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from models.domain.cluster import Offer
 from models.domain.setup_table import read_setups
+from models.domain.workload import Mode
 from models.planner.batch_split import BatchSplits, finish_together, global_batches, splits_of
 from tests.models.planning import frame, machine, offer, workload
 
@@ -132,9 +133,11 @@ def splits(
     total: int,
     peak: Callable[[str, int], float] = lambda name, batch: math.nan,
     lines: dict[str, tuple[float, float]] = PACES,
+    strategy: str = "ddp",
 ) -> BatchSplits:
     wholes, model = np.array(counts, dtype=np.int64), Lines(lines, peak)
-    return splits_of(workload("w", total), TYPES, wholes, totals=[total], model=model)  # type: ignore[arg-type]
+    job = replace(workload("w", total), modes=(Mode(strategy=strategy),))
+    return splits_of(job, TYPES, wholes, totals=[total], model=model)  # type: ignore[arg-type]
 
 
 def sold(name: str, count: int) -> list[Offer]:
@@ -190,6 +193,15 @@ def test_where_some_of_the_usual_steps_fit_no_more_are_tried_and_unknown_memory_
     found = splits([[1, 0, 0], [0, 0, 1]], 96, lambda name, batch: math.nan if name == "whole" else batch * 2**31 / 24)
     steps = zip(found.cluster.tolist(), found.steps.tolist(), strict=True)
     assert list(steps) == [(0, 4), (1, 1), (1, 2), (1, 4)]
+
+
+def test_devices_whose_own_steps_are_combined_have_equal_batches_in_splits() -> None:
+    counts = [[2, 0, 0], [2, 0, 1], [0, 2, 0], [1, 0, 1]]  # 2, 4 and 8 devices, and 3
+    for total, equal in ((96, {0, 2}), (97, set())):
+        assert set(splits(counts, total, strategy="adasum").cluster.tolist()) == {0, 1} | equal
+        found = splits(counts, total, strategy="adasum-delta")
+        assert set(found.cluster.tolist()) == equal
+        assert all(len(set(found.setup(at, sold).batch_per_device)) == 1 for at in range(len(found)))
 
 
 def test_what_fits_the_host_and_not_the_device_makes_no_split() -> None:

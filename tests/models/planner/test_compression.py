@@ -15,12 +15,12 @@ from models.planner.candidates import Supply
 from models.planner.planner import Plan, candidates, plan
 from tests.models.planning import GBPS, JointModel, machine, offer, workload
 
-SPARSE = Mode(strategy="ddp-mstopk")
+SPARSE, ADASUM, ADASUM_DELTA = (Mode(strategy=one) for one in ("ddp-mstopk", "adasum", "adasum-delta"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compressing(JointModel):
-    """As JointModel; with compressed gradients a step takes `part` of what it does, and up to `width` times as long."""
+    """As JointModel; where something else is sent a step takes `part` of what it does, and up to `width` times."""
 
     part: float
     width: float
@@ -30,7 +30,7 @@ class Compressing(JointModel):
 
     def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
         found = super().predict_arrays(arrays)
-        compressed = np.array([workload_and_mode(name)[1].compressed for name in arrays.workloads])
+        compressed = np.array([workload_and_mode(name)[1].sends_otherwise for name in arrays.workloads])
         step_s = found["step_s"] * np.where(compressed, self.part, 1.0)
         high = np.where(compressed, step_s * self.width, found["step_high_s"])
         return found.assign(step_s=step_s, step_high_s=high)
@@ -58,10 +58,23 @@ def test_what_wins_by_more_than_its_uncertainty_is_chosen_and_what_does_not_is_n
     assert all("s at most, against" in one for one in several)
 
 
-def test_who_tolerates_nothing_else_gets_it_unsaid() -> None:
-    alone = planned(0.5, 9.0, SPARSE)
-    assert {row["strategy"] for row in alone.rows} == {"ddp-mstopk"}
-    assert not any("uncertainty" in row["reason"] for row in alone.rows)
+@pytest.mark.parametrize("mode", [SPARSE, ADASUM])
+def test_who_tolerates_nothing_else_gets_it_unsaid(mode: Mode) -> None:
+    alone = planned(0.5, 9.0, mode)
+    assert {row["strategy"] for row in alone.rows} == {mode.strategy}
+    assert not any("uncertainty" in row["reason"] or "not shown" in row["reason"] for row in alone.rows)
+
+
+@pytest.mark.parametrize("beside", [Mode(), Mode(strategy="fsdp"), Mode(strategy="ddp-fp16")])
+def test_adasum_is_never_chosen_by_the_seconds_of_its_steps_and_the_table_says_why(beside: Mode) -> None:
+    """A step of it takes a hundredth of a second, surely."""
+    found = planned(0.01, 1.0, beside, ADASUM, ADASUM_DELTA)
+    assert found.rows and {row["strategy"] for row in [*found.rows, *found.frontier]} == {beside.strategy}
+    for row in found.rows:
+        pairs = row["cluster"] in ("2xsmall", "4xsmall")
+        for name in ("adasum", "adasum-delta"):
+            said = f"{name}: not shown yet to take fewer steps than ddp" in row["reason"]
+            assert said is (pairs and beside.strategy != "fsdp"), "of the others nothing is said: they are not like it"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +83,7 @@ def test_who_tolerates_nothing_else_gets_it_unsaid() -> None:
         (SPARSE, {(1, 1), (4, 4)}),
         (Mode(strategy="ddp-fp16"), {(1, 1), (4, 4), (4,), (1, 4)}),
         (Mode(), {(1,), (4,), (1, 1), (4, 4), (1, 4)}),
+        (ADASUM, {(1, 1), (4, 4), (4,)}),
     ],
 )
 def test_only_machines_that_a_strategy_can_train_on_are_considered(mode: Mode, layouts: set[tuple[int, ...]]) -> None:

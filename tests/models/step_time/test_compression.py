@@ -1,4 +1,4 @@
-"""Gradients that are compressed: bytes as the formula has them, steps before anything was measured and after."""
+"""Gradients that are compressed or combined: bytes as the formula has them, steps before any run and after."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.domain.workload import COMPRESSED, Mode, variant
-from models.step_time.compression import DENSITY, dense_bytes, sent_between, sparse_bytes
+from models.domain.workload import ADASUM, COMBINED, COMPRESSED, Mode, variant
+from models.step_time.compression import DENSITY, adasum_bytes, dense_bytes, sent_between, sparse_bytes
 from models.step_time.model import StepTimeModel, TrainingData, fit
 from models.step_time.serialization import dump, load
 from models.step_time.unmeasured import with_compressed
+from tasks.node.strategies import adasum
 from tasks.node.strategies import compression as node
 from tests.models.planning import workload
 from tests.models.synthetic import WORKLOADS, World
 
-JOB = replace(workload("mlp", 96), modes=(Mode(), *(Mode(strategy=one) for one in COMPRESSED)))
+JOB = replace(workload("mlp", 96), modes=(Mode(), *(Mode(strategy=one) for one in (*COMPRESSED, *COMBINED))))
 
 
 @cache
@@ -45,6 +46,20 @@ def step(model: StepTimeModel, strategy: str, cluster: str = "2xs.small") -> pd.
 
 def test_nodes_and_model_name_the_same_strategies_and_send_as_much() -> None:
     assert (node.COMPRESSED, node.DENSITY) == (COMPRESSED, DENSITY)
+    assert adasum.ADASUM == COMBINED
+
+
+@pytest.mark.parametrize(("machines", "devices"), [(2, 1), (8, 1), (2, 4), (1, 4)])
+def test_adasum_sends_what_a_ring_does_and_its_dots_and_between_machines_as_a_hierarchy(
+    machines: int, devices: int
+) -> None:
+    size, ranks = 1e8, machines * devices
+    part = sent_between(ADASUM, np.array([float(machines)]), np.array([float(ranks)]))[0]
+    whole = part * 2 * (ranks - 1) / ranks * size
+    assert whole == pytest.approx(devices * dense_bytes(size, machines, devices))
+    levels = int(np.log2(ranks))
+    dots = adasum_bytes(size, 100, ranks) - 2 * (ranks - 1) / ranks * size
+    assert dots == pytest.approx(100 * 24 * sum(range(1, levels + 1)))
 
 
 @pytest.mark.parametrize(("machines", "devices"), [(2, 1), (4, 1), (2, 4), (8, 8)])
@@ -67,7 +82,9 @@ def test_before_any_run_physics_says_where_compression_pays_and_how_little_is_kn
     slow = {one: step(model, one) for one in ("ddp", *COMPRESSED)}  # 16 MB over 0.2 Gbit/s take more than half a second
     assert slow["ddp-mstopk"]["step_high_s"] < slow["ddp"]["step_s"]
     assert slow["ddp-mstopk"]["step_s"] < slow["ddp-fp16"]["step_s"] < slow["ddp"]["step_s"]
-    for one in COMPRESSED:
+    slow |= {one: step(model, one) for one in COMBINED}
+    assert slow["ddp"]["step_s"] < slow["adasum"]["step_s"] == slow["adasum-delta"]["step_s"]
+    for one in (*COMPRESSED, *COMBINED):
         width = {name: np.log(row["step_high_s"] / row["step_low_s"]) for name, row in slow.items()}
         assert width[one] > width["ddp"], "nothing was measured of it"
         assert np.isnan(slow[one]["nearest_doublings"])
@@ -89,7 +106,9 @@ def test_without_the_mode_that_one_device_trains_in_nothing_is_said() -> None:
 
 def test_least_seconds_hold_and_a_model_read_back_says_the_same() -> None:
     model = extended()
-    rows = pd.concat([asked(one, cluster) for one in COMPRESSED for cluster in ("2xs.small", "4xn.medium")])
+    rows = pd.concat(
+        [asked(one, cluster) for one in (*COMPRESSED, *COMBINED) for cluster in ("2xs.small", "4xn.medium")]
+    )
     rows = rows.reset_index(drop=True)
     predicted = model.predict(rows)
     assert (model.least_seconds(model._read(rows)) <= predicted["step_s"]).all()
@@ -98,20 +117,19 @@ def test_least_seconds_hold_and_a_model_read_back_says_the_same() -> None:
     np.testing.assert_allclose(np.exp(np.log(drawn).mean(axis=1)), predicted["step_s"], rtol=1e-6)
 
 
-def test_rows_of_its_own_replace_what_physics_says() -> None:
+@pytest.mark.parametrize("name", ["ddp-mstopk", "adasum"])
+def test_rows_of_its_own_replace_what_physics_says(name: str) -> None:
     data, factor = learned()[0], 1.7
     clusters = ("2xs.small", "3xs.small", "4xs.small", "2xn.medium", "4xn.medium")
     own = pd.concat(
         [
-            asked("ddp-mstopk", one).assign(
-                step_s=factor * step(extended(), "ddp-mstopk", one)["step_s"], run_id=f"own-{one}"
-            )
+            asked(name, one).assign(step_s=factor * step(extended(), name, one)["step_s"], run_id=f"own-{one}")
             for one in clusters
         ]
     )
     model = fit(replace(data, runs=pd.concat([data.runs, own.assign(provider="local")], ignore_index=True)), seed=0)
-    assert variant("mlp", Mode(strategy="ddp-mstopk")) in model.workloads
-    found, before = step(model, "ddp-mstopk"), step(extended(), "ddp-mstopk")
+    assert variant("mlp", Mode(strategy=name)) in model.workloads
+    found, before = step(model, name), step(extended(), name)
     assert found["step_s"] == pytest.approx(factor * before["step_s"], rel=0.1)
     assert found["nearest_doublings"] == 0 and WORKLOADS["mlp"].gradient_bytes == 16_000_000
 
@@ -121,4 +139,6 @@ def test_what_is_kept_takes_memory_on_every_device() -> None:
     plain = model.peak_bytes("mlp", "s.small", 8, 2)
     kept = model.peak_bytes(variant("mlp", Mode(strategy="ddp-powersgd")), "s.small", 8, 2)
     assert model.peak_bytes(variant("mlp", Mode(strategy="ddp-mstopk")), "s.small", 8, 2) > kept > plain
+    for one in COMBINED:
+        assert model.peak_bytes(variant("mlp", Mode(strategy=one)), "s.small", 8, 2) > plain
     assert model.peak_bytes(variant("mlp", Mode(strategy="ddp-fp16")), "s.small", 8, 2) == plain

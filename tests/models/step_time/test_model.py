@@ -210,7 +210,7 @@ def test_accumulating_twice_costs_nearly_two_steps_of_compute_but_one_of_communi
         (setup("lmm"), "unknown workload 'lmm'.*lm"),
         (setup(cluster="2xs.larg"), "unknown instance type 's.larg'.*s.large"),
         (setup().assign(strategy="fsdp"), "workload 'lm' was never measured in fp32 fsdp; known in: fp32"),
-        (setup().assign(strategy="adasum"), "unknown strategy 'adasum'; known: ddp, fsdp, zero2"),
+        (setup().assign(strategy="gossip"), "unknown strategy 'gossip'; known: ddp, fsdp, zero2"),
         (setup().assign(precision="bf16"), "workload 'lm' was never measured in bf16; known in: fp32"),
         (setup().assign(precision="fp8"), "unknown precision 'fp8'; known: fp32, tf32"),
         (setup().assign(provider="ec2"), "provider 'ec2'"),

@@ -155,6 +155,7 @@ def test_one_bad_row_refuses_the_file_by_line_column_and_reason(
             {"switches": "flash+compile"},
             "column switches: unknown switches 'flash+compile', which no model predicts; known: none,",
         ),
+        ({"strategy": "adasum", "layout": "1"}, "column strategy: adasum cannot train on 1 devices: gradients"),
         ({"strategy": "ddp-mstopk", "layout": "1"}, "column strategy: ddp-mstopk cannot train on 1 devices: gradients"),
         ({"switches": "offload"}, "column switches: offload with ddp: no states are shared out; offload goes with"),
         ({"strategy": "ddp", "switches": "offload+compile"}, "column switches: compile+offload with ddp: no states"),

@@ -147,7 +147,7 @@ def test_a_loss_for_each_sample_is_refused() -> None:
 
 
 def test_an_unknown_strategy_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown strategy 'dpp'; known: ddp, ddp-fp16, ddp-mstopk"):
+    with pytest.raises(ValueError, match="unknown strategy 'dpp'; known: adasum, adasum-delta, ddp, ddp-fp16"):
         strategy("dpp")
 
 

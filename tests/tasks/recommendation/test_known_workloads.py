@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from models.domain.workload import PRECISIONS, STRATEGIES
 from tasks.data_files.imports import ImportFiles, import_measurements
 from tasks.market import offers as prices
 from tasks.recommendation.known_workloads import KnownWorkload, known_workloads, provider_that_knows
@@ -95,3 +96,8 @@ def test_the_provider_that_knows_the_workload_is_asked(here: Workspace) -> None:
     assert provider == "local" and "--provider ec2" in why
     with pytest.raises(SettingsError, match="unknown workload 'vitt'; did you mean 'vit'"):
         asked("vitt")
+
+
+def test_rows_of_every_strategy_and_precision_are_counted_among_those_learned_from() -> None:
+    counted = (Path(__file__).parents[3] / "warehouse" / "marts" / "workload_rows.sql").read_text()
+    assert all(f"'{one}'" in counted for one in (*STRATEGIES, *PRECISIONS))

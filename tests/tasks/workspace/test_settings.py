@@ -82,6 +82,11 @@ WRONG_FILES = [
         'precisions = ["fp16"]\nstrategies = ["ddp", "ddp-mstopk"]\nsamples',
         "fp16 with ddp-mstopk: scaled gradients are not compressed",
     ),
+    (
+        "samples",
+        'precisions = ["fp16"]\nstrategies = ["ddp", "adasum"]\nsamples',
+        "fp16 with adasum: a scaled loss leaves steps out rank by rank",
+    ),
     ("samples", 'switches = ["recompile"]\nsamples', "unknown switches 'recompile'; did you mean"),
     ("samples", 'switches = ["offload"]\nsamples', "take fsdp or zero2 with it"),
     ("[campaign]", "[campaign", "not valid TOML"),
