@@ -117,10 +117,10 @@ def shopping_list(
 
 def beside_learning(campaign: Campaign, wanted: Sequence[tuple[Workload, Mode]]) -> Campaign:
     """The `campaign` with the caps that remain for other runs where those of `with_learning` are to find room: at least
-    half of them.
+    a third of them.
     """
     runs = 2 * len(LEARNING_SEEDS) * len(wanted)
-    kept_s = min(runs * (campaign.costs.build_s + LEARNING_MOST_S), campaign.max_seconds / 2)
+    kept_s = min(runs * (campaign.costs.build_s + LEARNING_MOST_S), campaign.max_seconds * 2 / 3)
     part = 1 - kept_s / campaign.max_seconds if campaign.max_seconds > 0 else 1.0
     return replace(campaign, max_seconds=campaign.max_seconds * part, max_usd=campaign.max_usd * part)
 
