@@ -37,7 +37,7 @@ _ARROW = {
 def append_records(connection: Connection, bodies: Sequence[Row], *, refresh_id: str, loaded_at: datetime) -> int:
     """Runs as they came back: each body a wire record as a dict, with what is known of its setup under `setup`.
 
-    The first row of a run_id stays, also within `bodies`.
+    The first row of a run_id stays, also within `bodies`. Learning runs have a table of their own: they time nothing.
     """
     rows = [
         {
@@ -50,7 +50,11 @@ def append_records(connection: Connection, bodies: Sequence[Row], *, refresh_id:
         }
         for body in bodies
     ]
-    return append(connection, "raw_records", rows, refresh_id=refresh_id, loaded_at=loaded_at)
+    new = 0
+    for table, learns in (("raw_records", False), ("raw_learning", True)):
+        mine = [row for row in rows if (row["kind"] == "learn") is learns]
+        new += append(connection, table, mine, refresh_id=refresh_id, loaded_at=loaded_at)
+    return new
 
 
 def append_imports(

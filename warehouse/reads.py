@@ -17,7 +17,16 @@ TRAINING_FRAMES = ("runs", "profiles", "buckets", "probes", "workloads", "instan
 
 
 # What a decision reads, of its provider.
-_OF_A_DECISION = ("instance_types", "offers", "workloads", "machines", "refusals", "checkpoints", "compilations")
+_OF_A_DECISION = (
+    "instance_types",
+    "offers",
+    "workloads",
+    "machines",
+    "refusals",
+    "checkpoints",
+    "compilations",
+    "learning",
+)
 # What tells the setups of a workload apart in a measurement row.
 _SETUP = (
     *("workload", "cluster", "layout", "batch_per_device", "accumulation_steps"),
@@ -131,6 +140,13 @@ def torch_lines(warehouse: Warehouse, provider: str) -> dict[str, int]:
             return {}
         lines = select(connection, "torch_lines", {"provider": provider})
     return {str(line): int(runs) for line, runs in zip(lines["torch_line"], lines["runs"], strict=True)}
+
+
+def learning(warehouse: Warehouse, provider: str) -> pd.DataFrame:
+    """Rows of the mart `learning`; none before the first refresh of this version."""
+    if not warehouse.path.exists():
+        return pd.DataFrame()
+    return warehouse.frames({"learning": {"provider": provider}})["learning"]
 
 
 _LAUNCHED = ("machines", "refusals", "checkpoints", "compilations")

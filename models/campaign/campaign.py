@@ -24,14 +24,16 @@ from itertools import product
 from ..domain.cluster import Cluster, Offer
 from ..domain.numeric import ROUNDING
 from ..domain.setup_table import Key
-from ..domain.workload import Workload, variant, workload_and_mode
+from ..domain.workload import Mode, Workload, variant, workload_and_mode
 from ..planner.enumeration import Refusal, clusters_of
+from ..planner.learning import LEARNING_MOST_S, LEARNING_SEEDS
 from ..step_time.machine_specs import computes
 from .candidates import (
     Costs,
     Measurement,
     Schedule,
     in_order,
+    learning_runs,
     probe_of,
     profile_of,
     sub_clusters,
@@ -111,6 +113,47 @@ def shopping_list(
         types = model.types - past.drifting.keys() - stale_types(past.runs, past.stale_before)
         known.decision_value = DecisionValue.of(replace(model, types=types), left, layouts=layouts)
     return _buy(campaign, clusters, left, known)
+
+
+def beside_learning(campaign: Campaign, wanted: Sequence[tuple[Workload, Mode]]) -> Campaign:
+    """The `campaign` with the caps that remain for other runs where those of `with_learning` are to find room: at least
+    a third of them.
+    """
+    runs = 2 * len(LEARNING_SEEDS) * len(wanted)
+    kept_s = min(runs * (campaign.costs.build_s + LEARNING_MOST_S), campaign.max_seconds * 2 / 3)
+    part = 1 - kept_s / campaign.max_seconds if campaign.max_seconds > 0 else 1.0
+    return replace(campaign, max_seconds=campaign.max_seconds * part, max_usd=campaign.max_usd * part)
+
+
+def with_learning(
+    campaign: Campaign, launches: Sequence[Launch], wanted: Sequence[tuple[Workload, Mode]]
+) -> list[Launch]:
+    """`launches` with the learning runs of each workload and mode `wanted` on the first that can serve and pay them.
+
+    Runs of the dense mode that several modes are compared with are made once a launch. What the caps leave no room for
+    waits for another list.
+    """
+    found = list(launches)
+    seconds = campaign.max_seconds - sum(one.est_s for one in found)
+    usd = campaign.max_usd - sum(one.est_usd for one in found)
+    for workload, mode in wanted:
+        for place, launch in enumerate(found):
+            runs = learning_runs(workload, mode, launch.cluster, campaign.costs)
+            new = [one for one in runs if all(replace(one, reason=old.reason) != old for old in launch.items)]
+            more_s = sum(one.est_s for one in new)
+            more_usd = more_s * _usd_per_second(launch.cluster)
+            if not runs or more_s > seconds or more_usd > usd:
+                continue
+            seconds, usd = seconds - more_s, usd - more_usd
+            found[place] = replace(
+                launch,
+                items=(*launch.items, *new),
+                est_s=launch.est_s + more_s,
+                est_usd=launch.est_usd + more_usd,
+                reason=f"{launch.reason}; learning of {workload.name} in {mode}",
+            )
+            break
+    return found
 
 
 def _only_profiled(workloads: Sequence[Workload]) -> list[Workload]:

@@ -12,9 +12,10 @@ import pandas as pd
 
 from ..domain.cluster import Cluster, InstanceType, cluster_name
 from ..domain.setup_table import Key, rows_of, setup_key
-from ..domain.workload import Mode, Setup, Workload, joined, workload_and_mode
+from ..domain.workload import Mode, Setup, Workload, joined, variant, workload_and_mode
 from ..job.compilation import COMPILE_S
 from ..planner.batch_split import Line, finish_together, global_batches
+from ..planner.learning import LEARNING_MOST_S, LEARNING_SEEDS, LEARNING_STEPS
 from ..step_time.machine_specs import computes
 
 Expected = Callable[[pd.DataFrame], pd.DataFrame]  # setups as measurement columns -> step_s, step_low_s, step_high_s
@@ -57,12 +58,12 @@ EC2_COSTS = Costs(launch_s=60.0, build_s=5.0, minimum_s=60.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One thing to measure, and the seconds expected for it. `kind` is "train", "profile" or "probe".
+    """One thing to measure, and the seconds expected for it. `kind` is "train", "learn", "profile" or "probe".
 
     `workload` is named as `variant` does; `members` are instance types in rank order; `nodes` those of a launch that
     serve it, and `reason` why, once it is bought. `batches` are samples a device, one a machine (profile: batches to
-    try); `devices` are used on each machine, empty: one each. `width` is the predicted 90 % interval relative to the
-    step time, None where unknown.
+    try); `seed` is that of a learning run, others have their launch's. `devices` are used on each machine, empty: one
+    each. `width` is the predicted 90 % interval relative to the step time, None where unknown.
     """
 
     kind: str
@@ -78,6 +79,7 @@ class Measurement:
     est_s: float
     width: float | None = None
     reason: str = ""
+    seed: int = 0
 
     @property
     def trained(self) -> tuple[str, Mode]:
@@ -146,6 +148,35 @@ def profile_of(workload: Workload, instance_type: InstanceType, costs: Costs) ->
 def probe_of(members: tuple[str, ...], costs: Costs) -> Measurement:
     """All-reduces over `members`, from 4 KiB to 8 MiB."""
     return Measurement(kind="probe", members=members, message_bytes=MESSAGE_BYTES, est_s=costs.probe_s)
+
+
+def learning_runs(workload: Workload, mode: Mode, cluster: Cluster, costs: Costs) -> list[Measurement]:
+    """Trainings of `workload` on the first two machines of `cluster` that show what it learns in `mode` and in plain
+    data parallelism, from LEARNING_SEEDS each; none where they cannot train so, or have more devices than samples.
+    """
+    two = Cluster(members=cluster.members[:2])
+    devices = min(offer.instance_type.devices for offer in two.members)
+    share = workload.global_batch_least // (2 * devices)
+    if len(two.members) < 2 or share < 1 or not _trains(two, mode, (devices, devices)):
+        return []
+    cores = sum(offer.instance_type.cores for offer in two.members)
+    est_s = costs.build_s + min(LEARNING_STEPS * 2 * costs.core_step_s / cores, LEARNING_MOST_S)
+    return [
+        Measurement(
+            kind="learn",
+            workload=variant(workload.name, one),
+            members=tuple(offer.instance_type.name for offer in two.members),
+            nodes=(0, 1),
+            devices=(devices, devices) if devices > 1 else (),
+            batches=(share, share),
+            global_batch=2 * devices * share,
+            est_s=est_s + costs.compiling_s(one),
+            reason=f"{mode.strategy} was not shown yet to learn {workload.name} as {mode.dense.strategy} does",
+            seed=seed,
+        )
+        for one in (mode.dense, mode)
+        for seed in LEARNING_SEEDS
+    ]
 
 
 def training_runs(

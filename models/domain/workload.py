@@ -76,6 +76,11 @@ class Mode(NamedTuple):
         return self.strategy == ADASUM_DELTA
 
     @property
+    def changes_learning(self) -> bool:
+        """Whether a step is another than the dense one, so that it has to be shown that as much is learned."""
+        return self.compressed
+
+    @property
     def of_several(self) -> bool:
         """Whether it is something else than plain data parallelism, which one device alone cannot be."""
         return self.strategy != STRATEGIES[0]

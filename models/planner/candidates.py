@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..domain.cluster import ANY_ZONE, Offer
 from ..domain.numeric import BoolArray, FloatArray, IntArray
-from ..domain.workload import Setup, Workload
+from ..domain.workload import Mode, Setup, Workload
 from ..job.checkpoints import checkpoint_bytes
 from ..job.duration import Conditions
 from ..job.job_conditions import JobConditions, Pool, Stated
@@ -29,13 +29,14 @@ class Supply:
     """What clusters can be had: of up to `max_hosts` machines among `offers`, but for those that do not fit.
 
     `fits` says why a cluster can never be had ("" where it can); `job_conditions` what start-up, checkpoints and
-    interruptions jobs meet on clusters.
+    interruptions jobs meet on clusters. `vetoes` say of modes why they may not be chosen.
     """
 
     offers: Sequence[Offer]
     max_hosts: int
     fits: Refusal
     job_conditions: JobConditions = Stated()  # noqa: RUF009 (frozen)
+    vetoes: Mapping[Mode, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,15 +6,15 @@ all that could be in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from ..domain.numeric import IntArray
-from ..domain.workload import Goal, Setup, Workload
+from ..domain.workload import Goal, Mode, Setup, Workload
 from ..job.cost import job_costs
 from .batch_split import StepModel
 from .candidates import Supply, enumerate_candidates
@@ -55,8 +55,13 @@ def plan(
     """What to train `workload` on, over every cluster of the supply (`compositions` says which).
 
     `runs` are measurement rows, for how often each setup was measured. Exact: rows and frontier are those of all
-    candidates. Raises ValueError where the workload's range of batches is empty or a goal cannot be judged.
+    candidates. Modes that the supply vetoes are never chosen; rows say why. Raises ValueError where the workload's
+    range of batches is empty or a goal cannot be judged.
     """
+    asked = workload
+    workload = replace(asked, modes=tuple(one for one in asked.modes if one not in supply.vetoes))
+    if not workload.modes:
+        return nothing(asked, "; ".join(supply.vetoes[one] for one in asked.modes))
     goals, found = goals_of(workload), enumerate_candidates(workload, supply, model)
     if not len(found):
         return nothing(workload, obstacle(workload, supply, model))
@@ -74,15 +79,18 @@ def plan(
         seed=seed,
     )
     clusters = len(np.unique(found.cluster))
+    rows = recommend(
+        workload,
+        ranked,
+        runs=runs,
+        top=top,
+        clusters=clusters,
+        more=partial(_more, workload=workload, model=model, vetoes=supply.vetoes),
+    )
+    if any(row["status"] == "infeasible" for row in rows):
+        rows = _with_what_is_not_allowed(rows, asked, supply, model)
     return Plan(
-        rows=recommend(
-            workload,
-            ranked,
-            runs=runs,
-            top=top,
-            clusters=clusters,
-            more=partial(_more, workload=workload, model=model),
-        ),
+        rows=rows,
         frontier=front,
         candidates=len(found),
         clusters=clusters,
@@ -92,9 +100,39 @@ def plan(
     )
 
 
-def _more(setup: Setup, *, workload: Workload, model: StepModel) -> str:
+def _more(setup: Setup, *, workload: Workload, model: StepModel, vetoes: Mapping[Mode, str]) -> str:
     """What else there is to say of a setup: what makes it fit, and whether to send something else."""
-    return "; ".join(filter(None, (one(setup, workload, model) for one in (made_to_fit, compared))))
+    counts = (len(setup.layout), min(setup.layout), max(setup.layout), sum(setup.layout))
+    sizes = [np.array([one]) for one in counts]
+    vetoed = [why for mode, why in vetoes.items() if mode.dense == setup.mode.dense and mode.runs_on(*sizes)[0]]
+    return "; ".join(filter(None, [*(one(setup, workload, model) for one in (made_to_fit, compared)), *vetoed]))
+
+
+def _with_what_is_not_allowed(rows: Sequence[Row], workload: Workload, supply: Supply, model: StepModel) -> list[Row]:
+    """`rows`, where a goal is infeasible with the setup that would meet it and may not be chosen, and why not.
+
+    Such are setups of modes that change what is learned: vetoed, or not surely faster than the dense one.
+    """
+    changing = tuple(one for one in workload.modes if one.changes_learning and one.dense in workload.modes)
+    if not changing:
+        return list(rows)
+    others = plan(replace(workload, modes=changing), replace(supply, vetoes={}), model, top=1).rows
+    best = {_goal_of(row): row for row in others if row["status"] == "recommended"}
+    told = []
+    for row in rows:
+        one = best.get(_goal_of(row)) if row["status"] == "infeasible" else None
+        if one is not None:
+            mode = Mode(one["precision"], one["strategy"], one["switches"])
+            by_seconds = f"no faster than {mode.dense.strategy} by more than its uncertainty on the same machines"
+            why = supply.vetoes.get(mode, f"{mode.strategy}: {by_seconds}")
+            beside = f"{one['cluster']} in {mode} would meet it and is not allowed: {why}"
+            row = row | {"reason": f"{row['reason']}; {beside}"}
+        told.append(row)
+    return told
+
+
+def _goal_of(row: Row) -> tuple[object, ...]:
+    return tuple(row[name] for name in ("goal", "constraint_hours", "constraint_usd", "p_required"))
 
 
 def nothing(workload: Workload, why: str = "") -> Plan:

@@ -20,6 +20,7 @@ from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster
 from models.domain.setup_table import as_variants
 from models.domain.workload import Workload
+from models.planner.learning import unknown_learning
 from models.step_time.dataset import TrainingData, by_variant, valid_runs
 from models.step_time.model import StepTimeModel
 from models.step_time.unmeasured import with_compressed
@@ -67,16 +68,19 @@ def shop(
     workloads = [one for workload in known_workloads for one in workload.variants]
     read = TrainingData(**{name: frames.get(name, pd.DataFrame()) for name in reads.TRAINING_FRAMES})
     known = by_variant(read, [one.name for one in workloads])
-    return shopping_list(
-        pure.Campaign(
-            max_usd=campaign.max_usd if max_usd is None else max_usd,
-            max_seconds=workspace.max_minutes * 60.0 if max_seconds is None else max_seconds,
-            max_hosts=campaign.max_hosts,
-            fits=lambda cluster: workspace.launches(cluster) or just_refused(cluster, refused),
-            seed=campaign.seed,
-            market=campaign.market,
-            costs=costs_of(workspace),
-        ),
+    bought = pure.Campaign(
+        max_usd=campaign.max_usd if max_usd is None else max_usd,
+        max_seconds=workspace.max_minutes * 60.0 if max_seconds is None else max_seconds,
+        max_hosts=campaign.max_hosts,
+        fits=lambda cluster: workspace.launches(cluster) or just_refused(cluster, refused),
+        seed=campaign.seed,
+        market=campaign.market,
+        costs=costs_of(workspace),
+    )
+    learned = reads.learning(workspace.warehouse, workspace.provider.name)
+    wanted = unknown_learning(learned, known_workloads)
+    launches = shopping_list(
+        pure.beside_learning(bought, wanted),
         workloads,
         offers,
         Past(
@@ -89,6 +93,7 @@ def shop(
         ),
         model=None if champion is None else _model(workspace, champion.model, known_workloads, offers, known.runs),
     )
+    return pure.with_learning(bought, launches, wanted)
 
 
 def within(workspace: Workspace, champion: Champion | None, tally: Tally) -> Iterator[Launch]:

@@ -15,9 +15,10 @@ from models.campaign.campaign import Launch
 from models.campaign.candidates import Measurement
 from models.domain.cluster import Cluster, Offer
 from models.domain.workload import Setup
+from models.planner.learning import LEARNING_MOST_S, LEARNING_STEPS, LEARNING_WINDOWS
 
 from ..node.data import S3
-from ..node.record import ANY, CPU, Devices, Item, WorkloadFile, write_json
+from ..node.record import ANY, CPU, LEARN, TRAINING, Devices, Item, WorkloadFile, write_json
 from ..workspace.environments import environment_at
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.sources import Source
@@ -214,7 +215,7 @@ def _emulated(settings: Settings) -> bool:
 
 def _item(wanted: Measurement, run_id: str, seed: int) -> Item:
     workload, mode = wanted.trained
-    return Item(
+    item = Item(
         run_id=run_id,
         kind=wanted.kind,
         nodes=list(wanted.nodes),
@@ -226,6 +227,9 @@ def _item(wanted: Measurement, run_id: str, seed: int) -> Item:
         seed=seed,
         devices=list(wanted.devices),
     )
+    if wanted.kind != LEARN:
+        return item
+    return replace(item, seed=wanted.seed, most_steps=LEARNING_STEPS, windows=LEARNING_WINDOWS, most_s=LEARNING_MOST_S)
 
 
 def _file(settings: Settings, name: str, data: str, *, simulated: bool) -> tuple[WorkloadFile, Source]:
@@ -250,7 +254,7 @@ def _run_setup(wanted: Measurement, members: Sequence[Offer], digests: dict[str,
         **mode._asdict(),
         cluster=cluster,
         layout=wanted.layout,
-        batch_per_device=wanted.batches if wanted.kind == "train" else (1,) * len(members),
+        batch_per_device=wanted.batches if wanted.kind in TRAINING else (1,) * len(members),
         accumulation_steps=wanted.accumulation_steps,
     )
     types = [member.instance_type for member in members]
@@ -259,11 +263,12 @@ def _run_setup(wanted: Measurement, members: Sequence[Offer], digests: dict[str,
         | placement(members)
         | {
             "workload": wanted.trained[0] or None,
-            "batch_per_device": setup.row()["batch_per_device"] if wanted.kind == "train" else None,
+            "batch_per_device": setup.row()["batch_per_device"] if wanted.kind in TRAINING else None,
             "instance_types": [t.name for t in types],
             "instance_digests": [t.digest for t in types],
             "workload_digest": digests.get(wanted.trained[0]),
             "code_commit": code_commit(),
             "reason_wanted": wanted.reason,
+            "kind": wanted.kind,
         }
     )

@@ -54,7 +54,7 @@ class WireRecord(_Wire):
     run_id: str = Field(min_length=1)
     lease_id: str
     attempt: Whole
-    kind: Literal["train", "profile", "probe"]
+    kind: Literal["train", "learn", "profile", "probe"]
     status: Literal["measured", "failed"]
     reason: str
     item: dict[str, Any]
@@ -86,6 +86,12 @@ class _Train(_Values):
     gradient_bytes: Whole | None = None
     checkpoint_s: float | None = Field(default=None, gt=0)
     checkpoint_bytes: Whole | None = None
+
+
+class _Learn(_Values):
+    losses: list[float]
+    steps_a_window: Whole
+    diverged: bool
 
 
 class _ProfileLine(_Wire):
@@ -122,7 +128,7 @@ class _Probe(_Values):
     rows: list[_ProbeLine] = Field(min_length=1)
 
 
-_VALUES: dict[str, type[_Wire]] = {"train": _Train, "profile": _Profile, "probe": _Probe}
+_VALUES: dict[str, type[_Wire]] = {"train": _Train, "learn": _Learn, "profile": _Profile, "probe": _Probe}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +228,8 @@ def _unsound(file: Path, reason: str, launch: EndedLaunch) -> dict[str, Any]:
     return {
         "run_id": file.stem,
         "lease_id": str(launch.lease["lease_id"]) if launch.lease else file.parents[2].name,
-        "kind": "probe" if not setup.get("workload") else "train" if setup.get("batch_per_device") else "profile",
+        "kind": setup.get("kind")
+        or ("probe" if not setup.get("workload") else "train" if setup.get("batch_per_device") else "profile"),
         "status": "failed",
         "reason": f"its record could not be read: {reason}",
         "setup": setup,

@@ -36,6 +36,9 @@ from typing import Any
 from .machine import fingerprint, torch_version
 
 SCHEMA = 1
+LEARN = "learn"
+TRAINING = ("train", LEARN)  # kinds of items that train on all of their devices together
+KINDS = (*TRAINING, "profile", "probe")
 CPU = "cpu"  # a machine's processor, as torch names that kind of device
 MACHINE, DATA, INSTALL = "machine", "data", "install"  # of a failure's cause
 _DATA_MISSING = "DataMissing: "  # how a reason begins that data.py gave, as launch.explain tells it
@@ -102,12 +105,14 @@ class Devices:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One thing to measure. `kind` is "train", "profile" or "probe"; `nodes` take part, by index in ascending order.
+    """One thing to measure. `kind` is one of KINDS; `nodes` take part, by index in ascending order.
 
     `devices` are used on each of `nodes`, the first ones of the machine; empty: one each. A node where several items
     want different numbers starts as many ranks as the largest of them.
 
     train: `batches` holds samples per device and micro-step, one an entry of `nodes`.
+    learn: `batches` as of train; `most_steps` in `windows` of equally many, from `seed`, or those that fit in `most_s`
+        seconds; a rest of steps is left out. Of the same seed, nodes, devices and batches losses can be compared.
     profile: one device of one node; `batches` are the batch sizes to profile.
     probe: `message_bytes` are the all-reduce sizes.
     """
@@ -128,6 +133,7 @@ class Item:
     most_s: float = 6.0
     seed: int = 0
     devices: list[int] = field(default_factory=list)
+    windows: int = 10
 
     @property
     def used(self) -> list[int]:
@@ -232,6 +238,9 @@ class Record:
                device by device), sync_s (of a loader without waits for input), build_s, warmup_s,
                steps_s, peak_bytes, parameters, gradient_bytes, bucket_bytes, first_loss, last_loss; once a launch and
                workload checkpoint_s and checkpoint_bytes, of the state that the first rank wrote to its disk
+      learn    losses (of each window the mean over its steps, and over ranks by their samples), steps_a_window,
+               diverged (whether training ended on a loss that is no number, in a window which is then not among the
+               losses), steps_s (of all; nothing is timed otherwise)
       profile  parameters, gradient_bytes, flops_per_sample,
                rows: [{batch, forward_s, backward_s, optimizer_s, input_s (part of forward_s: making the batch, of a
                loader too in this process itself), peak_bytes, repeats}],

@@ -1,4 +1,5 @@
-"""One training run on one rank: warm-up, blocks of steady steps, and the part of a step that waits for gradients.
+"""One training run on one rank: warm-up, blocks of steady steps, and the part of a step that waits for gradients; or,
+untimed, the losses of a given number of steps.
 
 Each rank's mean loss is scaled by W b_i / B, since data-parallel training divides the sum by the world size W, so that
 unequal batches b_i train as one batch B would; both W and B are over all devices. Ranks agree on when to stop between
@@ -121,27 +122,64 @@ class TimedSteps:
         return by_rank
 
 
-def train(
-    item: Item, built: LoadedWorkload, group: dist.ProcessGroup | None, patience: Patience, *, place: int
-) -> tuple[dict[str, Any], str]:
-    """Values of a train record, or the reason why there are none. `place` is one's own node's in `item.nodes`."""
-    clock_s = partial(now, built.device)
-    started = clock_s()
-    world = sum(item.used)
+def _ready(
+    item: Item, built: LoadedWorkload, group: dist.ProcessGroup | None, place: int
+) -> tuple[nn.Module, Callable[..., float], float]:
+    """The module in the item's strategy, a step of it, and the weight of this rank's mean loss in that of all ranks."""
     micro_batch = sum(used * batch for used, batch in zip(item.used, item.batches, strict=True))
     parallel = strategy(item.strategy, item.switches, built.device, machines=item.used)
     module = built.model if group is None else parallel(built.model, built.optimizer, group, built.device)
     if communicates_always(module):
         reset_peak(built.device)  # the whole model lay in the host's memory, until each rank had its share
+    weight = item.batches[place] / micro_batch
     step = partial(
         one_step,
         built,
         module,
         batch=item.batches[place],
         accumulation_steps=item.accumulation_steps,
-        scale=world * item.batches[place] / micro_batch / item.accumulation_steps,
+        scale=sum(item.used) * weight / item.accumulation_steps,
     )
-    weight = item.batches[place] / micro_batch
+    return module, step, weight
+
+
+def learn(
+    item: Item, built: LoadedWorkload, group: dist.ProcessGroup | None, *, place: int
+) -> tuple[dict[str, Any], str]:
+    """Values of a learn record, or the reason why there are none. `place` is one's own node's in `item.nodes`.
+
+    Ranks train from the item's seed and exchange their losses after each window. Training ends after `item.windows`,
+    after the window in which `item.most_s` seconds are over, or after one with a loss that is no number (`diverged`;
+    that window is not recorded).
+    """
+    if not 1 <= item.windows <= item.most_steps:
+        return {}, f"{item.most_steps} steps cannot be shared among {item.windows} windows: from 1 to as many as steps"
+    clock_s = partial(now, built.device)
+    _, step, weight = _ready(item, built, group, place)
+    steps = item.most_steps // item.windows
+    losses: list[float] = []
+    diverged, spent_s = False, 0.0
+    built.close()
+    meet(group)
+    started = clock_s()
+    with running(built.loader):
+        while len(losses) < item.windows and spent_s < item.most_s and not diverged:
+            mine = fmean(step(sync=True) for _ in range(steps)) * weight
+            told = gather([mine, clock_s() - started], group)
+            loss, spent_s = sum(one[0] for one in told), max(one[1] for one in told)
+            diverged = not math.isfinite(loss)
+            if not diverged:
+                losses.append(loss)
+    return {"losses": losses, "steps_a_window": steps, "diverged": diverged, "steps_s": spent_s}, ""
+
+
+def train(
+    item: Item, built: LoadedWorkload, group: dist.ProcessGroup | None, patience: Patience, *, place: int
+) -> tuple[dict[str, Any], str]:
+    """Values of a train record, or the reason why there are none. `place` is one's own node's in `item.nodes`."""
+    clock_s = partial(now, built.device)
+    started = clock_s()
+    module, step, weight = _ready(item, built, group, place)
     build_s = clock_s() - started
 
     built.close()

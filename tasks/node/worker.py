@@ -28,8 +28,8 @@ from .precision import SCALED, arithmetic
 from .probe import probe
 from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent
 from .profiler import profile
-from .record import Item, RankLayout, plan_from_json, record_of
-from .steps import train
+from .record import KINDS, LEARN, TRAINING, Item, RankLayout, plan_from_json, record_of
+from .steps import learn, train
 from .strategies import DDP, shares_out, strategy
 from .strategies.adasum import ADASUM, DELTAS, GRADIENTS
 from .switches import compiled_nothing, switch_on
@@ -105,8 +105,8 @@ def serve(launch: Launch, index: int, item: Item) -> None:
 def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
     """All that can go wrong without the other ranks; the reason if it did."""
     try:
-        if item.kind not in ("train", "profile", "probe"):
-            raise ValueError(f"unknown kind of item {item.kind!r}; known: train, profile, probe")
+        if item.kind not in KINDS:
+            raise ValueError(f"unknown kind of item {item.kind!r}; known: {', '.join(KINDS)}")
         if item.kind == "probe":
             return None, ""
         if item.kind == "profile" and item.used != [1]:
@@ -119,7 +119,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
             elif not shares_out(item.strategy):
                 why = "what is sent later, or in 16 bits already, has another scale than what is sent now"
             raise ValueError(f"{item.strategy} in {SCALED}: {why}; take bf16")
-        if item.kind == "train" and len(item.batches) != len(item.nodes):
+        if item.kind in TRAINING and len(item.batches) != len(item.nodes):
             raise ValueError(f"{len(item.batches)} batches for {len(item.nodes)} nodes")
         if item.strategy == DELTAS and len(set(item.batches)) > 1:
             raise ValueError(
@@ -130,7 +130,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         if workload is None:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")
         workload = replace(workload, data=data_path(launch.mailbox, workload) if workload.data else "")
-        shared = item.kind == "train" and shares_out(item.strategy)
+        shared = item.kind in TRAINING and shares_out(item.strategy)
         built = build(
             launch.code_of(workload),
             workload,
@@ -141,7 +141,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         )
         try:
             switch_on(built.model, item.switches, whole=not shares_out(item.strategy))
-            batch = item.batches[item.nodes.index(launch.node)] if item.kind == "train" else min(item.batches)
+            batch = item.batches[item.nodes.index(launch.node)] if item.kind in TRAINING else min(item.batches)
             try_once(built, batch, shared=shared)
         except BaseException:
             built.close()
@@ -175,6 +175,8 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[d
         values, problem = probe(item, group, launch.device, patience)
     elif item.kind == "profile":
         values, problem = profile(item, built, launch.alone, patience)
+    elif item.kind == LEARN:
+        values, problem = learn(item, built, group, place=item.nodes.index(launch.node))
     else:
         values, problem = train(item, built, group, patience, place=item.nodes.index(launch.node))
         if values and launch.rank == 0 and item.strategy == DDP and item.workload not in launch.written:

@@ -18,8 +18,10 @@ from models.planner import planner
 from models.planner.candidates import Supply, without_beaten_zones
 from models.planner.choice_rule import EVEN_ODDS
 from models.planner.explanations import amount
+from models.planner.learning import vetoes
 from models.step_time.model import StepTimeModel, introduced
 from models.step_time.unmeasured import with_compressed
+from warehouse import reads
 
 from ..market.job_conditions import job_conditions, spot_experience
 from ..market.offers import with_known_facts
@@ -261,6 +263,7 @@ def planned(
         max_hosts=workspace.max_hosts,
         fits=workspace.fits,
         job_conditions=conditions,
+        vetoes=vetoes(reads.learning(workspace.warehouse, workspace.provider.name), workload),
     )
     return planner.plan(workload, supply, model, runs=runs, top=top, seed=SEED)
 

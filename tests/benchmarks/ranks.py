@@ -28,8 +28,8 @@ from tasks.node.entrypoint import build, try_once
 from tasks.node.measuring import Patience
 from tasks.node.precision import arithmetic
 from tasks.node.profiler import profile
-from tasks.node.record import Item, WorkloadFile
-from tasks.node.steps import one_step, train
+from tasks.node.record import LEARN, Item, WorkloadFile
+from tasks.node.steps import learn, one_step, train
 from tasks.node.strategies import shares_out, strategy
 from tasks.node.switches import switch_on
 
@@ -108,6 +108,8 @@ def _values(item: Item, workload: WorkloadFile, task: dict[str, Any], *, rank: i
     if item.kind == "profile":
         values, problem = profile(item, built, group, Patience())
         values |= write_checkpoint(built)
+    elif item.kind == LEARN:
+        values, problem = learn(item, built, group, place=rank)
     else:
         values, problem = train(item, built, group, Patience(), place=rank)
     if problem:

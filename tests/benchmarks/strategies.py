@@ -5,8 +5,8 @@
     selection    MSTopK against torch.topk: seconds and energy of what is picked
     bytes        sent on a link, against the formula
     adasum       steps to a loss with Adasum against averaging at tuned rates, as `adasum` has them
-    learning     losses against those of dense gradients, as `same_mathematics` has them: worse by more than
-                 LOSS_TOLERANCE of what dense learned in the same steps, and the workload had better stay dense
+    learning     losses of the learning runs that campaigns make, dense and compressed, and the planner's verdict on
+                 each strategy, by `models/planner/learning.py`
     steps        dense and compressed steps of local hosts at several bandwidths: how much faster at the slowest link;
                  the bandwidth below which compression pays, and of every setup whether it does, predicted and measured
 
@@ -16,6 +16,7 @@ them what it says before any compressed step. `--home` keeps what was measured: 
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -26,7 +27,7 @@ from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -37,15 +38,16 @@ from flows.cli import explained
 from models.campaign.campaign import Launch
 from models.domain.numeric import FloatArray
 from models.domain.setup_table import read_setups
-from models.domain.workload import ADASUM, COMPRESSED, MSTOPK_SENT, Mode, variant
+from models.domain.workload import ADASUM, COMPRESSED, MSTOPK_SENT, Mode, Workload, variant
 from models.planner.compression import unproven
+from models.planner.learning import LEARNING_WINDOWS, verdict
 from models.step_time.compression import adasum_bytes, dense_bytes, sparse_bytes
 from models.step_time.model import StepTimeModel, TrainingData, fit
 from models.step_time.unmeasured import with_compressed
 from tasks.market.offers import note_definitions, snapshot_offers
 from tasks.node.entrypoint import build
 from tasks.node.precision import arithmetic
-from tasks.node.record import WorkloadFile
+from tasks.node.record import LEARN, Item, WorkloadFile
 from tasks.node.strategies.compression import DENSITY
 from tasks.node.strategies.mstopk import largest
 from tasks.reporting.progress import reporting_to
@@ -54,13 +56,11 @@ from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace
 from tests.benchmarks.adasum import JOBS, adasum_steps
 from tests.benchmarks.commands import ROOT
 from tests.benchmarks.input_wait import cluster_of
-from tests.benchmarks.ranks import WORKLOADS
-from tests.benchmarks.same_mathematics import compared
+from tests.benchmarks.ranks import WORKLOADS, served
 from tests.benchmarks.sent_bytes import RANKS, sent_a_step
 from tests.benchmarks.trial import Unseen, launch_of, measure_all
 from warehouse.reads import training_frames
 
-LOSS_TOLERANCE = 0.05
 SIZES = (1_000_000, 10_000_000, 100_000_000)
 MBITS = (50, 200, 800, 3200)
 BATCHES = {"residual_cnn": 8, "transformer_lm": 8, "wide_mlp": 32, "recommender": 128}  # a device's
@@ -69,6 +69,7 @@ ADASUM_SEEDS, FEWER_STEPS = 5, 0.30
 _LEAST_ENERGY, _BYTES_OFF, _CROSSING_OFF, _LEAST_GAIN, _LEAST_SIGNS = 0.9, 0.02, 0.20, 0.25, 0.95
 _MOST_REGRET = 0.03
 _REPEATS = 3
+_LEARNING_BATCH = 8  # of each of two ranks
 
 
 def selections(sizes: Sequence[int]) -> pd.DataFrame:
@@ -123,12 +124,33 @@ def link_bytes(names: Iterable[str]) -> pd.DataFrame:
 
 
 def learning(names: Iterable[str], *, seeds: int, steps: int) -> pd.DataFrame:
-    """A row a workload and strategy: how far losses lie from those of dense gradients, and whether it may be used."""
-    modes = (Mode(), *(Mode(strategy=one) for one in COMPRESSED))
-    found = [compared(WORKLOADS / f"{one}.py", modes, seeds=seeds, steps=steps, batch=8) for one in names]
-    table = pd.concat(found, ignore_index=True)
-    table = table.rename(columns={"at_end": "worse_at_end"})[["workload", "mode", "seeds", "apart", "worse_at_end"]]
-    return table.assign(usable=table["worse_at_end"] <= LOSS_TOLERANCE)
+    """A row a workload and strategy: losses after as many steps, what is allowed, and the verdict of the planner."""
+    rows = []
+    for name in names:
+        modes = (Mode(), *(Mode(strategy=one) for one in COMPRESSED))
+        workload = Workload(
+            name=name, digest=name, samples=1, global_batch_least=1, global_batch_most=1, goals=(), modes=modes
+        )
+        asked = list(product(range(1, seeds + 1), modes))
+        plain: dict[str, Any] = {"run_id": "", "kind": LEARN, "nodes": list(range(RANKS)), "workload": name}
+        plain |= {"batches": [_LEARNING_BATCH] * RANKS, "most_steps": steps, "windows": LEARNING_WINDOWS}
+        items = [Item(**plain, **mode._asdict(), seed=seed, most_s=math.inf) for seed, mode in asked]
+        file = WorkloadFile(name=name, digest=name, file=f"{name}.py", function="build")
+        alike = {"workload": name, "workload_digest": name, "cluster": "", "layout": "", "batch_per_device": ""}
+        alike |= {"status": "measured", "told_by": "node"}
+        runs = pd.DataFrame(
+            [
+                alike | mode._asdict() | {"seed": seed} | values
+                for (seed, mode), values in zip(asked, served(file, items, world=RANKS), strict=True)
+            ]
+        )
+        for mode in modes[1:]:
+            found = verdict(runs, workload, mode)
+            row = {"workload": name, "strategy": mode.strategy, "seeds": seeds}
+            if found is not None:
+                row |= {"steps": found.steps, "dense_loss": found.dense, "loss": found.loss, "allowed": found.allowed}
+            rows.append(row | {"verdict": "not shown" if found is None else "passes" if found.passes else "fails"})
+    return pd.DataFrame(rows)
 
 
 def settings() -> str:
@@ -306,7 +328,7 @@ def main(
     hosts: Annotated[list[int], typer.Option(help="machines of a cluster, several times")] = [2, 3],  # noqa: B006
     scales: Annotated[list[int], typer.Option(help="times the usual batch, several times")] = [1, 2],  # noqa: B006
     most_values: Annotated[int, typer.Option(help="of a selection")] = SIZES[-1],
-    seeds: Annotated[int, typer.Option(help="trainings in each mode")] = 3,
+    seeds: Annotated[int, typer.Option(help="trainings in each mode", min=2)] = 2,
     steps: Annotated[int, typer.Option(min=40, help="of each training")] = 200,
     parts: Annotated[str, typer.Option(help="what to judge")] = "selection,bytes,adasum,learning,steps",
     home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
@@ -321,7 +343,7 @@ def main(
     if "adasum" in parts:
         judge_adasum(claims, max(seeds, ADASUM_SEEDS))
     if "learning" in parts:
-        print_frame(learning((CROSSING, "transformer_lm"), seeds=seeds, steps=steps), f"losses after {steps} steps")
+        print_frame(learning(BATCHES, seeds=seeds, steps=steps), f"losses after {steps} steps")
     if "steps" in parts:
         with tempfile.TemporaryDirectory() as folder, reporting_to(live_reporter()):
             Path(folder, "srift.toml").write_text(settings())

@@ -516,3 +516,31 @@ def command_line(process: int) -> bytes:
         return Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def test_the_same_seed_learns_the_same_another_does_not_and_a_loss_that_is_no_number_ends_it(agents: Agents) -> None:
+    workloads = [workload("wide", width=64, frames=1), workload("two", "nan", lr=1e30)]
+    both: dict[str, Any] = {"kind": "learn", "nodes": [0, 1], "batches": [6, 2], "most_steps": 22, "windows": 5}
+    items = [
+        Item(run_id="one", workload="wide", seed=1, **both),
+        Item(run_id="again", workload="wide", seed=1, **both),
+        Item(run_id="other", workload="wide", seed=2, **both),
+        Item(run_id="sparse", workload="wide", seed=1, strategy="ddp-mstopk", **both),
+        Item(run_id="short", workload="wide", seed=1, most_s=1e-9, **both),
+        Item(run_id="nan", workload="nan", **both),
+        Item(run_id="uneven", workload="wide", **both | {"windows": 23}),
+        Item(run_id="lacking", workload="wide", **both | {"batches": [6]}),
+    ]
+    agents.plan(1, workloads, items)
+    agents.finished(1)
+    records = agents.records()
+    assert {run for run, one in records.items() if one["status"] == "failed"} == {"uneven", "lacking"}
+    assert "22 steps cannot be shared among 23 windows" in records["uneven"]["reason"]
+    assert records["lacking"]["reason"].endswith("1 batches for 2 nodes")
+    losses = {run: one["values"]["losses"] for run, one in records.items() if one["status"] == "measured"}
+    assert len(losses["one"]) == 5 and records["one"]["values"]["steps_a_window"] == 4
+    assert losses["one"] == losses["again"] and losses["one"] != losses["other"]
+    assert losses["sparse"] != losses["one"] and losses["sparse"][0] == pytest.approx(losses["one"][0], rel=0.5)
+    assert losses["short"] == losses["one"][:1]
+    assert losses["nan"] == [] and records["nan"]["values"]["diverged"] and not records["one"]["values"]["diverged"]
+    assert not any("step_s" in one["values"] for one in records.values())

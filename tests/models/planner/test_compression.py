@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from models.domain.cluster import Offer
 from models.domain.setup_table import SetupArrays
-from models.domain.workload import Mode, workload_and_mode
+from models.domain.workload import Goal, Mode, workload_and_mode
 from models.planner.candidates import Supply
 from models.planner.planner import Plan, candidates, plan
 from tests.models.planning import GBPS, JointModel, machine, offer, workload
@@ -36,14 +37,50 @@ class Compressing(JointModel):
         return found.assign(step_s=step_s, step_high_s=high)
 
 
-def planned(part: float, width: float, *modes: Mode, sold: tuple[Offer, ...] = (offer("small"),)) -> Plan:
+def planned(
+    part: float,
+    width: float,
+    *modes: Mode,
+    sold: tuple[Offer, ...] = (offer("small"),),
+    vetoes: Mapping[Mode, str] | None = None,
+    goals: tuple[Goal, ...] = (),
+) -> Plan:
     names = {one.instance_type.name for one in sold}
     model = Compressing(
         lines=dict.fromkeys(names, (0.01, 0.0005)), gbps=GBPS, memory=dict.fromkeys(names, np.nan), slower=0.0,
         shared=0.01, own=0.01, part=part, width=width,
     )  # fmt: skip
     job = replace(workload("mlp", 64), modes=modes)
-    return plan(job, Supply(offers=sold, max_hosts=4, fits=lambda cluster: ""), model, top=9)
+    job = replace(job, goals=goals or job.goals)
+    return plan(job, Supply(offers=sold, max_hosts=4, fits=lambda cluster: "", vetoes=vetoes or {}), model, top=9)
+
+
+def test_what_may_not_be_chosen_is_not_and_the_table_says_why() -> None:
+    vetoed = planned(0.5, 1.5, Mode(), SPARSE, vetoes={SPARSE: "ddp-mstopk: not shown"})
+    assert {row["strategy"] for row in [*vetoed.rows, *vetoed.frontier]} == {"ddp"}
+    for row in vetoed.rows:
+        assert row["reason"].endswith("; ddp-mstopk: not shown") is (row["cluster"] != "1xsmall")
+    nothing = planned(0.5, 1.5, SPARSE, vetoes={SPARSE: "ddp-mstopk: not shown"}).rows
+    assert {(row["status"], row["reason"]) for row in nothing} == {("infeasible", "ddp-mstopk: not shown")}
+
+
+@pytest.mark.parametrize(
+    ("width", "vetoes", "why"),
+    [
+        (1.1, {SPARSE: "ddp-mstopk: not shown"}, "ddp-mstopk: not shown"),
+        (900.0, {}, "ddp-mstopk: no faster than ddp by more than its uncertainty on the same machines"),
+    ],
+)
+def test_where_only_what_is_not_allowed_would_meet_a_goal_the_reason_names_it_and_why(
+    width: float, vetoes: Mapping[Mode, str], why: str
+) -> None:
+    free = planned(0.02, 1.1, Mode(), SPARSE)
+    dense = planned(0.02, 1.1, Mode())
+    hours = [min(row["hours"] for row in found.frontier) for found in (free, dense)]
+    goal = Goal(goal="cheapest_within_deadline", hours=(hours[0] * hours[1]) ** 0.5, p_required=0.5)
+    first = planned(0.02, width, Mode(), SPARSE, vetoes=vetoes, goals=(goal,)).rows[0]
+    assert first["status"] == "infeasible" and first["cluster"] is None
+    assert first["reason"].endswith(f"in fp32 ddp-mstopk would meet it and is not allowed: {why}")
 
 
 def test_what_wins_by_more_than_its_uncertainty_is_chosen_and_what_does_not_is_not_in_the_table() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from models.domain.workload import Mode, Workload
 from tasks.campaign import campaign
 from tasks.campaign.budget import Tally
 from tasks.execution.collect import Collected
-from tasks.execution.job import Served
+from tasks.execution.job import Served, job_of
 from tasks.execution.record_loader import EndedLaunch, load_mailbox
 from tasks.market.offers import note_definitions, with_facts
 from tasks.node import device_check
@@ -64,6 +64,39 @@ def test_the_caps_hold_and_every_line_says_why(here: Workspace) -> None:
     assert "profile" in {item.kind for item in uncapped[0].items}
     assert "profile" not in {item.kind for launch in shop(here, None) for item in launch.items}, "all is profiled"
     assert {offer.market for launch in uncapped for offer in launch.cluster.members} == {"spot"}
+
+
+def test_what_a_compressed_strategy_learns_is_shown_once_on_machines_that_are_bought_anyway(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sparse = Mode(strategy="ddp-mstopk")
+    (conv, other) = here.workloads
+    modes = {conv.name: (Mode(), sparse), other.name: (Mode(),)}
+    monkeypatch.setattr(campaign, "with_facts", lambda known, _: [replace(one, modes=modes[one.name]) for one in known])
+    launches = shop(here, None, past=False)
+    learn = [(launch, item) for launch in launches for item in launch.items if item.kind == "learn"]
+    assert len({id(launch) for launch, _ in learn}) == 1
+    assert [(*item.trained, item.seed) for _, item in learn] == [
+        (conv.name, mode, seed) for mode in (Mode(), sparse) for seed in (1, 2)
+    ]
+    assert all(len(item.nodes) == len(item.batches) == 2 and item.reason for _, item in learn)
+    assert sum(launch.est_s for launch in launches) <= here.settings.campaign.max_minutes * 60
+    assert sum(launch.est_usd for launch in launches) <= here.settings.campaign.max_usd
+    tight = shop(here, 0.0005, past=False)
+    assert sum(launch.est_usd for launch in tight) <= 0.0005
+
+    job = job_of(learn[0][0], here.settings, lease_id="l-00", seed=9, deadline_s=60.0)
+    items = [item for item in job.items if item.kind == "learn"]
+    assert [(one.seed, one.most_steps, one.windows) for one in items] == [(1, 200, 10), (2, 200, 10)] * 2
+    values = {"losses": [3.0, 2.0, 1.0, 0.5], "steps_a_window": 20, "diverged": False}
+    rows = [
+        body(one.run_id, of=dict(job.run_setups[one.run_id]), kind="learn", values=values, item=asdict(one))
+        for one in items
+    ]
+    rows = [one | {"workload_digest": conv.digest} for one in rows]
+    with here.warehouse.transact() as connection:
+        append_records(connection, rows, refresh_id="r", loaded_at=NOON)
+    assert "learn" not in {item.kind for launch in shop(here, None, past=False) for item in launch.items}
 
 
 def test_a_dry_run_writes_nothing_and_works_before_the_first_refresh(

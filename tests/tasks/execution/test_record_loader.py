@@ -13,7 +13,7 @@ from tasks.node.record import write_json
 from tests.warehouse.builders import DEFINED, NOON, PROFILE, TYPES, fresh, record, setup
 from warehouse.append import note_instance_types, note_workloads
 from warehouse.database import Warehouse, WarehouseBusy
-from warehouse.reads import mart, training_frames
+from warehouse.reads import learning, mart, training_frames
 
 
 @pytest.fixture
@@ -81,6 +81,22 @@ def test_a_run_that_was_recorded_before_its_node_went_is_a_measurement(warehouse
     assert measured(warehouse) == ["a", "b"]
 
 
+def test_a_learning_run_is_kept_apart_from_what_times_steps_and_loaded_once(
+    warehouse: Warehouse, mailbox: Path
+) -> None:
+    values = {"losses": [3.0, 2.0], "steps_a_window": 20, "diverged": False}
+    learned = record("c", kind="learn", values=values, item={"seed": 2})
+    write_json(mailbox / "node-0" / "records" / "c.json", learned)
+    (mailbox / "node-0" / "records" / "d.json").write_text("{")
+    whole = {name: setup() | ({"kind": "learn"} if name in "cd" else {}) for name in "abcd"}
+    assert [load(warehouse, mailbox, run_setups=whole).new for _ in range(2)] == [4, 0]
+    assert measured(warehouse) == ["a", "b"]
+    rows = learning(warehouse, "local").set_index("run_id")
+    assert rows["status"].to_dict() == {"c": "measured", "d": "failed"}
+    assert list(rows.loc["c", "losses"]) == [3.0, 2.0] and rows.loc["c", ["seed", "strategy"]].tolist() == [2, "ddp"]
+    assert learning(warehouse, "ec2").empty
+
+
 def unsound(**changes: Any) -> str:
     return json.dumps(record("c") | changes)
 
@@ -95,6 +111,7 @@ def unsound(**changes: Any) -> str:
         (unsound(values={}), "step_s: Field required"),
         (unsound(kind="profile", values={"parameters": 1, "gradient_bytes": 4, "rows": [], "buckets": []}), "rows: "),
         (unsound(kind="probe", values={"rows": [{"bytes": 0, "seconds": 1.0}]}), "rows.0.bytes: "),
+        (unsound(kind="learn", values={"losses": [None], "steps_a_window": 1, "diverged": False}), "losses.0: "),
         (unsound(attempt="1"), "attempt: Input should be a valid integer"),
         (unsound(surprise=1), "surprise: Extra inputs are not permitted"),
         (unsound(wrong_device=""), "wrong_device: Extra inputs are not permitted"),

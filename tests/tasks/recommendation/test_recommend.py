@@ -356,3 +356,16 @@ def test_a_row_says_who_knows_its_risk_and_whose_prices_it_uses(
     assert said == {True: {"own launches"}, False: {"Spot Advisor"}}
     mixed = [row["interruption_source"] for row in rows if "s.large" in row["cluster"] and "+" in row["cluster"]]
     assert any("s.large: own launches" in one and "Spot Advisor" in one for one in mixed if one)
+
+
+def test_a_strategy_that_was_not_shown_to_learn_alike_is_vetoed_in_every_answer(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supplies: list[Supply] = []
+    monkeypatch.setattr(planner, "plan", lambda workload, supply, model, **_: supplies.append(supply))
+    sparse = Mode(strategy="ddp-mstopk")
+    conv = replace(here.workloads[0], modes=(Mode(), sparse))
+    case = Case.of(here, champion(), conv, here.provider.offers(NOON))
+    assert case.model is not None
+    recommend.planned(here, case.model, conv, case.known, conditions=case.conditions)
+    assert list(supplies[0].vetoes) == [sparse] and "not shown yet to learn" in supplies[0].vetoes[sparse]
