@@ -118,10 +118,12 @@ def _asked(workload: Workload, mode: Mode) -> bool:
 
 
 def _tried(runs: pd.DataFrame, workload: Workload, mode: Mode) -> bool:
-    """Whether nodes ran it, from each seed: what came of it would come again."""
+    """Whether nodes ran it, from each seed: what came of it would come again, but for what a machine, data that did not
+    come or requirements that nobody gave caused.
+    """
     if not len(runs):
         return False
     wanted: Mapping[str, str] = {"workload": workload.name, "workload_digest": workload.digest, **mode._asdict()}
     mine = runs[np.logical_and.reduce([runs[name] == value for name, value in wanted.items()])]
-    mine = mine[(mine["told_by"] == "node") & mine["status"].isin(["measured", "failed"])]
+    mine = mine[(mine["told_by"] == "node") & mine["status"].isin(["measured", "failed"]) & (mine["cause"] == "")]
     return len(mine) >= len(LEARNING_SEEDS)

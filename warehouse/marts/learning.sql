@@ -6,6 +6,7 @@ select
     provider,
     status,
     coalesce(json_extract_string(body, '$.reason'), '') as reason,
+    coalesce(json_extract_string(body, '$.cause'), '') as cause,
     case when json_extract(body, '$.attempt') is null then 'controller' else 'node' end as told_by,
     json_extract_string(body, '$.setup.workload') as workload,
     json_extract_string(body, '$.setup.workload_digest') as workload_digest,

@@ -19,7 +19,14 @@ JOB = replace(workload("mlp", 64), digest="d", modes=(Mode(), SPARSE))
 def run(strategy: str, seed: int, losses: list[float], **changes: Any) -> dict[str, Any]:
     """A row of the mart `learning`."""
     row = {"workload": "mlp", "workload_digest": "d", "cluster": "2xs", "layout": "1", "batch_per_device": "8"}
-    row |= {"precision": "fp32", "switches": "none", "status": "measured", "told_by": "node", "steps_a_window": 20}
+    row |= {
+        "precision": "fp32",
+        "switches": "none",
+        "status": "measured",
+        "told_by": "node",
+        "cause": "",
+        "steps_a_window": 20,
+    }
     return row | {"strategy": strategy, "seed": seed, "losses": losses, "diverged": False} | changes
 
 
@@ -73,6 +80,8 @@ def test_what_was_shown_or_tried_is_not_run_again_and_what_a_controller_lost_is(
     assert unknown_learning(runs(1.0), [JOB]) == unknown_learning(runs(9.0), [JOB]) == []
     assert unknown_learning(runs(1.0, status="failed"), [JOB]) == []
     assert unknown_learning(runs(1.0, status="interrupted", told_by="controller"), [JOB]) == [(JOB, SPARSE)]
+    assert unknown_learning(runs(1.0, status="failed"), [JOB]) == []
+    assert unknown_learning(runs(1.0, status="failed", cause="data"), [JOB]) == [(JOB, SPARSE)]
     assert "cluster" in runs(1.0) and verdict(runs(1.0, cluster="2xt"), JOB, SPARSE) is None
 
 
