@@ -26,7 +26,6 @@ from ..domain.numeric import ROUNDING
 from ..domain.setup_table import Key
 from ..domain.workload import Mode, Workload, variant, workload_and_mode
 from ..planner.enumeration import Refusal, clusters_of
-from ..planner.learning import LEARNING_MOST_S, LEARNING_SEEDS
 from ..step_time.machine_specs import computes
 from .candidates import (
     Costs,
@@ -43,6 +42,7 @@ from .run_value import Coverage, DecisionValue, Model, Past, stale_types
 from .value_of_information import LEAST_CHANCE, LEAST_REGRET
 
 MOST_CLUSTERS = 600  # that one campaign weighs against each other
+_LEARNING_PART = 2 / 3  # of the caps, at most, for runs that show what is learned
 STOPS = (
     "the campaign stops: no launch that the caps still pay for is expected to change a choice of the table (a run"
     f" counts for a goal if it changes its choice in {LEAST_CHANCE:.0%} of outcomes and saves {LEAST_REGRET:.1%})"
@@ -115,45 +115,44 @@ def shopping_list(
     return _buy(campaign, clusters, left, known)
 
 
-def beside_learning(campaign: Campaign, wanted: Sequence[tuple[Workload, Mode]]) -> Campaign:
-    """The `campaign` with the caps that remain for other runs where those of `with_learning` are to find room: at least
-    a third of them.
-    """
-    runs = 2 * len(LEARNING_SEEDS) * len(wanted)
-    kept_s = min(runs * (campaign.costs.build_s + LEARNING_MOST_S), campaign.max_seconds * 2 / 3)
-    part = 1 - kept_s / campaign.max_seconds if campaign.max_seconds > 0 else 1.0
-    return replace(campaign, max_seconds=campaign.max_seconds * part, max_usd=campaign.max_usd * part)
-
-
-def with_learning(
-    campaign: Campaign, launches: Sequence[Launch], wanted: Sequence[tuple[Workload, Mode]]
+def learning_launches(
+    campaign: Campaign, wanted: Sequence[tuple[Workload, Mode]], offers: Sequence[Offer]
 ) -> list[Launch]:
-    """`launches` with the learning runs of each workload and mode `wanted` on the first that can serve and pay them.
+    """A launch a workload with the learning runs of its modes `wanted`, on the two machines of one type that cost least
+    for it; together they take at most _LEARNING_PART of the caps.
 
-    Runs of the dense mode that several modes are compared with are made once a launch. What the caps leave no room for
-    waits for another list.
+    None for modes that no two machines on offer can train, and for what that part does not pay: the rest of the caps is
+    other runs', and so is all that learning leaves.
     """
-    found = list(launches)
-    seconds = campaign.max_seconds - sum(one.est_s for one in found)
-    usd = campaign.max_usd - sum(one.est_usd for one in found)
-    for workload, mode in wanted:
-        for place, launch in enumerate(found):
-            runs = learning_runs(workload, mode, launch.cluster, campaign.costs)
-            new = [one for one in runs if all(replace(one, reason=old.reason) != old for old in launch.items)]
-            more_s = sum(one.est_s for one in new)
-            more_usd = more_s * _usd_per_second(launch.cluster)
-            if not runs or more_s > seconds or more_usd > usd:
-                continue
-            seconds, usd = seconds - more_s, usd - more_usd
-            found[place] = replace(
-                launch,
-                items=(*launch.items, *new),
-                est_s=launch.est_s + more_s,
-                est_usd=launch.est_usd + more_usd,
-                reason=f"{launch.reason}; learning of {workload.name} in {mode}",
-            )
-            break
+    priced = [one for one in offers if one.market == campaign.market and one.total_usd_per_hour is not None]
+    pairs = [Cluster(members=(one, one)) for one in priced] if campaign.max_hosts > 1 else []
+    pairs = [one for one in sorted(pairs, key=_usd_per_second) if not campaign.fits(one)]
+    seconds, usd = campaign.max_seconds * _LEARNING_PART, campaign.max_usd * _LEARNING_PART
+    found: list[Launch] = []
+    for name in dict.fromkeys(workload.name for workload, _ in wanted):
+        for pair in pairs:
+            asked = [one for one in wanted if one[0].name == name]
+            runs = _learning_of(asked, pair, campaign.costs)
+            est_s = campaign.costs.billed_s(sum(one.est_s for one in runs))
+            est_usd = est_s * _usd_per_second(pair)
+            if runs and est_s <= seconds and est_usd <= usd:
+                seconds, usd = seconds - est_s, usd - est_usd
+                reason = f"what {name} learns in {', '.join(str(mode) for _, mode in asked)}"
+                found.append(Launch(cluster=pair, items=tuple(runs), est_s=est_s, est_usd=est_usd, reason=reason))
+                break
     return found
+
+
+def _learning_of(wanted: Sequence[tuple[Workload, Mode]], cluster: Cluster, costs: Costs) -> list[Measurement]:
+    """Runs of all the modes on one cluster; those of the dense mode, which several are compared with, once."""
+    runs = [run for workload, mode in wanted for run in learning_runs(workload, mode, cluster, costs)]
+    return list({(run.workload, run.seed): run for run in reversed(runs)}.values())[::-1]
+
+
+def after(campaign: Campaign, launches: Sequence[Launch]) -> Campaign:
+    """The `campaign` with the caps that these launches leave."""
+    seconds, usd = sum(one.est_s for one in launches), sum(one.est_usd for one in launches)
+    return replace(campaign, max_seconds=campaign.max_seconds - seconds, max_usd=campaign.max_usd - usd)
 
 
 def _only_profiled(workloads: Sequence[Workload]) -> list[Workload]:

@@ -19,7 +19,7 @@ from ..domain.setup_table import SetupArrays, read_setups
 from ..domain.workload import Mode, Setup, Workload, variant, workload_and_mode
 from .batch_split import StepModel
 
-NOT_SHOWN = "not shown yet to take fewer steps than ddp"
+NOT_SHOWN = "not shown to take fewer steps than ddp"
 
 
 def unproven(model: StepModel, arrays: SetupArrays, predicted: pd.DataFrame, tolerated: Collection[str]) -> BoolArray:

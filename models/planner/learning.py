@@ -2,9 +2,9 @@
 
     allowed = dense + max(0.1 (first - dense), apart)       passes where the strategy's loss is at most that
 
-`dense` is the mean over seeds of plain data parallelism's loss in the last window of steps that all runs have, `first`
-that in the first window, and `apart` the most that its seeds differ by in the last. All runs are of one cluster,
-batch, precision and set of seeds.
+`dense` is the mean over seeds of plain data parallelism's loss in the last AVERAGED windows of steps that all runs
+have, `first` that in the first ones, and `apart` the most that its seeds differ by in the last. Where dense learned no
+more than `apart`, nothing is shown. All runs are of one cluster, batch, precision and set of seeds.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import pandas as pd
 
 from ..domain.workload import Mode, Workload
 
-LEARNING_STEPS, LEARNING_WINDOWS = 200, 10
+LEARNING_STEPS, LEARNING_WINDOWS = 200, 40
 LEARNING_MOST_S = 40.0  # of one run; then the windows that it has are compared
 LEARNING_SEEDS = (1, 2)  # what other weights and batches change is the noise
-LEAST_WINDOWS = 4  # that all runs must have: fewer tell little of what is learned
+AVERAGED = 4  # windows at either end: a window is short, so that a slow training has several within its seconds
+LEAST_WINDOWS = 8  # that all runs must have: fewer tell little of what is learned
+MOST_TRIES = 3  # of a strategy's runs from each seed
 TOLERANCE = 0.1  # of what dense learned
 _ALIKE = ["cluster", "layout", "batch_per_device"]
 
@@ -72,8 +74,13 @@ def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
     if windows < LEAST_WINDOWS or dense["diverged"].astype(bool).any():
         return None
     plain = np.array([losses[:windows] for losses in dense["losses"]], dtype=float)
-    first, last, apart = plain[:, 0].mean(), plain[:, -1].mean(), float(np.ptp(plain[:, -1]))
-    loss = np.inf if diverged else float(np.mean([losses[windows - 1] for losses in own["losses"]]))
+    first, ends = plain[:, :AVERAGED].mean(), plain[:, -AVERAGED:].mean(axis=1)
+    last, apart = ends.mean(), float(np.ptp(ends))
+    if first - last <= apart:
+        return None
+    loss = np.inf
+    if not diverged:
+        loss = float(np.mean([losses[windows - AVERAGED : windows] for losses in own["losses"]]))
     allowed = float(last + max(TOLERANCE * (first - last), apart))
     return Verdict(steps=windows * int(dense["steps_a_window"].iloc[0]), loss=loss, dense=float(last), allowed=allowed)
 
@@ -90,8 +97,8 @@ def vetoes(runs: pd.DataFrame, workload: Workload) -> dict[Mode, str]:
             found[mode] = f"{named}: its runs could not show that it learns as {dense} does"
         elif known is None:
             found[mode] = (
-                f"{named}: not shown yet to learn as {dense} does; the next launch of a refresh with two machines runs"
-                f" {LEARNING_STEPS} steps of both"
+                f"{named}: not shown yet to learn as {dense} does; a refresh that may launch two machines runs"
+                f" {LEARNING_STEPS} steps of both where the workload's file is given"
             )
         elif not known.passes:
             said = f"{known.loss:.3g}" if np.isfinite(known.loss) else "no number"
@@ -118,12 +125,17 @@ def _asked(workload: Workload, mode: Mode) -> bool:
 
 
 def _tried(runs: pd.DataFrame, workload: Workload, mode: Mode) -> bool:
-    """Whether nodes ran it, from each seed: what came of it would come again, but for what a machine, data that did not
-    come or requirements that nobody gave caused.
+    """Whether it was run so often that nothing else is to be expected: on one cluster together with the dense mode from
+    each seed, or MOST_TRIES times from each, but for what a machine, data or requirements caused.
     """
     if not len(runs):
         return False
-    wanted: Mapping[str, str] = {"workload": workload.name, "workload_digest": workload.digest, **mode._asdict()}
-    mine = runs[np.logical_and.reduce([runs[name] == value for name, value in wanted.items()])]
-    mine = mine[(mine["told_by"] == "node") & mine["status"].isin(["measured", "failed"]) & (mine["cause"] == "")]
-    return len(mine) >= len(LEARNING_SEEDS)
+    alike: Mapping[str, str] = {"workload": workload.name, "workload_digest": workload.digest}
+    alike = {**alike, "precision": mode.precision, "switches": mode.switches}
+    mine = runs[np.logical_and.reduce([runs[name] == value for name, value in alike.items()])]
+    own = mine[mine["strategy"] == mode.strategy]
+    if (own["status"].isin(["measured", "failed"]) & (own["cause"] == "")).sum() >= MOST_TRIES * len(LEARNING_SEEDS):
+        return True
+    measured = mine[(mine["status"] == "measured") & mine["strategy"].isin([mode.strategy, mode.dense.strategy])]
+    seeds = measured.groupby([*_ALIKE, "seed"])["strategy"].nunique()
+    return bool(len(seeds) and ((seeds == 2).groupby(level=_ALIKE).sum() >= len(LEARNING_SEEDS)).any())

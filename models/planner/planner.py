@@ -143,11 +143,12 @@ def nothing(workload: Workload, why: str = "") -> Plan:
 
 
 def candidates(workload: Workload, supply: Supply, model: StepModel) -> list[Setup]:
-    """Every setup that `plan` considers, one by one: each cluster, global batch and number of micro-steps.
+    """Every setup that `plan` may choose, one by one: each cluster, global batch and number of micro-steps.
 
     Raises ValueError where the range of batches is empty.
     """
-    if not supply.offers:
+    workload = replace(workload, modes=tuple(one for one in workload.modes if one not in supply.vetoes))
+    if not supply.offers or not workload.modes:
         return []
     found = enumerate_candidates(workload, supply, model)
     setups = [found.setup(row) for row in range(len(found))]

@@ -224,7 +224,7 @@ class Hiding:
     size: int
     gradient_bytes: float
     hideable_s: float
-    needed_gbps: float
+    needed_gbps: float | None
     stated_gbps: float | None
     exposed_s_at_stated: float | None  # by the same formula
     measured_exposed_s: float
@@ -414,7 +414,7 @@ def _hiding(series: Series, work: Work, data: TrainingData, machine: Machine) ->
         size=size,
         gradient_bytes=exchange.gradient_bytes,
         hideable_s=hideable,
-        needed_gbps=8e-9 * traffic / hideable,
+        needed_gbps=8e-9 * traffic / hideable if hideable > 0 else None,  # none: all gradients come last
         stated_gbps=gbps,
         exposed_s_at_stated=None if gbps is None else max(8e-9 * traffic / gbps - hideable, 0.0),
         measured_exposed_s=extra,

@@ -78,9 +78,9 @@ def shop(
         costs=costs_of(workspace),
     )
     learned = reads.learning(workspace.warehouse, workspace.provider.name)
-    wanted = unknown_learning(learned, known_workloads)
-    launches = shopping_list(
-        pure.beside_learning(bought, wanted),
+    learning = pure.learning_launches(bought, unknown_learning(learned, known_workloads), offers)
+    others = shopping_list(
+        pure.after(bought, learning),
         workloads,
         offers,
         Past(
@@ -93,7 +93,7 @@ def shop(
         ),
         model=None if champion is None else _model(workspace, champion.model, known_workloads, offers, known.runs),
     )
-    return pure.with_learning(bought, launches, wanted)
+    return [*learning, *others]
 
 
 def within(workspace: Workspace, champion: Champion | None, tally: Tally) -> Iterator[Launch]:

@@ -19,6 +19,7 @@ from models.domain.cluster import Cluster, Offer
 from models.domain.workload import Setup, Workload, joined
 from models.planner import planner
 from models.planner.candidates import Supply, without_beaten_zones
+from models.planner.learning import vetoes
 from models.planner.planner import Plan
 from models.step_time.dataset import TrainingData, by_variant
 from models.step_time.model import StepTimeModel
@@ -158,7 +159,10 @@ def _candidates(case: Case, model: StepTimeModel, sold: Sequence[Offer], choice_
     guessed at, one device's before all.
     """
     workspace, workload = case.workspace, case.workload
-    supply = Supply(offers=sold, max_hosts=_most_hosts(workspace), fits=workspace.launches)
+    shown = reads.learning(workspace.warehouse, workspace.provider.name)
+    supply = Supply(
+        offers=sold, max_hosts=_most_hosts(workspace), fits=workspace.launches, vetoes=vetoes(shown, workload)
+    )
     setups = planner.candidates(workload, supply, model)
     # a fast cluster is dear by the hour, and the run that tells most of it may be one on itself
     chosen = {setup_table.setup_key(one) for one in choice_set.setups}

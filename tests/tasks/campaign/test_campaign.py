@@ -66,7 +66,7 @@ def test_the_caps_hold_and_every_line_says_why(here: Workspace) -> None:
     assert {offer.market for launch in uncapped for offer in launch.cluster.members} == {"spot"}
 
 
-def test_what_a_compressed_strategy_learns_is_shown_once_on_machines_that_are_bought_anyway(
+def test_what_a_compressed_strategy_learns_is_shown_once_on_the_two_machines_that_cost_least(
     here: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sparse = Mode(strategy="ddp-mstopk")
@@ -82,13 +82,15 @@ def test_what_a_compressed_strategy_learns_is_shown_once_on_machines_that_are_bo
     assert all(len(item.nodes) == len(item.batches) == 2 and item.reason for _, item in learn)
     assert sum(launch.est_s for launch in launches) <= here.settings.campaign.max_minutes * 60
     assert sum(launch.est_usd for launch in launches) <= here.settings.campaign.max_usd
+    prices = {one.total_usd_per_hour or 0.0 for launch in launches for one in launch.cluster.members}
+    assert [one.total_usd_per_hour for one in learn[0][0].cluster.members] == [min(prices)] * 2
     tight = shop(here, 0.0005, past=False)
     assert sum(launch.est_usd for launch in tight) <= 0.0005
 
     job = job_of(learn[0][0], here.settings, lease_id="l-00", seed=9, deadline_s=60.0)
     items = [item for item in job.items if item.kind == "learn"]
-    assert [(one.seed, one.most_steps, one.windows) for one in items] == [(1, 200, 10), (2, 200, 10)] * 2
-    values = {"losses": [3.0, 2.0, 1.0, 0.5], "steps_a_window": 20, "diverged": False}
+    assert [(one.seed, one.most_steps, one.windows) for one in items] == [(1, 200, 40), (2, 200, 40)] * 2
+    values = {"losses": [3.0] * 4 + [0.5] * 4, "steps_a_window": 5, "diverged": False}
     rows = [
         body(one.run_id, of=dict(job.run_setups[one.run_id]), kind="learn", values=values, item=asdict(one))
         for one in items
