@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from models.campaign.campaign import Campaign, Launch, shopping_list
+from models.campaign.campaign import Campaign, Launch, after, learning_launches, shopping_list
 from models.campaign.candidates import Costs, Expected, Measurement, training_runs
 from models.campaign.run_value import DecisionValue, Model, Past
 from models.campaign.value_of_information import Belief, choice, choice_set_of
@@ -539,3 +539,24 @@ def test_the_list_says_how_many_devices_and_what_was_measured_is_not_bought_agai
     rows = measured(launches, spread=0.01)[0]
     again = [train_row(*line) for line in lines(shop_devices(rows), "train")]
     assert {row_key(row, devices) for row in rows_of(rows)}.isdisjoint(row_key(row, devices) for row in again)
+
+
+def test_learning_runs_are_bought_on_the_two_cheapest_machines_that_can_be_had_and_for_two_thirds_of_the_caps() -> None:
+    modes = tuple(Mode(strategy=one) for one in ("ddp", "ddp-fp16", "ddp-mstopk"))
+    job = replace(WORKLOADS[0], modes=modes)
+    wanted = [(job, mode) for mode in modes[1:]]
+    campaign = Campaign(max_usd=1.0, max_seconds=900.0, max_hosts=4, fits=cores_fit, seed=7)
+    sold = sorted(
+        (one for one in offers() if one.market == campaign.market), key=lambda one: one.total_usd_per_hour or 0.0
+    )
+    (launch,) = learning_launches(campaign, wanted, offers())
+    cheapest = next(one for one in sold if not cores_fit(Cluster(members=(one, one))))
+    assert launch.cluster.members == (cheapest, cheapest)
+    assert Counter(one.workload for one in launch.items) == {variant(job.name, one): 2 for one in modes}
+    left = after(campaign, [launch])
+    assert left.max_seconds == 900.0 - launch.est_s and left.max_usd == 1.0 - launch.est_usd
+    other = replace(campaign, fits=lambda one: "no" if cheapest in one.members else cores_fit(one))
+    assert cheapest not in learning_launches(other, wanted, offers())[0].cluster.members
+    for less in ({"max_hosts": 1}, {"max_seconds": 1.4 * launch.est_s}, {"max_usd": 1.4 * launch.est_usd}):
+        assert learning_launches(replace(campaign, **less), wanted, offers()) == []
+    assert learning_launches(replace(campaign, max_seconds=1.6 * launch.est_s), wanted, offers())
