@@ -240,7 +240,7 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
     assert set(records) == {"profile", "probe", "early", "unknown", "unequal", "alone", "both", "late"}
     assert {run for run, one in records.items() if one["status"] == "failed"} == {"early", "unknown", "late"}
     assert records["early"]["reason"] == "node 1: ValueError: row 17 is not a number (at-once, line 10, in make_batch)"
-    assert "known: ddp" in records["unknown"]["reason"]
+    assert "known: adasum, adasum-delta, ddp" in records["unknown"]["reason"]
     assert "row 17 is not a number" in records["late"]["reason"]
 
     assert records["unequal"]["values"]["last_loss"] == pytest.approx(3.0, abs=1e-3)
