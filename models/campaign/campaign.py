@@ -119,7 +119,7 @@ def learning_launches(
     campaign: Campaign, wanted: Sequence[tuple[Workload, Mode]], offers: Sequence[Offer]
 ) -> list[Launch]:
     """A launch a workload with the learning runs of its modes `wanted`, on the two machines of one type that cost least
-    for it; together they take at most _LEARNING_PART of the caps.
+    for it, as many of them as are paid for; together they take at most _LEARNING_PART of the caps.
 
     None for modes that no two machines on offer can train, and for what that part does not pay: the rest of the caps is
     other runs', and so is all that learning leaves.
@@ -130,14 +130,14 @@ def learning_launches(
     seconds, usd = campaign.max_seconds * _LEARNING_PART, campaign.max_usd * _LEARNING_PART
     found: list[Launch] = []
     for name in dict.fromkeys(workload.name for workload, _ in wanted):
-        for pair in pairs:
-            asked = [one for one in wanted if one[0].name == name]
-            runs = _learning_of(asked, pair, campaign.costs)
+        asked = [one for one in wanted if one[0].name == name]
+        for few, pair in product(range(len(asked), 0, -1), pairs):
+            runs = _learning_of(asked[:few], pair, campaign.costs)
             est_s = campaign.costs.billed_s(sum(one.est_s for one in runs))
             est_usd = est_s * _usd_per_second(pair)
             if runs and est_s <= seconds and est_usd <= usd:
                 seconds, usd = seconds - est_s, usd - est_usd
-                reason = f"what {name} learns in {', '.join(str(mode) for _, mode in asked)}"
+                reason = f"what {name} learns in {', '.join(str(mode) for _, mode in asked[:few])}"
                 found.append(Launch(cluster=pair, items=tuple(runs), est_s=est_s, est_usd=est_usd, reason=reason))
                 break
     return found
