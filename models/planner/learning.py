@@ -18,7 +18,7 @@ import pandas as pd
 from ..domain.workload import Mode, Workload
 
 LEARNING_STEPS, LEARNING_WINDOWS = 200, 40
-LEARNING_MOST_S = 40.0  # of one run; then the windows that it has are compared
+LEARNING_MOST_S = 90.0  # of one run: LEAST_WINDOWS of steps of 2 s; then the windows that it has are compared
 LEARNING_SEEDS = (1, 2)  # what other weights and batches change is the noise
 AVERAGED = 4  # windows at either end: a window is short, so that a slow training has several within its seconds
 LEAST_WINDOWS = 8  # that all runs must have: fewer tell little of what is learned

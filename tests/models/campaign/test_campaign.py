@@ -557,8 +557,10 @@ def test_learning_runs_are_bought_on_the_two_cheapest_machines_that_can_be_had_a
     assert left.max_seconds == 900.0 - launch.est_s and left.max_usd == 1.0 - launch.est_usd
     other = replace(campaign, fits=lambda one: "no" if cheapest in one.members else cores_fit(one))
     assert cheapest not in learning_launches(other, wanted, offers())[0].cluster.members
-    (fewer,) = learning_launches(replace(campaign, max_seconds=1.4 * launch.est_s), wanted, offers())
+    (fewer,) = learning_launches(replace(campaign, max_seconds=1.4 * launch.est_s), wanted, [cheapest])
     assert {one.workload for one in fewer.items} == {variant(job.name, one) for one in modes[:2]}
+    (dearer,) = learning_launches(replace(campaign, max_seconds=1.4 * launch.est_s), wanted, offers())
+    assert len(dearer.items) == len(launch.items) and cheapest not in dearer.cluster.members
     for less in ({"max_hosts": 1}, {"max_seconds": 0.9 * launch.est_s}, {"max_usd": 0.9 * launch.est_usd}):
-        assert learning_launches(replace(campaign, **less), wanted, offers()) == []
+        assert learning_launches(replace(campaign, **less), wanted, [cheapest]) == []
     assert learning_launches(replace(campaign, max_seconds=1.6 * launch.est_s), wanted, offers())
