@@ -20,7 +20,7 @@ import pandas as pd
 
 from models.domain.numeric import BoolArray, FloatArray
 from models.domain.setup_table import read_setups
-from models.domain.workload import Goal, Setup, joined
+from models.domain.workload import Goal, Setup
 from models.job.cost import cost_at, job_costs
 from models.job.job_conditions import Stated, pools_of
 from models.monitoring.backtest import described
@@ -98,12 +98,9 @@ def _table(contest: Contest, goals: list[Goal], *, top: int) -> list[Row]:
 
 def _place(contest: Contest, row: Row) -> int | None:
     """Position of the row's setup; None where it names none."""
-    named = tuple(row[text] for text in ("cluster", "layout", "batch_per_device", "accumulation_steps"))
-    places = {
-        (one.cluster.name, joined(one.layout), joined(one.batch_per_device), one.accumulation_steps): at
-        for at, one in enumerate(contest.setups)
-    }
-    return places.get(named)
+    columns = [name for name in contest.setups[0].row() if name not in ("workload", "provider")]
+    places = {tuple(one.row()[name] for name in columns): at for at, one in enumerate(contest.setups)}
+    return places.get(tuple(row[name] for name in columns))
 
 
 Chooser = Callable[[Contest, list[Goal]], list[int | None]]
@@ -114,20 +111,19 @@ def _with_probability(p_required: float) -> Chooser:
 
 
 def _full_machines(contest: Contest, goals: list[Goal]) -> list[int | None]:
-    full = np.array(
-        [
-            all(
-                used >= member.instance_type.devices
-                for used, member in zip(one.layout, one.cluster.members, strict=True)
-            )
-            for one in contest.setups
-        ],
-        dtype=bool,
-    )
-    if not full.any():
+    full = [
+        all(used >= member.instance_type.devices for used, member in zip(one.layout, one.cluster.members, strict=True))
+        for one in contest.setups
+    ]
+    return recommended_of(np.array(full, dtype=bool), contest, goals)
+
+
+def recommended_of(allowed: BoolArray, contest: Contest, goals: list[Goal]) -> list[int | None]:
+    """As `recommended`, among the setups that are `allowed` (setups,)."""
+    if not allowed.any():
         return [None] * len(goals)
-    places = np.flatnonzero(full)
-    return [None if at is None else int(places[at]) for at in recommended(contest.take(full), goals)]
+    places = np.flatnonzero(allowed)
+    return [None if at is None else int(places[at]) for at in recommended(contest.take(allowed), goals)]
 
 
 def _without_communication(contest: Contest, goals: list[Goal]) -> list[int | None]:
@@ -176,12 +172,12 @@ CHOOSERS: dict[str, Chooser] = {
 A_TENTH = "a random tenth measured"
 
 
-def judge(contest: Contest, *, seed: int) -> pd.DataFrame:
+def judge(contest: Contest, *, seed: int, choosers: Mapping[str, Chooser] = CHOOSERS) -> pd.DataFrame:
     """A row a question, chooser and sample: kind, slack, chooser, answered, met, regret (NaN where it is not met), over
     (log by which it exceeds the constraint), lost, and of a rule its caution; NaN where it is not answered.
     """
     asked, goals = questions(contest)
-    answers = {name: chooser(contest, goals) for name, chooser in CHOOSERS.items()}
+    answers = {name: chooser(contest, goals) for name, chooser in choosers.items()}
     knowing = {name: chooser(contest.knowing(), goals) for name, chooser in RULES.items()}
     rows = []
     for number, ((kind, slack), goal) in enumerate(zip(asked, goals, strict=True)):

@@ -7,6 +7,7 @@
     adasum       steps to a loss with Adasum against averaging at tuned rates, as `adasum` has them
     learning     losses of the learning runs that campaigns make, dense and compressed, and the planner's verdict on
                  each strategy, by `models/planner/learning.py`
+    choice       machines and strategy chosen together, among all that was measured, as `joint_choice` has it
     steps        dense and compressed steps of local hosts at several bandwidths: how much faster at the slowest link;
                  the bandwidth below which compression pays, and of every setup whether it does, predicted and measured
 
@@ -16,6 +17,7 @@ them what it says before any compressed step. `--home` keeps what was measured: 
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -53,7 +55,9 @@ from tasks.node.strategies.mstopk import largest
 from tasks.reporting.progress import reporting_to
 from tasks.reporting.tables import live_reporter, print_frame
 from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace
+from tests.benchmarks import joint_choice
 from tests.benchmarks.adasum import JOBS, adasum_steps
+from tests.benchmarks.choice_scores import RECOMMENDED
 from tests.benchmarks.commands import ROOT
 from tests.benchmarks.input_wait import cluster_of
 from tests.benchmarks.ranks import WORKLOADS, served
@@ -68,6 +72,7 @@ CROSSING = "wide_mlp"  # of the four the one with most bytes: it has something t
 ADASUM_SEEDS, FEWER_STEPS = 5, 0.30
 _LEAST_ENERGY, _BYTES_OFF, _CROSSING_OFF, _LEAST_GAIN, _LEAST_SIGNS = 0.9, 0.02, 0.20, 0.25, 0.95
 _MOST_REGRET = 0.03
+USD_PER_HOUR = {f"b{mbit}": 0.04 + 0.01 * at for at, mbit in enumerate(MBITS)}  # made up: a faster link costs more
 _REPEATS = 3
 _LEARNING_BATCH = 8  # of each of two ranks
 
@@ -159,12 +164,13 @@ def settings() -> str:
     for mbit in MBITS:
         text += (
             f"[local.instance_types.b{mbit}]\ncores = 0.4\nmemory_gib = 3.0\nbandwidth_gbps = {mbit / 1000}\n"
-            "usd_per_hour = 0.05\nspot_usd_per_hour = 0.02\nspot_interruptions_per_hour = 0.1\n\n"
+            f"usd_per_hour = {USD_PER_HOUR[f'b{mbit}']:.2f}\n"
+            "spot_usd_per_hour = 0.02\nspot_interruptions_per_hour = 0.1\n\n"
         )
     for name, batch in BATCHES.items():
         text += (
             f'[workloads.{name}]\nentrypoint = "{name}.py:build"\nsamples = 100000\nglobal_batch = {2 * batch}\n'
-            f'strategies = ["ddp", "{MSTOPK_SENT}"]\ngoals = [{{ goal = "cheapest" }}]\n\n'
+            f'strategies = {json.dumps(joint_choice.STRATEGIES)}\ngoals = [{{ goal = "cheapest" }}]\n\n'
         )
     return text
 
@@ -324,13 +330,28 @@ def judge_steps(claims: Claims, data: TrainingData, here: Workspace, seed: int) 
     claims.add("sign of 'compression pays' right in 95 %", shown, noise, bool(right.mean() >= _LEAST_SIGNS))
 
 
+def judge_choice(claims: Claims, data: TrainingData, seed: int) -> None:
+    """Regret of the planner's choice of machines and strategy."""
+    table, by_workload, setups = joint_choice.scores(data, USD_PER_HOUR, BATCHES, seed=seed)
+    print_frame(table, "choices of machines and strategy, per cent")
+    print_frame(by_workload, "the planner's by workload, per cent")
+    ours = table[table["chooser"] == RECOMMENDED].set_index("kind")
+    regret = 0.01 * float((ours["mean"] * ours["questions"]).sum() / ours["questions"].sum())
+    others = table[table["chooser"].str.endswith("everywhere")].groupby("chooser")["lost"].mean()
+    missed = ", ".join(f"{kind} {row['missed']:.0f} %" for kind, row in ours.iterrows())
+    claims.add(f"regret of machines and strategy together at most 3 % in the mean of {setups} setups",
+               f"{regret:.1%}; constraint missed: {missed}",
+               f"lost {ours['lost'].mean():.0f} %, {others.idxmin()} {others.min():.0f} %",
+               regret <= _MOST_REGRET)  # fmt: skip
+
+
 def main(
     hosts: Annotated[list[int], typer.Option(help="machines of a cluster, several times")] = [2, 3],  # noqa: B006
     scales: Annotated[list[int], typer.Option(help="times the usual batch, several times")] = [1, 2],  # noqa: B006
     most_values: Annotated[int, typer.Option(help="of a selection")] = SIZES[-1],
     seeds: Annotated[int, typer.Option(help="trainings in each mode", min=2)] = 2,
     steps: Annotated[int, typer.Option(min=40, help="of each training")] = 200,
-    parts: Annotated[str, typer.Option(help="what to judge")] = "selection,bytes,adasum,learning,steps",
+    parts: Annotated[str, typer.Option(help="what to judge")] = "selection,bytes,adasum,learning,steps,choice",
     home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
     seed: int = 0,
 ) -> None:
@@ -344,7 +365,7 @@ def main(
         judge_adasum(claims, max(seeds, ADASUM_SEEDS))
     if "learning" in parts:
         print_frame(learning(BATCHES, seeds=seeds, steps=steps), f"losses after {steps} steps")
-    if "steps" in parts:
+    if "steps" in parts or "choice" in parts:
         with tempfile.TemporaryDirectory() as folder, reporting_to(live_reporter()):
             Path(folder, "srift.toml").write_text(settings())
             for name in BATCHES:
@@ -355,9 +376,15 @@ def main(
             here.warehouse.migrate()
             note_definitions.fn(here, now)
             snapshot_offers.fn(here, new_refresh_id(now), now)
-            for many, scale in product(hosts, scales):
-                measure_all(here, wanted(here, many, scale), f"compression-{new_refresh_id(datetime.now(UTC))}")
-            judge_steps(claims, TrainingData(**training_frames(here.warehouse, "local")), here, seed)
+            launches = [wanted(here, *both) for both in product(hosts, scales)] if "steps" in parts else []
+            launches += [joint_choice.wanted(here, list(USD_PER_HOUR), BATCHES)] if "choice" in parts else []
+            for some in launches:
+                measure_all(here, some, f"strategies-{new_refresh_id(datetime.now(UTC))}")
+            data = TrainingData(**training_frames(here.warehouse, "local"))
+            if "steps" in parts:
+                judge_steps(claims, data, here, seed)
+            if "choice" in parts:
+                judge_choice(claims, data, seed)
             os.chdir(ROOT)
     print_frame(pd.DataFrame(claims.rows), "claims")
     if not claims.hold:
