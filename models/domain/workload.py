@@ -18,8 +18,10 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 # Then Adasum in place of averages: of gradients; of what each device's own step changed.
 FP16_SENT, POWERSGD_SENT, MSTOPK_SENT = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
 ADASUM, ADASUM_DELTA = COMBINED = ("adasum", "adasum-delta")
+# As ddp, with gradients averaged by one, two or four parameter servers instead of in a ring.
+SERVED = ("ps-1", "ps-2", "ps-4")
 _SHARDED = ("fsdp", "zero2")
-STRATEGIES = ("ddp", *_SHARDED, *COMPRESSED, *COMBINED)
+STRATEGIES = ("ddp", *_SHARDED, *COMPRESSED, *COMBINED, *SERVED)
 # Activations are computed again in the backward pass instead of kept; the model is compiled; states that are shared out
 # lie in the host's memory, and are updated there.
 _SWITCHES = ("checkpointing", "compile", "offload")
@@ -66,14 +68,26 @@ class Mode(NamedTuple):
         return self.strategy in COMBINED
 
     @property
+    def servers(self) -> int:
+        """Parameter servers through which gradients are sent, at most one on a machine; 0 where there are none."""
+        return int(self.strategy.removeprefix("ps-")) if self.strategy in SERVED else 0
+
+    @property
     def sends_otherwise(self) -> bool:
-        """Whether each device holds and computes what it does in plain data parallelism, and another thing is sent."""
-        return self.compressed or self.combined
+        """Whether each device holds and computes what it does in plain data parallelism, and another thing is sent, or
+        another way.
+        """
+        return self.compressed or self.combined or self.servers > 0
 
     @property
     def of_equal_batches(self) -> bool:
         """Whether every device has to have the same batch: its own step does not tell how many samples it is of."""
         return self.strategy == ADASUM_DELTA
+
+    @property
+    def only_if_faster(self) -> bool:
+        """Whether it is taken in place of its dense mode only where its steps are surely faster."""
+        return self.compressed or self.servers > 0
 
     @property
     def changes_learning(self) -> bool:
@@ -101,6 +115,8 @@ class Mode(NamedTuple):
         """
         if self.combined:  # in pairs, and these in pairs
             return np.asarray((ranks > 1) & (ranks & (ranks - 1) == 0), dtype=bool)
+        if self.servers:
+            return np.asarray((machines > 1) & (machines >= self.servers), dtype=bool)
         if self.strategy == MSTOPK_SENT:  # exchanged between devices of one place on all machines
             return np.asarray((machines > 1) & (fewest == most), dtype=bool)
         return np.asarray((machines > 1) | (most > 1) | (not self.of_several), dtype=bool)

@@ -1,4 +1,4 @@
-"""What strategies that compress gradients send and what compressing costs, as known before any run.
+"""What strategies send that send something else than ddp or another way, and what making it costs, before any run.
 
     mstopk     a device sends (M - 1) 8 p d / n bytes to other machines [Shi et al. 2021], with M machines of n
                devices each, d values of 4 bytes and a density p, and looks for the largest p d / n of d / n values
@@ -6,6 +6,8 @@
     powersgd   r (rows + columns) of each rows x columns matrix, instead of all [Vogels et al. 2019]
     adasum     2 (P - 1) / P 4 d of P = 2^m ranks, of which a machine sends 2 (M - 1) / M 4 d to others, since ranks of
                one machine are halved among first; and 24 m (m + 1) / 2 bytes a parameter, which are left out [D]
+    servers    each of S, at most one on a machine, receives (P - n) / S of 4 d from other machines, then sends as much
+               back; no machine sends or receives more in either turn [D]
 
 fp16 sends half of what dense does. Rows of a strategy's own correct all of this as they do any other setup's.
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..domain.numeric import FloatArray
-from ..domain.workload import ADASUM, ADASUM_DELTA, COMBINED, FP16_SENT, MSTOPK_SENT, POWERSGD_SENT
+from ..domain.workload import ADASUM, ADASUM_DELTA, COMBINED, FP16_SENT, MSTOPK_SENT, POWERSGD_SENT, Mode
 from .machine_specs import Machine
 
 DENSITY = 0.01  # part of the entries that ddp-mstopk sends; tasks/node/strategies/compression.py has the same
@@ -49,6 +51,12 @@ def adasum_bytes(gradient_bytes: float, parameters: int, ranks: int) -> float:
     return 2 * (ranks - 1) / ranks * gradient_bytes + _BYTES_OF_DOTS * parameters * levels * (levels + 1) / 2
 
 
+def served_bytes(gradient_bytes: float, machines: int, devices: int, servers: int) -> float:
+    """Bytes that a server's machine sends to other machines in a step: means to be pulled, and what it pushes."""
+    ranks = machines * devices
+    return gradient_bytes * ((ranks - devices) / servers + devices * (servers - 1) / servers)
+
+
 def sent_everywhere(strategy: str) -> float:
     """Bytes sent inside machines and between them, as a part of those of plain data parallelism."""
     return {FP16_SENT: 0.5, POWERSGD_SENT: _POWERSGD_PART}.get(strategy, 1.0)
@@ -63,6 +71,9 @@ def beside_gradients(strategy: str) -> float:
     """Bytes that a device holds for what is sent, as a part of its gradients': buckets, and beside them what is not
     sent yet, what comes from a peer, or weights before a step and what it changed [D].
     """
+    servers = Mode(strategy=strategy).servers
+    if servers:  # its part of what a peer sends
+        return 1.0 + 1.0 / servers
     return {POWERSGD_SENT: 2.0, MSTOPK_SENT: 2.0, ADASUM: 1.5, ADASUM_DELTA: 3.5}.get(strategy, 1.0)
 
 
@@ -89,6 +100,10 @@ def sent_between(strategy: str, machines: FloatArray, ranks: FloatArray) -> Floa
     """(rows,) bytes that a machine sends to others as a part of 2 (ranks - 1) / ranks of all gradients: formula.py."""
     if strategy in COMBINED:
         return np.asarray((machines - 1) / machines * ranks / np.maximum(ranks - 1, 1), dtype=float)
+    servers = Mode(strategy=strategy).servers
+    if servers:
+        away = ranks - ranks / machines
+        return np.asarray(away / servers * ranks / np.maximum(ranks - 1, 1), dtype=float)
     if strategy != MSTOPK_SENT:
         return np.ones_like(ranks)
     return np.asarray((machines - 1) * DENSITY * ranks / np.maximum(ranks - 1, 1), dtype=float)

@@ -32,6 +32,7 @@ from .record import KINDS, LEARN, TRAINING, Item, RankLayout, plan_from_json, re
 from .steps import learn, train
 from .strategies import DDP, shares_out, strategy
 from .strategies.adasum import ADASUM, DELTAS, GRADIENTS
+from .strategies.servers import SERVED
 from .switches import compiled_nothing, switch_on
 
 _PEER_LOST = re.compile(r"gloo|nccl|connection|timed? ?out|socket|broken pipe", re.IGNORECASE)
@@ -112,7 +113,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
         if item.kind == "profile" and item.used != [1]:
             raise ValueError("a profile is of one device of one node")
         strategy(item.strategy, item.switches, launch.device, machines=item.used)
-        if item.strategy != DDP and item.precision == SCALED:
+        if item.strategy not in (DDP, *SERVED) and item.precision == SCALED:
             why = "no rank sees all gradients, so that none can scale them"
             if item.strategy in ADASUM:
                 why = "a scaled loss leaves steps out rank by rank, and what is left out cannot be combined"

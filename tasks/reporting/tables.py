@@ -366,7 +366,7 @@ efficiency: samples/s of a size over as many times those of one, at the same glo
 by shares, "at": what one takes for a share, as measured, and what several took beyond theirs; +: no larger is known
 by rule: (1 + R) / (1 + G R), with the overhead R the same at every size        *: put together of measured micro-steps
 exposed: seconds of the largest size's step that nothing hides, as measured (and at the Gbit/s stated, by the formula)
-servers: parameter servers with half- and full-duplex links, for your information: Srift trains with none
+servers: parameter servers with half- and full-duplex links, as many as hide the exchange; ps-1, ps-2 and ps-4 have them
 formulas, inputs and more sizes: --json"""
 
 

@@ -28,7 +28,18 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from pydantic_settings import SettingsError as MalformedVariable
 
 from models.domain.suggestions import nearest_names, refuse_odd_names
-from models.domain.workload import GOALS, MODES, OVERSHOOT_PRICE, PRECISIONS, STRATEGIES, SWITCHES, Goal, Mode, Workload
+from models.domain.workload import (
+    GOALS,
+    MODES,
+    OVERSHOOT_PRICE,
+    PRECISIONS,
+    SERVED,
+    STRATEGIES,
+    SWITCHES,
+    Goal,
+    Mode,
+    Workload,
+)
 
 from ..node.record import WorkloadFile
 from ..providers.ec2.settings import Ec2
@@ -197,7 +208,7 @@ class WorkloadSettings(_Section):
 
     @model_validator(mode="after")
     def _scaled_alone(self) -> WorkloadSettings:
-        others = [one for one in self.strategies if one != STRATEGIES[0]]
+        others = [one for one in self.strategies if one not in (STRATEGIES[0], *SERVED)]
         if "fp16" in self.precisions and others:
             why = "no device sees all gradients to scale them"
             if Mode(strategy=others[0]).compressed:

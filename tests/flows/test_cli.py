@@ -433,7 +433,7 @@ def test_sizes_of_what_was_measured_are_printed_with_formulas_inputs_and_what_wa
     assert (best["batch"], best["samples_per_s"]) == (48, pytest.approx(48.0))
     shown = srift("size", "conv")
     assert shown.exit_code == 0 and "\x1b" not in shown.output
-    assert "s.small" in shown.stdout and "Srift trains with none" in shown.stdout
+    assert "s.small" in shown.stdout and "ps-1, ps-2 and ps-4 have them" in shown.stdout
     assert "s.large in fp32: too few runs" in " ".join(shown.stdout.split())
 
 

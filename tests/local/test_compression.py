@@ -18,6 +18,7 @@ import torch.distributed as dist
 from models.step_time.compression import sparse_bytes
 from tasks.node.strategies import strategy
 from tasks.node.strategies.compression import COMPRESSED, SparseExchange
+from tasks.node.strategies.servers import SERVED
 
 pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
 
@@ -93,9 +94,11 @@ def main(rank: int, port: int, answer: Path) -> None:
         group = dist.group.WORLD if sum(machines) == WORLD else pair
         if rank < sum(machines):
             found[label] = exchanged(group, machines)
-    for name in ("ddp", *COMPRESSED):
-        found[name] = trained(name, dist.group.WORLD, (2, 2))
-        found[f"{name} wrong"] = trained(name, dist.group.WORLD, (2, 2), wrong=True)
+    for name in ("ddp", *COMPRESSED, *SERVED):
+        machines = LAYOUTS["4x1" if name in SERVED else "2x2"]
+        found[name] = trained(name, dist.group.WORLD, machines)
+        found[f"{name} wrong"] = trained(name, dist.group.WORLD, machines, wrong=True)
+    found["ps-2 inside"] = trained("ps-2", dist.group.WORLD, LAYOUTS["2x2"])
     torch.save(found, answer)
 
 
@@ -178,6 +181,15 @@ def test_ranks_stay_alike_and_learn_and_one_that_goes_wrong_is_heard_of_by_all(
     assert not torch.equal(ranks[0][name], plain), "nothing was compressed"
     assert (ranks[0][name] - plain).norm() < 0.8 * (begun - plain).norm()
     assert all(not one[f"{name} wrong"].isfinite().all() for one in ranks)
+
+
+@pytest.mark.parametrize("name", [*SERVED, "ps-2 inside"])
+def test_parameter_servers_make_the_same_step_as_a_ring_and_tell_all_of_what_is_no_number(
+    ranks: list[dict[str, Any]], name: str
+) -> None:
+    assert all(torch.equal(one[name], ranks[0][name]) for one in ranks)
+    torch.testing.assert_close(ranks[0][name], ranks[0]["ddp"], rtol=1e-5, atol=1e-6)
+    assert all(not one.get(f"{name} wrong", torch.tensor(torch.nan)).isfinite().all() for one in ranks)
 
 
 if __name__ == "__main__":

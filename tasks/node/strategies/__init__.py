@@ -5,6 +5,8 @@ fsdp    weights, gradients and the optimizer's state are shared out; weights are
 zero2   the same, but that weights gathered in the forward pass stay until the backward pass is over
 ddp-fp16, ddp-powersgd, ddp-mstopk
         ddp, with gradients sent in fewer bytes (compression.py)
+ps-1, ps-2, ps-4
+        ddp, with gradients averaged by so many parameter servers (servers.py)
 adasum, adasum-delta
         as ddp, with gradients, or the changes of weights, combined by their directions instead of averaged (adasum.py)
 """
@@ -24,13 +26,20 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..switches import NONE, OFFLOAD, blocks, on
-from . import adasum, compression
-from .adasum import ADASUM, combining
-from .compression import COMPRESSED, compressed
+from . import adasum, compression, servers
+from .adasum import ADASUM
+from .compression import COMPRESSED
+from .servers import SERVED
 
 Strategy = Callable[[nn.Module, torch.optim.Optimizer, dist.ProcessGroup, torch.device], nn.Module]
 
 DDP = "ddp"
+# what makes ddp send something else, or another way; each refuses machines and wraps a model
+_SENDS_OTHERWISE = {
+    **dict.fromkeys(COMPRESSED, compression),
+    **dict.fromkeys(SERVED, servers),
+    **dict.fromkeys(ADASUM, adasum),
+}
 _CPU = torch.device("cpu")
 _STAYS = OffloadPolicy()
 
@@ -46,12 +55,10 @@ def strategy(
     """
     if name not in STRATEGIES:
         raise ValueError(f"unknown strategy {name!r}; known: {', '.join(sorted(STRATEGIES))}")
-    if name in COMPRESSED:
-        compression.refuse(name, machines)
-    if name in ADASUM:
-        adasum.refuse(name, machines)
+    if name in _SENDS_OTHERWISE:
+        _SENDS_OTHERWISE[name].refuse(name, machines)
     if OFFLOAD not in on(switches):
-        return partial(STRATEGIES[name], machines=machines) if name in (*COMPRESSED, *ADASUM) else STRATEGIES[name]
+        return partial(STRATEGIES[name], machines=machines) if name in _SENDS_OTHERWISE else STRATEGIES[name]
     if not shares_out(name):
         raise ValueError(f"{OFFLOAD} with {name}: no states are shared out; take fsdp or zero2 with it")
     if device.type == "cpu":
@@ -61,7 +68,7 @@ def strategy(
 
 def shares_out(name: str) -> bool:
     """Whether each rank holds but a part of the state of a training."""
-    return name not in (DDP, *COMPRESSED, *ADASUM)
+    return name != DDP and name not in _SENDS_OTHERWISE
 
 
 def no_sync(module: nn.Module) -> AbstractContextManager[None]:
@@ -100,7 +107,7 @@ def _replicated(
     return DistributedDataParallel(model, process_group=group)
 
 
-def _compressed(
+def _sending_otherwise(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     group: dist.ProcessGroup,
@@ -109,21 +116,9 @@ def _compressed(
     name: str,
     machines: Sequence[int],
 ) -> nn.Module:
-    """As `_replicated`, with its gradients sent in fewer bytes."""
-    return compressed(name, model, group, machines)
-
-
-def _combined(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    group: dist.ProcessGroup,
-    device: torch.device,
-    *,
-    name: str,
-    machines: Sequence[int],
-) -> nn.Module:
-    """As `_replicated`, with Adasum in place of averages."""
-    return combining(name, model, optimizer, group, machines)
+    """As `_replicated`, with gradients sent as `name` does."""
+    module: nn.Module = _SENDS_OTHERWISE[name].wrapped(name, model, optimizer, group, machines)
+    return module
 
 
 def _sharded(
@@ -170,6 +165,5 @@ STRATEGIES: dict[str, Callable[..., nn.Module]] = {
     DDP: _replicated,
     "fsdp": partial(_sharded, reshard_after_forward=True),
     "zero2": partial(_sharded, reshard_after_forward=False),
-    **{name: partial(_compressed, name=name) for name in COMPRESSED},
-    **{name: partial(_combined, name=name) for name in ADASUM},
+    **{name: partial(_sending_otherwise, name=name) for name in _SENDS_OTHERWISE},
 }

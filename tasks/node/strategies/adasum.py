@@ -42,7 +42,7 @@ def refuse(name: str, machines: Sequence[int]) -> None:
         )
 
 
-def combining(
+def wrapped(
     name: str, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, machines: Sequence[int]
 ) -> nn.Module:
     """`model` in DistributedDataParallel, which averages nothing; `machines` are the devices of each, in rank order.

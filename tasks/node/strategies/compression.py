@@ -50,7 +50,9 @@ def refuse(name: str, machines: Sequence[int]) -> None:
         raise ValueError(f"{name}: torch's PowerSGD needs numpy, which this machine's Python lacks; install it there")
 
 
-def compressed(name: str, model: nn.Module, group: dist.ProcessGroup, machines: Sequence[int]) -> nn.Module:
+def wrapped(
+    name: str, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, machines: Sequence[int]
+) -> nn.Module:
     """`model` in DistributedDataParallel with the hook called `name`; `machines`: the devices of each, in rank order.
 
     Raises ValueError as `refuse` does.

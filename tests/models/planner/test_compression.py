@@ -83,15 +83,16 @@ def test_where_only_what_is_not_allowed_would_meet_a_goal_the_reason_names_it_an
     assert first["reason"].endswith(f"in fp32 ddp-mstopk would meet it and is not allowed: {why}")
 
 
-def test_what_wins_by_more_than_its_uncertainty_is_chosen_and_what_does_not_is_not_in_the_table() -> None:
-    surely, perhaps = planned(0.5, 1.5, Mode(), SPARSE), planned(0.5, 2.5, Mode(), SPARSE)
+@pytest.mark.parametrize("name", ["ddp-mstopk", "ps-2"])
+def test_what_wins_by_more_than_its_uncertainty_is_chosen_and_what_does_not_is_not_in_the_table(name: str) -> None:
+    surely, perhaps = (planned(0.5, width, Mode(), Mode(strategy=name)) for width in (1.5, 2.5))
     for row in surely.rows:
         alone = row["cluster"] == "1xsmall"
-        assert row["strategy"] == ("ddp" if alone else "ddp-mstopk")
-        assert ("ddp-mstopk: faster than ddp by more than its uncertainty (" in row["reason"]) is not alone
+        assert row["strategy"] == ("ddp" if alone else name)
+        assert (f"{name}: faster than ddp by more than its uncertainty (" in row["reason"]) is not alone
     assert {row["strategy"] for row in [*perhaps.rows, *perhaps.frontier]} == {"ddp"}
     several = [row["reason"] for row in perhaps.rows if row["cluster"] != "1xsmall"]
-    assert several and all("ddp-mstopk: no faster than ddp by more than its uncertainty (" in one for one in several)
+    assert several and all(f"{name}: no faster than ddp by more than its uncertainty (" in one for one in several)
     assert all("s at most, against" in one for one in several)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.domain.workload import ADASUM, COMBINED, COMPRESSED, Mode, variant
-from models.step_time.compression import DENSITY, adasum_bytes, dense_bytes, sent_between, sparse_bytes
+from models.domain.workload import ADASUM, COMBINED, COMPRESSED, SERVED, Mode, variant
+from models.step_time.compression import DENSITY, adasum_bytes, dense_bytes, sent_between, served_bytes, sparse_bytes
 from models.step_time.model import StepTimeModel, TrainingData, fit
 from models.step_time.serialization import dump, load
 from models.step_time.unmeasured import with_compressed
@@ -19,7 +19,7 @@ from tasks.node.strategies import compression as node
 from tests.models.planning import workload
 from tests.models.synthetic import WORKLOADS, World
 
-JOB = replace(workload("mlp", 96), modes=(Mode(), *(Mode(strategy=one) for one in (*COMPRESSED, *COMBINED))))
+JOB = replace(workload("mlp", 96), modes=(Mode(), *(Mode(strategy=one) for one in (*COMPRESSED, *COMBINED, *SERVED))))
 
 
 @cache
@@ -75,6 +75,21 @@ def test_sparse_wins_below_a_density_of_one_by_the_machines_and_the_step_time_co
     assert whole == pytest.approx(devices * sparse_bytes(size, machines, devices))
 
 
+@pytest.mark.parametrize(("machines", "devices"), [(2, 1), (4, 1), (4, 2)])
+def test_servers_on_all_machines_send_what_a_ring_of_them_does_for_each_device(machines: int, devices: int) -> None:
+    size, ranks = 1e8, machines * devices
+    ring = 2 * (ranks - 1) / ranks * size
+
+    def sent(servers: int) -> float:
+        return ring * sent_between(f"ps-{servers}", np.array([float(machines)]), np.array([float(ranks)]))[0]
+
+    whole = devices * dense_bytes(size, machines, devices)
+    assert sent(machines) == pytest.approx(devices * whole), "nothing is summed inside a machine first"
+    assert sent(1) == pytest.approx(machines * sent(machines)) == pytest.approx(2 * (ranks - devices) * size)
+    assert served_bytes(size, machines, 1, machines) == pytest.approx(dense_bytes(size, machines, 1))
+    assert served_bytes(size, machines, 1, 1) == pytest.approx((machines - 1) * size), "it pushes nothing to others"
+
+
 def test_before_any_run_physics_says_where_compression_pays_and_how_little_is_known_of_it() -> None:
     plain, model = learned()[1], extended()
     for cluster in ("1xs.large", "2xs.small", "4xs.small"):
@@ -84,7 +99,9 @@ def test_before_any_run_physics_says_where_compression_pays_and_how_little_is_kn
     assert slow["ddp-mstopk"]["step_s"] < slow["ddp-fp16"]["step_s"] < slow["ddp"]["step_s"]
     slow |= {one: step(model, one) for one in COMBINED}
     assert slow["ddp"]["step_s"] < slow["adasum"]["step_s"] == slow["adasum-delta"]["step_s"]
-    for one in (*COMPRESSED, *COMBINED):
+    slow |= {one: step(model, one) for one in ("ps-2", "ps-1")}
+    assert slow["ddp"]["step_s"] <= slow["ps-2"]["step_s"] < slow["ps-1"]["step_s"], "one sends twice what two do"
+    for one in (*COMPRESSED, *COMBINED, "ps-1"):
         width = {name: np.log(row["step_high_s"] / row["step_low_s"]) for name, row in slow.items()}
         assert width[one] > width["ddp"], "nothing was measured of it"
         assert np.isnan(slow[one]["nearest_doublings"])
