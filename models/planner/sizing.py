@@ -409,7 +409,7 @@ def _hiding(series: Series, work: Work, data: TrainingData, machine: Machine) ->
     traffic = 2 * (size - 1) / size * exchange.gradient_bytes
     gbps = machine.bandwidth_gbps if machine.link_known else None
     workers = size * series.devices_each
-    servers = None if gbps is None else exchange.gradient_bytes * workers / (gbps * 1e9 / 8 * compute)
+    servers = None if gbps is None else servers_busy(exchange.gradient_bytes, workers, gbps, compute)
     return Hiding(
         size=size,
         gradient_bytes=exchange.gradient_bytes,
@@ -423,6 +423,11 @@ def _hiding(series: Series, work: Work, data: TrainingData, machine: Machine) ->
         servers=None if servers is None else math.ceil(2 * servers),
         servers_full_duplex=None if servers is None else math.ceil(servers),
     )
+
+
+def servers_busy(gradient_bytes: float, workers: int, gbps: float, compute_s: float) -> float:
+    """Parameter servers of `gbps` that `workers` keep busy for their `compute_s` in sending, or in receiving."""
+    return gradient_bytes * workers / (gbps * 1e9 / 8 * compute_s)
 
 
 def _hideable_part(series: Series, data: TrainingData) -> float:

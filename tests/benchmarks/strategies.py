@@ -7,6 +7,7 @@
     adasum       steps to a loss with Adasum against averaging at tuned rates, as `adasum` has them
     learning     losses of the learning runs that campaigns make, dense and compressed, and the planner's verdict on
                  each strategy, by `models/planner/learning.py`
+    servers      steps with one, two and four parameter servers against their number by the sizing rule
     choice       machines and strategy chosen together, among all that was measured, as `joint_choice` has it
     steps        dense and compressed steps of local hosts at several bandwidths: how much faster at the slowest link;
                  the bandwidth below which compression pays, and of every setup whether it does, predicted and measured
@@ -40,10 +41,11 @@ from flows.cli import explained
 from models.campaign.campaign import Launch
 from models.domain.numeric import FloatArray
 from models.domain.setup_table import read_setups
-from models.domain.workload import ADASUM, COMPRESSED, MSTOPK_SENT, Mode, Workload, variant
+from models.domain.workload import ADASUM, COMPRESSED, MSTOPK_SENT, SERVED, Mode, Workload, variant
 from models.planner.compression import unproven
 from models.planner.learning import LEARNING_WINDOWS, verdict
-from models.step_time.compression import adasum_bytes, dense_bytes, sparse_bytes
+from models.planner.sizing import servers_busy
+from models.step_time.compression import adasum_bytes, dense_bytes, served_bytes, sparse_bytes
 from models.step_time.model import StepTimeModel, TrainingData, fit
 from models.step_time.unmeasured import with_compressed
 from tasks.market.offers import note_definitions, snapshot_offers
@@ -72,6 +74,7 @@ CROSSING = "wide_mlp"  # of the four the one with most bytes: it has something t
 ADASUM_SEEDS, FEWER_STEPS = 5, 0.30
 _LEAST_ENERGY, _BYTES_OFF, _CROSSING_OFF, _LEAST_GAIN, _LEAST_SIGNS = 0.9, 0.02, 0.20, 0.25, 0.95
 _MOST_REGRET = 0.03
+SERVED_HOSTS, _ALIKE = 4, 0.05  # of steps that are taken to be as fast
 USD_PER_HOUR = {f"b{mbit}": 0.04 + 0.01 * at for at, mbit in enumerate(MBITS)}  # made up: a faster link costs more
 _REPEATS = 3
 _LEARNING_BATCH = 8  # of each of two ranks
@@ -120,6 +123,7 @@ def link_bytes(names: Iterable[str]) -> pd.DataFrame:
         size, buffers, parameters = bytes_of(WORKLOADS / f"{name}.py")
         formula = {"ddp": dense_bytes(size, 2, 1), "ddp-fp16": dense_bytes(size, 2, 1) / 2}
         formula |= {MSTOPK_SENT: sparse_bytes(size, 2, 1), ADASUM: adasum_bytes(size, parameters, RANKS)}
+        formula |= {"ps-2": served_bytes(size, RANKS, 1, 2)}
         for strategy, expected in formula.items():
             sent = sent_a_step(WORKLOADS / f"{name}.py", strategy)
             row = {"workload": name, "strategy": strategy, "sent": sent, "formula": expected}
@@ -170,7 +174,7 @@ def settings() -> str:
     for name, batch in BATCHES.items():
         text += (
             f'[workloads.{name}]\nentrypoint = "{name}.py:build"\nsamples = 100000\nglobal_batch = {2 * batch}\n'
-            f'strategies = {json.dumps(joint_choice.STRATEGIES)}\ngoals = [{{ goal = "cheapest" }}]\n\n'
+            f'strategies = {json.dumps((*joint_choice.STRATEGIES, *SERVED))}\ngoals = [{{ goal = "cheapest" }}]\n\n'
         )
     return text
 
@@ -247,6 +251,48 @@ def crossing(table: pd.DataFrame, column: str) -> float:
     return float("nan")
 
 
+def served_launches(here: Workspace) -> list[Launch]:
+    """A launch a type, of what was not measured yet: each workload with each number of servers."""
+    launches, runs = [], training_frames(here.warehouse, "local")["runs"]
+    for mbit in MBITS:
+        cluster = cluster_of(here, f"{SERVED_HOSTS}xb{mbit}")
+        known = runs[runs["cluster"] == cluster.name] if len(runs) else pd.DataFrame(columns=["workload", "strategy"])
+        have = set(zip(known["workload"], known["strategy"], strict=True))
+        items = [
+            Unseen(
+                workload=variant(name, Mode(strategy=strategy)),
+                nodes=tuple(range(SERVED_HOSTS)),
+                batches=(batch,) * SERVED_HOSTS,
+            )
+            for (name, batch), strategy in product(BATCHES.items(), SERVED)
+            if (name, strategy) not in have
+        ]
+        launches += [launch_of(cluster, items, "to judge how many servers hide an exchange")] if items else []
+    return [replace(one, est_s=2 * one.est_s) for one in launches]
+
+
+def server_counts(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row a workload and type: steps with each number of servers, the least number that is as fast as the fastest to
+    _ALIKE, and the least of them that the rule of sizing asks for, or the most; `noise` of a step.
+    """
+    own = runs[runs["strategy"].isin(SERVED) & (runs["cluster"].str.startswith(f"{SERVED_HOSTS}x"))]
+    counts = {one: Mode(strategy=one).servers for one in SERVED}
+    rows = []
+    for (name, cluster), each in own.groupby(["workload", "cluster"]):
+        steps = {counts[str(one)]: float(some["step_s"].median()) for one, some in each.groupby("strategy")}
+        if len(steps) < len(SERVED):
+            continue
+        gbps = float(str(cluster).split("xb")[1]) / 1000
+        compute_s = float((each["step_s"] - each["sync_s"]).median())
+        needed = 2 * servers_busy(float(each["gradient_bytes"].median()), SERVED_HOSTS, gbps, compute_s)
+        enough = [one for one in sorted(steps) if steps[one] <= (1 + _ALIKE) * min(steps.values())]
+        row = {"workload": name, "cluster": cluster, "compute_s": compute_s} | {f"ps-{n}": s for n, s in steps.items()}
+        rule = next((one for one in sorted(steps) if one >= needed), max(steps))
+        rows.append(row | {"needed": needed, "rule": rule, "measured": enough[0],
+                           "noise": float(each["step_spread"].median()) / 1.349})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
 class Claims:
     """Lines that are printed at the end, and whether all hold."""
 
@@ -279,7 +325,7 @@ def judge_bytes(claims: Claims) -> None:
     table = link_bytes((CROSSING, "transformer_lm"))
     print_frame(table, "bytes that one of two machines sends in a step")
     dense = float(table[table["strategy"] == "ddp"]["off"].abs().max())
-    for strategy in (MSTOPK_SENT, ADASUM):
+    for strategy in (MSTOPK_SENT, ADASUM, "ps-2"):
         off = float(table[table["strategy"] == strategy]["off"].abs().max())
         claims.add(f"bytes of {strategy} within 2 % of the formula", f"{off:.2%} off", f"dense ones {dense:.2%}",
                    off <= _BYTES_OFF)  # fmt: skip
@@ -330,6 +376,18 @@ def judge_steps(claims: Claims, data: TrainingData, here: Workspace, seed: int) 
     claims.add("sign of 'compression pays' right in 95 %", shown, noise, bool(right.mean() >= _LEAST_SIGNS))
 
 
+def judge_servers(claims: Claims, runs: pd.DataFrame) -> None:
+    """Their number by the rule."""
+    table = server_counts(runs)
+    print_frame(table, f"seconds a step of {SERVED_HOSTS} hosts by parameter servers")
+    right = table["rule"] == table["measured"]
+    taken = [float(row[f"ps-{row['rule']}"]) for _, row in table.iterrows()]
+    best = table[[f"ps-{Mode(strategy=one).servers}" for one in SERVED]].min(axis=1)
+    lost = float(np.mean(np.array(taken) / best)) - 1
+    claims.add("number of servers right in every sweep", f"{int(right.sum())} of {len(table)}; {lost:.1%} slower by it",
+               f"a step's noise {table['noise'].median():.1%}", bool(len(table) and right.all()))  # fmt: skip
+
+
 def judge_choice(claims: Claims, data: TrainingData, seed: int) -> None:
     """Regret of the planner's choice of machines and strategy."""
     table, by_workload, setups = joint_choice.scores(data, USD_PER_HOUR, BATCHES, seed=seed)
@@ -351,7 +409,7 @@ def main(
     most_values: Annotated[int, typer.Option(help="of a selection")] = SIZES[-1],
     seeds: Annotated[int, typer.Option(help="trainings in each mode", min=2)] = 2,
     steps: Annotated[int, typer.Option(min=40, help="of each training")] = 200,
-    parts: Annotated[str, typer.Option(help="what to judge")] = "selection,bytes,adasum,learning,steps,choice",
+    parts: Annotated[str, typer.Option(help="what to judge")] = "selection,bytes,adasum,learning,steps,servers,choice",
     home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
     seed: int = 0,
 ) -> None:
@@ -365,7 +423,7 @@ def main(
         judge_adasum(claims, max(seeds, ADASUM_SEEDS))
     if "learning" in parts:
         print_frame(learning(BATCHES, seeds=seeds, steps=steps), f"losses after {steps} steps")
-    if "steps" in parts or "choice" in parts:
+    if {"steps", "servers", "choice"} & set(parts.split(",")):
         with tempfile.TemporaryDirectory() as folder, reporting_to(live_reporter()):
             Path(folder, "srift.toml").write_text(settings())
             for name in BATCHES:
@@ -378,11 +436,14 @@ def main(
             snapshot_offers.fn(here, new_refresh_id(now), now)
             launches = [wanted(here, *both) for both in product(hosts, scales)] if "steps" in parts else []
             launches += [joint_choice.wanted(here, list(USD_PER_HOUR), BATCHES)] if "choice" in parts else []
+            launches += [served_launches(here)] if "servers" in parts else []
             for some in launches:
                 measure_all(here, some, f"strategies-{new_refresh_id(datetime.now(UTC))}")
             data = TrainingData(**training_frames(here.warehouse, "local"))
             if "steps" in parts:
                 judge_steps(claims, data, here, seed)
+            if "servers" in parts:
+                judge_servers(claims, data.runs)
             if "choice" in parts:
                 judge_choice(claims, data, seed)
             os.chdir(ROOT)

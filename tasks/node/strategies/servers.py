@@ -7,8 +7,8 @@ Gradients are pushed and their mean is pulled, so that the optimizer's step is e
 same step: one server sums an entry, and sends it to all. Of P devices, each on its own machine, a server
 receives (P - 1) / S of all gradients and then sends as much; a ring sends and receives 2 (P - 1) / P.
 
-In round r of a push rank i sends to rank i + r, where that is a server; of a pull a server i sends to rank i + r: it has
-one peer at a time. A bucket is pushed and pulled while the backward pass goes on, one bucket after the other.
+In round r of a push rank i sends to rank i + r, where that is a server; of a pull a server i sends to rank i + r. So it
+has one peer at a time. A bucket is pushed and pulled while the backward pass goes on, one bucket after the other.
 """
 
 # No `from __future__ import annotations`: DistributedDataParallel compares a hook's annotations with the types.

@@ -100,7 +100,8 @@ def test_before_any_run_physics_says_where_compression_pays_and_how_little_is_kn
     slow |= {one: step(model, one) for one in COMBINED}
     assert slow["ddp"]["step_s"] < slow["adasum"]["step_s"] == slow["adasum-delta"]["step_s"]
     slow |= {one: step(model, one) for one in ("ps-2", "ps-1")}
-    assert slow["ddp"]["step_s"] <= slow["ps-2"]["step_s"] < slow["ps-1"]["step_s"], "one sends twice what two do"
+    assert slow["ps-2"]["step_s"] == pytest.approx(slow["ddp"]["step_s"], rel=0.02), "on two machines"
+    assert slow["ps-2"]["step_s"] < slow["ps-1"]["step_s"], "one sends twice what two do"
     for one in (*COMPRESSED, *COMBINED, "ps-1"):
         width = {name: np.log(row["step_high_s"] / row["step_low_s"]) for name, row in slow.items()}
         assert width[one] > width["ddp"], "nothing was measured of it"
