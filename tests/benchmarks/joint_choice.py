@@ -1,10 +1,11 @@
 """How good is the choice of machines and strategy together, on local hosts whose links are slow or fast.
 
 Each workload runs at one global batch on one host, and in each of STRATEGIES on two and on three hosts of several
-types, which differ in their bandwidths and prices. Of a workload, a model knows what one device does, and a single run
-in each strategy, on two hosts of one type: what a first refresh measures. Of the other workloads it knows all. It is
-then asked for deadlines and caps, as `choice_scores` has them, among all that was measured; each type is the known one
-in turn. Chosen is as the planner does: compressed gradients only where they are surely faster.
+types, which differ in their bandwidths and prices. Of a workload, a model knows what one device does, and a run in each
+strategy on two hosts of one type, or of two: what a first or second refresh measures. Of the other workloads it knows
+all. It is then asked for the cheapest, the fastest, and for deadlines and caps, as `choice_scores` has them, among all
+that was measured, with each type, or pair of types, known in turn. Chosen is as the planner does: compressed gradients
+only where they are surely faster.
 
 What a strategy learns is not weighed: these are seconds and dollars of as many steps.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pandas as pd
@@ -22,7 +23,7 @@ import pandas as pd
 from models.campaign.campaign import Launch
 from models.domain.numeric import BoolArray
 from models.domain.setup_table import read_setups
-from models.domain.workload import COMPRESSED, Mode, variant, workload_and_mode
+from models.domain.workload import COMPRESSED, Goal, Mode, variant, workload_and_mode
 from models.planner.compression import unproven
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
@@ -65,17 +66,17 @@ def wanted(here: Workspace, types: Sequence[str], batches: Mapping[str, int]) ->
 
 
 def contests(
-    data: TrainingData, usd_per_hour: Mapping[str, float], batches: Mapping[str, int], *, seed: int
-) -> Iterator[tuple[str, str, Contest, BoolArray]]:
-    """(workload, type that is known, contest, which of its setups the planner may choose)."""
+    data: TrainingData, usd_per_hour: Mapping[str, float], batches: Mapping[str, int], *, known: int, seed: int
+) -> Iterator[tuple[str, Contest, BoolArray]]:
+    """(workload, contest, which of its setups the planner may choose), for each choice of `known` types."""
     runs = data.runs.reset_index(drop=True)
     data = replace(data, runs=runs)
     layout = read_setups(runs, {})
     names = np.array([workload_and_mode(name)[0] for name in layout.workloads])
     at_batch = np.array([MOST_HOSTS * batches[name] for name in names]) == layout.samples
-    for workload, kind in product(batches, usd_per_hour):
+    for workload, kinds in product(batches, combinations(usd_per_hour, known)):
         own = names == workload
-        taught = own & at_batch & (runs["cluster"] == f"{_KNOWN_HOSTS}x{kind}").to_numpy()
+        taught = own & at_batch & runs["cluster"].isin([f"{_KNOWN_HOSTS}x{kind}" for kind in kinds]).to_numpy()
         model = fit(replace(data, runs=runs[~own | (layout.ranks == 1) | taught]), seed=seed)
         rivals = measured_setups(runs[own & at_batch], {}, usd_per_hour)
         frame = rivals.frame()
@@ -88,7 +89,7 @@ def contests(
             predictions=predicted,
             draws=model.draws(frame, count=_DRAWS, seed=seed),
         )
-        yield workload, kind, contest, ~unproven(model, arrays, predicted, tolerated)
+        yield workload, contest, ~unproven(model, arrays, predicted, tolerated)
 
 
 def choosers(contest: Contest, allowed: BoolArray) -> dict[str, Chooser]:
@@ -100,16 +101,27 @@ def choosers(contest: Contest, allowed: BoolArray) -> dict[str, Chooser]:
     return found | {"compressed without proof": partial(recommended_of, np.ones(len(used), dtype=bool))}
 
 
+def without_constraint(contest: Contest, made: Mapping[str, Chooser]) -> pd.DataFrame:
+    """A row a chooser and goal, cheapest and fastest, as `judge` has them."""
+    hours, usd = contest.costs()
+    rows = []
+    for name, chooser in made.items():
+        picks = chooser(contest, [Goal(goal="cheapest"), Goal(goal="fastest")])
+        for kind, aim, pick in zip(("cheapest", "fastest"), (usd, hours), picks, strict=True):
+            regret = np.nan if pick is None else aim[pick] / aim.min() - 1
+            rows.append((kind, name, pick is not None, pick is not None, regret, 0.0, np.log1p(regret)))
+    return pd.DataFrame(rows, columns=["kind", "chooser", "answered", "met", "regret", "over", "lost"])
+
+
 def scores(
-    data: TrainingData, usd_per_hour: Mapping[str, float], batches: Mapping[str, int], *, seed: int
-) -> tuple[pd.DataFrame, pd.DataFrame, int]:
-    """Regret and misses of each chooser by kind of constraint; the same of the planner by workload; setups compared."""
-    judged, setups = [], 0
-    for workload, kind, contest, allowed in contests(data, usd_per_hour, batches, seed=seed):
-        table = judge(contest, seed=seed, choosers=choosers(contest, allowed))
-        judged.append(table.assign(workload=workload, known=kind))
-        setups += len(contest.setups) if kind == next(iter(usd_per_hour)) else 0
+    data: TrainingData, usd_per_hour: Mapping[str, float], batches: Mapping[str, int], *, known: int, seed: int
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Regret and misses of each chooser by kind of question; the same of the planner by workload."""
+    judged = []
+    for workload, contest, allowed in contests(data, usd_per_hour, batches, known=known, seed=seed):
+        made = choosers(contest, allowed)
+        for table in (judge(contest, seed=seed, choosers=made), without_constraint(contest, made)):
+            judged.append(table.assign(workload=workload))
     every = pd.concat(judged, ignore_index=True)
     ours = every[every["chooser"] == RECOMMENDED]
-    by_workload = summary(ours.assign(chooser=ours["workload"]))
-    return summary(every), by_workload, setups
+    return summary(every), summary(ours.assign(chooser=ours["workload"]))

@@ -390,17 +390,18 @@ def judge_servers(claims: Claims, runs: pd.DataFrame) -> None:
 
 def judge_choice(claims: Claims, data: TrainingData, seed: int) -> None:
     """Regret of the planner's choice of machines and strategy."""
-    table, by_workload, setups = joint_choice.scores(data, USD_PER_HOUR, BATCHES, seed=seed)
-    print_frame(table, "choices of machines and strategy, per cent")
-    print_frame(by_workload, "the planner's by workload, per cent")
-    ours = table[table["chooser"] == RECOMMENDED].set_index("kind")
-    regret = 0.01 * float((ours["mean"] * ours["questions"]).sum() / ours["questions"].sum())
-    others = table[table["chooser"].str.endswith("everywhere")].groupby("chooser")["lost"].mean()
-    missed = ", ".join(f"{kind} {row['missed']:.0f} %" for kind, row in ours.iterrows())
-    claims.add(f"regret of machines and strategy together at most 3 % in the mean of {setups} setups",
-               f"{regret:.1%}; constraint missed: {missed}",
-               f"lost {ours['lost'].mean():.0f} %, {others.idxmin()} {others.min():.0f} %",
-               regret <= _MOST_REGRET)  # fmt: skip
+    for known in (1, 2):
+        table, by_workload = joint_choice.scores(data, USD_PER_HOUR, BATCHES, known=known, seed=seed)
+        runs = f"{known} run{'s' * (known > 1)} in each strategy"
+        print_frame(table, f"choices of machines and strategy after {runs}, per cent")
+        print_frame(by_workload, "the planner's by workload, per cent")
+        ours = table[table["chooser"] == RECOMMENDED].set_index("kind")
+        others = table[table["chooser"].str.endswith("everywhere")].groupby("chooser")["lost"].mean()
+        by_kind = ", ".join(f"{kind} {row['mean']:.1f} ({row['missed']:.0f} missed)" for kind, row in ours.iterrows())
+        claims.add(f"regret of machines and strategy together at most 3 %, {runs}",
+                   f"{ours['mean'].mean():.1f} %: {by_kind}",
+                   f"lost {ours['lost'].mean():.0f} %, {others.idxmin()} {others.min():.0f} %",
+                   bool(ours["mean"].mean() <= 100 * _MOST_REGRET))  # fmt: skip
 
 
 def main(
