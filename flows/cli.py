@@ -262,14 +262,39 @@ def size(
 
 @verb()
 def table(
+    workload: Annotated[str | None, typer.Argument(help="One workload; else all.")] = None,
+    goal: Annotated[str | None, typer.Option(help="One goal; else all.")] = None,
+    provider: Annotated[str | None, typer.Option(help="local or ec2; else both.")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many clusters a goal to show; --json has all.")] = 1,
+    sort: Annotated[
+        str | None, typer.Option(help="A column of --json, such as usd; -COLUMN sorts from the largest.")
+    ] = None,
 ) -> Answer:
     """The published table: the first choice for every workload and goal, and with --top its close rivals."""
     from tasks.reporting.tables import print_recommendations
     from warehouse.export import published_rows
 
     rows = published_rows(load_settings().home / "published")
-    return Answer(rows, lambda: print_recommendations([row for row in rows if row["rank"] <= top]))
+    for column, wanted in (("workload", workload), ("goal", goal), ("provider", provider)):
+        known = sorted({str(row[column]) for row in rows})
+        if wanted is not None and wanted not in known:
+            raise typer.BadParameter(f"no row is of {column} {wanted!r}; {nearest_names(wanted, known)}")
+        rows = [row for row in rows if wanted in (None, row[column])]
+    shown = [row for row in rows if row["rank"] <= top]
+    if sort is not None:
+        rows, shown = _in_order(rows, sort), _in_order(shown, sort)
+    return Answer(rows, lambda: print_recommendations(shown))
+
+
+def _in_order(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
+    """By a column, from the largest with a - before it; unknown values last. Raises BadParameter on another name."""
+    column = sort.removeprefix("-")
+    sortable = [name for name, value in (rows[0] if rows else {}).items() if not isinstance(value, (list, dict))]
+    if rows and column not in sortable:
+        raise typer.BadParameter(f"no column {column!r} to sort by; {nearest_names(column, sortable)}")
+    known = [row for row in rows if row[column] is not None]
+    known.sort(key=lambda row: row[column], reverse=sort.startswith("-"))
+    return known + [row for row in rows if row[column] is None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

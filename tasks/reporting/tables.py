@@ -78,8 +78,9 @@ def print_recommendations(
         for name, justify in _COLUMNS.items():
             if name not in hidden:
                 table.add_column(name, justify=justify, no_wrap=name not in ("cluster", "batch"), overflow="fold")
-        for row in mine:
-            cells = dict(zip(_COLUMNS, _cells(row), strict=False))  # of what cannot be had, the first alone
+        for row, before in zip(mine, [None, *mine[:-1]], strict=True):
+            again = row["rank"] > 1 and before is not None and _goal(before) == _goal(row)
+            cells = dict(zip(_COLUMNS, _cells(row, "" if again else _goal(row)), strict=False))
             table.add_row(*(cell for name, cell in cells.items() if name not in hidden))
         console.print(f"\n{workload} ({provider})", style="bold")
         if len(mine) == 1 or any(row["cluster"] for row in mine) or len({row["reason"] for row in mine}) > 1:
@@ -479,13 +480,17 @@ def print_imports(imports: Sequence[Row]) -> None:
     _print_lines(console, names, lines, right=("rows", "facts"))
 
 
-def _cells(row: Row) -> list[str]:
-    goal = row["goal"]
+def _goal(row: Row) -> str:
+    goal = str(row["goal"])
     if row["constraint_hours"] is not None:
         goal += f" {row['constraint_hours']:g} h"
     if row["constraint_usd"] is not None:
         goal += f" ${row['constraint_usd']:g}"
-    named = goal if row["rank"] == 1 else ""
+    return goal
+
+
+def _cells(row: Row, named: str) -> list[str]:
+    """Of what cannot be had, the first of them alone."""
     if row["cluster"] is None:
         return [named, str(row["rank"]), str(row["status"])]
     return [
