@@ -203,12 +203,17 @@ class Asked:
             raise typer.BadParameter(f"budget {self.budget} is no number of dollars")
         if self.p_required is not None and not 0 < self.p_required < 1:
             raise typer.BadParameter(f"--p-required {self.p_required:g} is no probability between 0 and 1, such as 0.9")
-        if self.market not in MARKETS:
-            near, known = nearest_names(self.market.lower(), MARKETS), f"known: {', '.join(MARKETS)}"
-            raise typer.BadParameter(f"unknown market {self.market!r}; {near if near == known else f'{near} {known}'}")
+        _check_market(self.market)
 
 
 MARKETS = ("any", "on-demand", "spot")
+
+
+def _check_market(market: str) -> None:
+    """Raises BadParameter where there is none called so."""
+    if market not in MARKETS:
+        near, known = nearest_names(market.lower(), MARKETS), f"known: {', '.join(MARKETS)}"
+        raise typer.BadParameter(f"unknown market {market!r}; {near if near == known else f'{near} {known}'}")
 
 
 @verb()
@@ -257,14 +262,85 @@ def size(
 
 @verb()
 def table(
+    workload: Annotated[str | None, typer.Argument(help="One workload; else all.")] = None,
+    goal: Annotated[str | None, typer.Option(help="One goal; else all.")] = None,
+    provider: Annotated[str | None, typer.Option(help="local or ec2; else both.")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many clusters a goal to show; --json has all.")] = 1,
+    sort: Annotated[
+        str | None, typer.Option(help="A column of --json, such as usd; -COLUMN sorts from the largest.")
+    ] = None,
 ) -> Answer:
     """The published table: the first choice for every workload and goal, and with --top its close rivals."""
     from tasks.reporting.tables import print_recommendations
     from warehouse.export import published_rows
 
     rows = published_rows(load_settings().home / "published")
-    return Answer(rows, lambda: print_recommendations([row for row in rows if row["rank"] <= top]))
+    for column, wanted in (("workload", workload), ("goal", goal), ("provider", provider)):
+        known = sorted({str(row[column]) for row in rows})
+        if wanted is not None and wanted not in known:
+            raise typer.BadParameter(f"no row is of {column} {wanted!r}; {nearest_names(wanted, known)}")
+        rows = [row for row in rows if wanted in (None, row[column])]
+    shown = [row for row in rows if row["rank"] <= top]
+    if sort is not None:
+        rows, shown = _in_order(rows, sort), _in_order(shown, sort)
+    return Answer(rows, lambda: print_recommendations(shown))
+
+
+def _in_order(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
+    """By a column, from the largest with a - before it; unknown values last. Raises BadParameter on another name."""
+    column = sort.removeprefix("-")
+    sortable = [name for name, value in (rows[0] if rows else {}).items() if not isinstance(value, (list, dict))]
+    if rows and column not in sortable:
+        raise typer.BadParameter(f"no column {column!r} to sort by; {nearest_names(column, sortable)}")
+    known = [row for row in rows if row[column] is not None]
+    known.sort(key=lambda row: row[column], reverse=sort.startswith("-"))
+    return known + [row for row in rows if row[column] is None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """The options of `srift offers`."""
+
+    instance_type: Annotated[str | None, typer.Argument(help="Types whose name holds this: g5, xlarge.")] = None
+    device: Annotated[str | None, typer.Option(help="Whose device's name holds this: A10G.")] = None
+    market: Annotated[str, typer.Option(help="any, on-demand or spot.")] = "any"
+    region: Annotated[str | None, typer.Option(help="In regions whose name holds this.")] = None
+    zone: Annotated[str | None, typer.Option(help="In zones whose name holds this.")] = None
+    sort: Annotated[str, typer.Option(help="A column of --json; -COLUMN sorts from the largest.")] = "usd_per_hour"
+    provider: Provider = "local"
+
+
+@verb()
+def offers(asked: Listed) -> Answer:
+    """Instance types with devices, baseline bandwidth, price by market and zone, and spot risk; a line an offer."""
+    _check_market(asked.market)
+    from tasks.market.offers import COLUMNS, OffersWanted, listed
+    from tasks.reporting.tables import print_offers
+    from tasks.workspace.workspace import open_workspace
+
+    if asked.sort.removeprefix("-") not in COLUMNS:
+        raise typer.BadParameter(f"no column {asked.sort!r} to sort by; {nearest_names(asked.sort, COLUMNS)}")
+    filters = {one: getattr(asked, one) for one in ("instance_type", "device", "region", "zone")}
+    filters |= {"market": None if asked.market == "any" else asked.market}
+    wanted = OffersWanted(filters=tuple((one, text) for one, text in filters.items() if text), sort=asked.sort)
+    rows = listed(open_workspace(asked.provider), wanted)
+    return Answer(rows, lambda: print_offers(rows))
+
+
+@verb()
+def spend(
+    by: Annotated[str, typer.Option(help="day, campaign, workload or type.")] = "day",
+    days: Annotated[int | None, typer.Option(min=1, help="Only what ended within so many days.")] = None,
+    provider: Provider = "local",
+) -> Answer:
+    """Dollars that measuring has cost, and what machines that are held may still cost."""
+    from tasks.monitoring.spend import BY, spend_of
+    from tasks.reporting.tables import print_spend
+
+    if by not in BY:
+        raise typer.BadParameter(f"--by {by!r}: {nearest_names(by, BY)}")
+    found = spend_of(provider, by, days=days)
+    return Answer(found, lambda: print_spend(found))
 
 
 @verb("import")

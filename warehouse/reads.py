@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import pandas as pd
 
-from .database import Warehouse, has_relation, select
+from .database import Warehouse, WarehouseMissing, has_relation, select
 
 TRAINING_FRAMES = ("runs", "profiles", "buckets", "probes", "workloads", "instance_types")
 
@@ -206,6 +206,18 @@ def workload_providers(warehouse: Warehouse) -> set[tuple[str, str]]:
         if not has_relation(connection, "stg_imports"):
             return set()
         return set(connection.execute(query).fetchall())
+
+
+def lease_spend(warehouse: Warehouse, provider: str) -> pd.DataFrame:
+    """Dollars by lease and workload. Raises WarehouseMissing where there is no warehouse, or one of an older version
+    that does not tell."""
+    with warehouse.read() as connection:
+        if not has_relation(connection, "lease_spend"):
+            raise WarehouseMissing(
+                f"{warehouse.path} is of an older version, which cannot tell what was spent on what: the next"
+                " `srift refresh` or `srift import` brings it up to date"
+            )
+        return select(connection, "lease_spend", {"provider": provider})
 
 
 def mart(warehouse: Warehouse, name: str, **equal: Any) -> pd.DataFrame:

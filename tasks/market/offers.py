@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +12,7 @@ import pandas as pd
 
 from models.domain.cluster import InstanceType, Offer
 from models.domain.setup_table import rows_of
+from models.domain.suggestions import nearest_names
 from models.domain.workload import Workload
 from warehouse import append, reads
 from warehouse.database import WarehouseMissing
@@ -100,6 +102,78 @@ def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
         + (f"give one a {key}, or " if stated else "")
         + f'set market = "{other}" under [campaign]'
     )
+
+
+def listed(workspace: Workspace, wanted: OffersWanted) -> list[dict[str, Any]]:
+    """A row an offer that is `wanted`, of the newest snapshot, else of the package, else of the provider; in order.
+
+    `usd_per_hour` is of one machine with all that comes with it, None where unknown. `interrupted_a_day` is the chance
+    that a spot machine is interrupted within a day, None on demand. Raises ProviderError where no offers are known or
+    none is wanted.
+    """
+    stored = current_offers(workspace) if workspace.warehouse.path.exists() else []
+    offers = stored or _to_store(workspace) or workspace.provider.offers(datetime.now(UTC))
+    rows = [
+        {
+            "instance_type": offer.instance_type.name,
+            "devices": offer.instance_type.devices,
+            "device": offer.instance_type.device,
+            "device_memory_gib": offer.instance_type.device_memory_gib,
+            "cores": offer.instance_type.cores,
+            "memory_gib": offer.instance_type.memory_gib,
+            "bandwidth_gbps": offer.instance_type.bandwidth_gbps,
+            "market": offer.market,
+            "region": offer.region,
+            "zone": offer.zone,
+            "usd_per_hour": offer.total_usd_per_hour,
+            "interrupted_a_day": -math.expm1(-24 * offer.interruptions_per_hour) if offer.market == "spot" else None,
+            "price_as_of": offer.price_as_of,
+        }
+        for offer in offers
+    ]
+    if not rows:
+        raise ProviderError(f"no offers of {workspace.provider.name} are known: `srift refresh` asks for them")
+    chosen = [row for row in rows if wanted.takes(row)]
+    if not chosen:
+        raise ProviderError(f"none of {len(rows)} offers of {workspace.provider.name} has {wanted.unmet(rows)}")
+    column, descending = wanted.sort.removeprefix("-"), wanted.sort.startswith("-")
+    frame = pd.DataFrame(chosen).sort_values(column, ascending=not descending, kind="stable")
+    return [chosen[at] for at in frame.index]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffersWanted:
+    """Which offers to list: each of `filters` is a column and what its text must hold, in any case; the columns of
+    `listed`. Sorted by the column `sort`, from the largest with a - before it; unknown values come last.
+    """
+
+    filters: tuple[tuple[str, str], ...] = ()
+    sort: str = "usd_per_hour"
+
+    def takes(self, row: Mapping[str, Any]) -> bool:
+        """Whether the row has all of it."""
+        return all(_holds(row, *one) for one in self.filters)
+
+    def unmet(self, rows: Sequence[Mapping[str, Any]]) -> str:
+        """What none of `rows` has, with the nearest that some have; the filters, where each is met by some."""
+        alone = [one for one in self.filters if not any(_holds(row, *one) for row in rows)]
+        said = []
+        for column, text in alone:
+            known = {str(row[column]) for row in rows}
+            few = None if len(known) <= _FEW else "`srift offers` lists what there is"
+            said.append(f"{column} {text!r}: {nearest_names(text, known, otherwise=few)}")
+        return "; ".join(said) or " and ".join(f"{column} {text!r}" for column, text in self.filters) + " together"
+
+
+COLUMNS = (
+    *("instance_type", "devices", "device", "device_memory_gib", "cores", "memory_gib", "bandwidth_gbps"),
+    *("market", "region", "zone", "usd_per_hour", "interrupted_a_day", "price_as_of"),
+)
+_FEW = 12  # names that an error lists
+
+
+def _holds(row: Mapping[str, Any], column: str, text: str) -> bool:
+    return text.lower() in str(row[column]).lower()
 
 
 def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:

@@ -13,6 +13,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from models.domain.cluster import ANY_ZONE
 from models.domain.workload import PRECISIONS, STRATEGIES, Mode
 
 from .progress import LiveReporter, Reporter
@@ -77,8 +78,9 @@ def print_recommendations(
         for name, justify in _COLUMNS.items():
             if name not in hidden:
                 table.add_column(name, justify=justify, no_wrap=name not in ("cluster", "batch"), overflow="fold")
-        for row in mine:
-            cells = dict(zip(_COLUMNS, _cells(row), strict=False))  # of what cannot be had, the first alone
+        for row, before in zip(mine, [None, *mine[:-1]], strict=True):
+            again = row["rank"] > 1 and before is not None and _goal(before) == _goal(row)
+            cells = dict(zip(_COLUMNS, _cells(row, "" if again else _goal(row)), strict=False))
             table.add_row(*(cell for name, cell in cells.items() if name not in hidden))
         console.print(f"\n{workload} ({provider})", style="bold")
         if len(mine) == 1 or any(row["cluster"] for row in mine) or len({row["reason"] for row in mine}) > 1:
@@ -315,6 +317,44 @@ def print_workloads(known: Sequence[Row]) -> None:
         console.print("no workload is known: state one in srift.toml, or `srift import` its measurements")
 
 
+def print_offers(rows: Sequence[Row]) -> None:
+    """A line an offer, of `tasks.market.offers.listed`."""
+    names = ("type", "devices", "device", "GiB each", "cores", "GiB", "Gbit/s", "market", "zone", "usd/h", "cut a day")
+    lines = []
+    for one in rows:
+        each = [_number(one[name], "{:g}") for name in ("device_memory_gib", "cores", "memory_gib", "bandwidth_gbps")]
+        place = one["region"] if one["zone"] == ANY_ZONE else one["zone"]
+        risk = "" if one["interrupted_a_day"] is None else f"{one['interrupted_a_day']:.1%}"
+        named = [one["instance_type"], str(one["devices"]), one["device"].replace(" ", "-")]
+        lines.append([*named, *each, one["market"], place, _number(one["usd_per_hour"], "{:.4f}"), risk])
+    texts = ("type", "device", "market", "zone")
+    _print_lines(_console(), names, lines, right=[one for one in names if one not in texts])
+
+
+def print_spend(found: Row) -> None:
+    """A line a day, campaign, workload or type, the sum, and what is held; of `tasks.monitoring.spend.spend_of`."""
+    console = _console()
+    rows = [(one["of"] or "no workload", one) for one in found["rows"]]
+    if rows:
+        lines = [
+            [name, str(one["leases"]), str(one["runs"]), _number(one["usd"], "{:.4f}")]
+            for name, one in [*rows, ("in all", found["total"])]
+        ]
+        _print_lines(console, (found["by"], "leases", "runs", "usd"), lines, right=("leases", "runs", "usd"))
+    else:
+        console.print(f"nothing was spent on {found['provider']} machines")
+    for one in found["held"]:
+        so_far, at_most = (_number(one[name], "${:.4f}") for name in ("usd_so_far", "usd_at_deadline"))
+        console.print(
+            f"held: {one['cluster']} ({one['lease_id']}), {so_far} so far, {at_most} at most, until"
+            f" {one['deadline_at']:%Y-%m-%d %H:%M} UTC"
+        )
+    if not found["held"] and not found["unreadable"]:
+        console.print("no machine is held")
+    for sentence in found["unreadable"]:
+        console.print(f"note: {sentence}: what it costs is not known")
+
+
 def print_sizing(found: Row) -> None:
     """What `tasks.recommendation.sizing.size` found: a line a series and what it was measured to do, best batches."""
     console = _console()
@@ -440,13 +480,17 @@ def print_imports(imports: Sequence[Row]) -> None:
     _print_lines(console, names, lines, right=("rows", "facts"))
 
 
-def _cells(row: Row) -> list[str]:
-    goal = row["goal"]
+def _goal(row: Row) -> str:
+    goal = str(row["goal"])
     if row["constraint_hours"] is not None:
         goal += f" {row['constraint_hours']:g} h"
     if row["constraint_usd"] is not None:
         goal += f" ${row['constraint_usd']:g}"
-    named = goal if row["rank"] == 1 else ""
+    return goal
+
+
+def _cells(row: Row, named: str) -> list[str]:
+    """Of what cannot be had, the first of them alone."""
     if row["cluster"] is None:
         return [named, str(row["rank"]), str(row["status"])]
     return [

@@ -235,6 +235,34 @@ def test_the_table_in_json_and_in_plain_text(used: Path) -> None:
     assert shown.exit_code == 0 and "\x1b" not in shown.output and "cheapest_within_deadline" in shown.stdout
 
 
+def test_the_table_is_filtered_and_sorted(used: Path) -> None:
+    rows = printed("table", "lm", "--sort", "-usd")
+    assert {row["workload"] for row in rows} == {"lm"} and len({row["goal"] for row in rows}) == 4
+    known = [row["usd"] for row in rows if row["usd"] is not None]
+    assert known == sorted(known, reverse=True)
+    assert {row["goal"] for row in printed("table", "--goal", "fastest", "--provider", "local")} == {"fastest"}
+    every = srift("table", "lm", "--top", "3", "--sort", "hours").stdout
+    assert every.count("cheapest_within_deadline") >= 1 and "conv" not in every
+    assert_fails(srift("table", "ln"), 2, "no row is of workload 'ln'; did you mean 'lm'?")
+    assert_fails(srift("table", "--sort", "usd_"), 2, "no column 'usd_' to sort by; did you mean 'usd'")
+
+
+def test_offers_are_listed_and_wrong_words_are_met_with_the_nearest(used: Path) -> None:
+    rows = printed("offers", "--market", "spot", "--sort", "-usd_per_hour")
+    assert rows and {row["market"] for row in rows} == {"spot"}
+    assert [row["usd_per_hour"] for row in rows] == sorted((row["usd_per_hour"] for row in rows), reverse=True)
+    plain = srift("offers").stdout.splitlines()
+    assert len({len(line.split()) for line in plain[1:]}) <= 2, "a line an offer, and a word a column"
+    assert_fails(srift("offers", "--sort", "usd_hour"), 2, "no column 'usd_hour' to sort by; did you mean 'usd_per_hour'")
+    assert_fails(srift("offers", "--market", "Spot"), 2, "unknown market 'Spot'; did you mean 'spot'?")
+
+
+def test_what_was_spent_is_told_by_day_and_more(used: Path) -> None:
+    by_day, by_workload = printed("spend"), printed("spend", "--by", "workload")
+    assert by_day["total"] == by_workload["total"] and by_day["held"] == []
+    assert_fails(srift("spend", "--by", "weekday"), 2, "--by 'weekday': did you mean 'day'")
+
+
 def test_the_champion_is_asked(used: Path) -> None:
     rows = printed("recommend", "conv", "--deadline", "90m", "--top", "3")
     assert [row["rank"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) <= 3

@@ -207,3 +207,32 @@ def test_a_market_without_prices_is_no_matter_where_nothing_can_be_launched(tmp_
     able = replace(bare, settings=bare.settings.model_copy(update={"ec2": bucket}))
     for here, hint in ((bare, False), (able, True)):
         assert ("nothing can be measured" in prices.snapshot_offers.fn(here, "refresh-1", NOON)) is hint
+
+
+def test_offers_are_listed_as_asked_in_order_and_what_is_unknown_comes_last(here: Workspace) -> None:
+    prices.snapshot_offers.fn(here, "refresh-1", NOON)
+    rows = prices.listed(here, prices.OffersWanted())
+    assert len(rows) == 10 and set(rows[0]) == set(prices.COLUMNS)
+    known = [row["usd_per_hour"] for row in rows if row["usd_per_hour"] is not None]
+    assert known == sorted(known) and [row["usd_per_hour"] for row in rows[-2:]] == [None, None]
+    assert {row["interrupted_a_day"] is None for row in rows if row["market"] == "on-demand"} == {True}
+    dearest = prices.listed(here, prices.OffersWanted(filters=(("instance_type", "S.W"),), sort="-usd_per_hour"))
+    assert {row["instance_type"] for row in dearest} == {"s.whole"}
+    spot = prices.listed(here, prices.OffersWanted(filters=(("market", "spot"),), sort="-usd_per_hour"))
+    assert [row["usd_per_hour"] for row in spot[:-1]] == sorted(
+        (row["usd_per_hour"] for row in spot[:-1]), reverse=True
+    )
+
+
+def test_what_no_offer_has_is_named_with_the_nearest(here: Workspace) -> None:
+    with pytest.raises(
+        ProviderError, match=r"none of 10 offers .* has instance_type 's\.hole': did you mean 's\.whole'"
+    ):
+        prices.listed(here, prices.OffersWanted(filters=(("market", "spot"), ("instance_type", "s.hole"))))
+    twice = prices.OffersWanted(filters=(("instance_type", "s.whole"), ("instance_type", "s.small")))
+    with pytest.raises(ProviderError, match=r"has instance_type 's\.whole' and instance_type 's\.small' together"):
+        prices.listed(here, twice)
+
+
+def test_before_any_snapshot_the_provider_is_asked(tmp_path: Path) -> None:
+    assert len(prices.listed(install(tmp_path, provider=DescribedMachines()), prices.OffersWanted())) == 10
