@@ -20,8 +20,10 @@ FP16_SENT, POWERSGD_SENT, MSTOPK_SENT = COMPRESSED = ("ddp-fp16", "ddp-powersgd"
 ADASUM, ADASUM_DELTA = COMBINED = ("adasum", "adasum-delta")
 # As ddp, with gradients averaged by one, two or four parameter servers instead of in a ring.
 SERVED = ("ps-1", "ps-2", "ps-4")
+# As ddp, but that each embedding table lies on one device.
+TABLES = "tables"
 _SHARDED = ("fsdp", "zero2")
-STRATEGIES = ("ddp", *_SHARDED, *COMPRESSED, *COMBINED, *SERVED)
+STRATEGIES = ("ddp", *_SHARDED, *COMPRESSED, *COMBINED, *SERVED, TABLES)
 # Activations are computed again in the backward pass instead of kept; the model is compiled; states that are shared out
 # lie in the host's memory, and are updated there.
 _SWITCHES = ("checkpointing", "compile", "offload")
@@ -136,7 +138,11 @@ class Mode(NamedTuple):
 # By column of a measurement row what it may hold, the usual first.
 MODE_COLUMNS = {"precision": PRECISIONS, "strategy": STRATEGIES, "switches": SWITCHES}
 _MODES = (Mode(*parts) for parts in product(PRECISIONS, STRATEGIES, SWITCHES))
-MODES = tuple(mode for mode in _MODES if mode.sharded or not mode.offloaded)
+MODES = tuple(
+    mode
+    for mode in _MODES
+    if (mode.sharded or not mode.offloaded) and (mode.strategy != TABLES or mode.switches == SWITCHES[0])
+)
 _IN = " in "
 _OTHERS = {str(mode): mode for mode in MODES[1:]}
 

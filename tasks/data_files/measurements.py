@@ -25,7 +25,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from models.domain.cluster import parse_cluster, parse_numbers
 from models.domain.suggestions import nearest_names
-from models.domain.workload import PRECISIONS, STRATEGIES, SWITCHES, Mode
+from models.domain.workload import MODES, PRECISIONS, STRATEGIES, SWITCHES, TABLES, Mode
 
 from ..workspace.workspace import PROVIDERS
 
@@ -155,10 +155,10 @@ class Measurement(BaseModel):
         plain = next((one for one in SWITCHES if set(one.split("+")) == named), joined)  # in any order
         if plain not in SWITCHES:
             raise ValueError(_not_predicted("switches", joined, SWITCHES))
-        if Mode(switches=plain).offloaded and not Mode(strategy=info.data.get("strategy") or STRATEGIES[0]).sharded:
-            raise ValueError(
-                f"{plain} with {info.data.get('strategy')}: no states are shared out; offload goes with fsdp and zero2"
-            )
+        strategy = info.data.get("strategy") or STRATEGIES[0]
+        if Mode(strategy=strategy, switches=plain) not in MODES:
+            why = "tables goes with none" if strategy == TABLES else "no states are shared out"
+            raise ValueError(f"{plain} with {strategy}: {why}; offload goes with fsdp and zero2")
         return plain
 
     @field_validator("batch_per_device", "layout")

@@ -178,6 +178,7 @@ def train(
 ) -> tuple[dict[str, Any], str]:
     """Values of a train record, or the reason why there are none. `place` is one's own node's in `item.nodes`."""
     clock_s = partial(now, built.device)
+    sizes = {"parameters": built.parameters, "gradient_bytes": built.gradient_bytes}  # a strategy may take weights out
     started = clock_s()
     module, step, weight = _ready(item, built, group, place)
     build_s = clock_s() - started
@@ -245,8 +246,7 @@ def train(
         "warmup_s": max(warmups_s),
         "steps_s": by_rank[0].elapsed_s,
         "peak_bytes": int(max(peaks)),
-        "parameters": built.parameters,
-        "gradient_bytes": built.gradient_bytes,
+        **sizes,
         "bucket_bytes": bucket_bytes(module),
         "first_loss": first_loss,
         "last_loss": last_loss,

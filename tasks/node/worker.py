@@ -30,9 +30,10 @@ from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent
 from .profiler import profile
 from .record import KINDS, LEARN, TRAINING, Item, RankLayout, plan_from_json, record_of
 from .steps import learn, train
-from .strategies import DDP, shares_out, strategy
+from .strategies import DDP, refuse_model, shares_out, strategy
 from .strategies.adasum import ADASUM, DELTAS, GRADIENTS
 from .strategies.servers import SERVED
+from .strategies.tables import TABLES
 from .switches import compiled_nothing, switch_on
 
 _PEER_LOST = re.compile(r"gloo|nccl|connection|timed? ?out|socket|broken pipe", re.IGNORECASE)
@@ -117,7 +118,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
             why = "no rank sees all gradients, so that none can scale them"
             if item.strategy in ADASUM:
                 why = "a scaled loss leaves steps out rank by rank, and what is left out cannot be combined"
-            elif not shares_out(item.strategy):
+            elif not shares_out(item.strategy) and item.strategy != TABLES:
                 why = "what is sent later, or in 16 bits already, has another scale than what is sent now"
             raise ValueError(f"{item.strategy} in {SCALED}: {why}; take bf16")
         if item.kind in TRAINING and len(item.batches) != len(item.nodes):
@@ -141,6 +142,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
             shared=shared,
         )
         try:
+            refuse_model(item.strategy, built.model)
             switch_on(built.model, item.switches, whole=not shares_out(item.strategy))
             batch = item.batches[item.nodes.index(launch.node)] if item.kind in TRAINING else min(item.batches)
             try_once(built, batch, shared=shared)

@@ -217,7 +217,10 @@ class WorkloadSettings(_Section):
                 why = "a scaled loss leaves steps out rank by rank, and what is left out cannot be combined"
             raise ValueError(f"fp16 with {others[0]}: {why}; take bf16")
         if not self.modes:
-            raise ValueError("offload without a strategy that shares states out: take fsdp or zero2 with it")
+            raise ValueError(
+                f"{', '.join(self.strategies)} with {', '.join(self.switches)}: offload takes fsdp or zero2, and tables"
+                " goes with none"
+            )
         return self
 
     @model_validator(mode="after")

@@ -253,7 +253,9 @@ def test_offers_are_listed_and_wrong_words_are_met_with_the_nearest(used: Path) 
     assert [row["usd_per_hour"] for row in rows] == sorted((row["usd_per_hour"] for row in rows), reverse=True)
     plain = srift("offers").stdout.splitlines()
     assert len({len(line.split()) for line in plain[1:]}) <= 2, "a line an offer, and a word a column"
-    assert_fails(srift("offers", "--sort", "usd_hour"), 2, "no column 'usd_hour' to sort by; did you mean 'usd_per_hour'")
+    assert_fails(
+        srift("offers", "--sort", "usd_hour"), 2, "no column 'usd_hour' to sort by; did you mean 'usd_per_hour'"
+    )
     assert_fails(srift("offers", "--market", "Spot"), 2, "unknown market 'Spot'; did you mean 'spot'?")
 
 

@@ -7,6 +7,7 @@ ddp-fp16, ddp-powersgd, ddp-mstopk
         ddp, with gradients sent in fewer bytes (compression.py)
 ps-1, ps-2, ps-4
         ddp, with gradients averaged by so many parameter servers (servers.py)
+tables  ddp, but that each embedding table lies on one rank alone (tables.py)
 adasum, adasum-delta
         as ddp, with gradients, or the changes of weights, combined by their directions instead of averaged (adasum.py)
 """
@@ -26,10 +27,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..switches import NONE, OFFLOAD, blocks, on
-from . import adasum, compression, servers
+from . import adasum, compression, servers, tables
 from .adasum import ADASUM
 from .compression import COMPRESSED
 from .servers import SERVED
+from .tables import TABLES, Elsewhere
 
 Strategy = Callable[[nn.Module, torch.optim.Optimizer, dist.ProcessGroup, torch.device], nn.Module]
 
@@ -39,6 +41,7 @@ _SENDS_OTHERWISE = {
     **dict.fromkeys(COMPRESSED, compression),
     **dict.fromkeys(SERVED, servers),
     **dict.fromkeys(ADASUM, adasum),
+    TABLES: tables,
 }
 _CPU = torch.device("cpu")
 _STAYS = OffloadPolicy()
@@ -57,6 +60,8 @@ def strategy(
         raise ValueError(f"unknown strategy {name!r}; known: {', '.join(sorted(STRATEGIES))}")
     if name in _SENDS_OTHERWISE:
         _SENDS_OTHERWISE[name].refuse(name, machines)
+    if name == TABLES and switches != NONE:
+        raise ValueError(f"{name} with {switches}: what takes a table's place is neither recomputed nor compiled")
     if OFFLOAD not in on(switches):
         return partial(STRATEGIES[name], machines=machines) if name in _SENDS_OTHERWISE else STRATEGIES[name]
     if not shares_out(name):
@@ -71,16 +76,22 @@ def shares_out(name: str) -> bool:
     return name != DDP and name not in _SENDS_OTHERWISE
 
 
+def refuse_model(name: str, model: nn.Module) -> None:
+    """Raises ValueError where a model cannot be trained so by what it is made of; says why."""
+    if name == TABLES:
+        tables.refuse_model(name, model)
+
+
 def no_sync(module: nn.Module) -> AbstractContextManager[None]:
     """Leaves what a strategy does with gradients out of a micro-step; a model of one device does nothing."""
     if isinstance(module, FSDPModule):
         return _unsummed(module)
-    return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
+    return module.no_sync() if isinstance(module, (DistributedDataParallel, Elsewhere)) else nullcontext()
 
 
 def communicates_always(module: nn.Module) -> bool:
-    """Whether a step without `no_sync`'s part communicates all the same: weights that are shared out are gathered."""
-    return isinstance(module, FSDPModule)
+    """Whether a step without `no_sync`'s part communicates all the same: for weights that are shared out."""
+    return isinstance(module, (FSDPModule, Elsewhere))
 
 
 def bucket_bytes(module: nn.Module) -> list[int]:

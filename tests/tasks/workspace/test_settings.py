@@ -88,7 +88,7 @@ WRONG_FILES = [
         "fp16 with adasum: a scaled loss leaves steps out rank by rank",
     ),
     ("samples", 'switches = ["recompile"]\nsamples', "unknown switches 'recompile'; did you mean"),
-    ("samples", 'switches = ["offload"]\nsamples', "take fsdp or zero2 with it"),
+    ("samples", 'switches = ["offload"]\nsamples', "offload takes fsdp or zero2"),
     ("[campaign]", "[campaign", "not valid TOML"),
 ]
 WRONG_SECTIONS = [  # in place of [ec2]
