@@ -8,6 +8,7 @@
     learning     losses of the learning runs that campaigns make, dense and compressed, and the planner's verdict on
                  each strategy, by `models/planner/learning.py`
     servers      steps with one, two and four parameter servers against their number by the sizing rule
+    tables       embedding tables on hosts of one kind and the rest on another, against each kind alone (two_kinds)
     choice       machines and strategy chosen together, among all that was measured, as `joint_choice` has it
     steps        dense and compressed steps of local hosts at several bandwidths: how much faster at the slowest link;
                  the bandwidth below which compression pays, and of every setup whether it does, predicted and measured
@@ -41,7 +42,7 @@ from flows.cli import explained
 from models.campaign.campaign import Launch
 from models.domain.numeric import FloatArray
 from models.domain.setup_table import read_setups
-from models.domain.workload import ADASUM, COMPRESSED, MSTOPK_SENT, SERVED, Mode, Workload, variant
+from models.domain.workload import ADASUM, COMPRESSED, MSTOPK_SENT, SERVED, TABLES, Mode, Workload, variant
 from models.planner.compression import unproven
 from models.planner.learning import LEARNING_WINDOWS, verdict
 from models.planner.sizing import servers_busy
@@ -57,7 +58,7 @@ from tasks.node.strategies.mstopk import largest
 from tasks.reporting.progress import reporting_to
 from tasks.reporting.tables import live_reporter, print_frame
 from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace
-from tests.benchmarks import joint_choice
+from tests.benchmarks import joint_choice, two_kinds
 from tests.benchmarks.adasum import JOBS, adasum_steps
 from tests.benchmarks.choice_scores import RECOMMENDED
 from tests.benchmarks.commands import ROOT
@@ -74,6 +75,7 @@ CROSSING = "wide_mlp"  # of the four the one with most bytes: it has something t
 ADASUM_SEEDS, FEWER_STEPS = 5, 0.30
 _LEAST_ENERGY, _BYTES_OFF, _CROSSING_OFF, _LEAST_GAIN, _LEAST_SIGNS = 0.9, 0.02, 0.20, 0.25, 0.95
 _MOST_REGRET = 0.03
+_TWO_KINDS = 2.1  # times as fast as either kind alone
 SERVED_HOSTS, _ALIKE = 4, 0.05  # of steps that are taken to be as fast
 USD_PER_HOUR = {f"b{mbit}": 0.04 + 0.01 * at for at, mbit in enumerate(MBITS)}  # made up: a faster link costs more
 _REPEATS = 3
@@ -176,7 +178,7 @@ def settings() -> str:
             f'[workloads.{name}]\nentrypoint = "{name}.py:build"\nsamples = 100000\nglobal_batch = {2 * batch}\n'
             f'strategies = {json.dumps((*joint_choice.STRATEGIES, *SERVED))}\ngoals = [{{ goal = "cheapest" }}]\n\n'
         )
-    return text
+    return text + two_kinds.SETTINGS
 
 
 def wanted(here: Workspace, hosts: int, scale: int) -> list[Launch]:
@@ -388,6 +390,19 @@ def judge_servers(claims: Claims, runs: pd.DataFrame) -> None:
                f"a step's noise {table['noise'].median():.1%}", bool(len(table) and right.all()))  # fmt: skip
 
 
+def judge_tables(claims: Claims, runs: pd.DataFrame) -> None:
+    """Two kinds of hosts in one training against either alone."""
+    table = two_kinds.steps_of(runs)
+    print_frame(table, f"seconds a step at a global batch of {two_kinds.BATCH}")
+    both = table[(table["kinds"] == 2) & (table["strategy"] == TABLES)].iloc[0]
+    alone = table[table["kinds"] == 1].drop_duplicates("cluster")
+    ratios = {str(row["cluster"]): float(row["step_s"] / both["step_s"]) for _, row in alone.iterrows()}
+    claims.add(f"tables on one kind of host, the rest on another: {_TWO_KINDS} times as fast as either kind alone",
+               ", ".join(f"{ratio:.2f} of {name}" for name, ratio in ratios.items()),
+               f"{both['step_spread'] / 1.349:.1%} of a step",
+               min(ratios.values()) >= _TWO_KINDS)  # fmt: skip
+
+
 def judge_choice(claims: Claims, data: TrainingData, seed: int) -> None:
     """Regret of the planner's choice of machines and strategy."""
     for known in (1, 2):
@@ -410,7 +425,9 @@ def main(
     most_values: Annotated[int, typer.Option(help="of a selection")] = SIZES[-1],
     seeds: Annotated[int, typer.Option(help="trainings in each mode", min=2)] = 2,
     steps: Annotated[int, typer.Option(min=40, help="of each training")] = 200,
-    parts: Annotated[str, typer.Option(help="what to judge")] = "selection,bytes,adasum,learning,steps,servers,choice",
+    parts: Annotated[
+        str, typer.Option(help="what to judge")
+    ] = "selection,bytes,adasum,learning,steps,servers,tables,choice",
     home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
     seed: int = 0,
 ) -> None:
@@ -424,7 +441,7 @@ def main(
         judge_adasum(claims, max(seeds, ADASUM_SEEDS))
     if "learning" in parts:
         print_frame(learning(BATCHES, seeds=seeds, steps=steps), f"losses after {steps} steps")
-    if {"steps", "servers", "choice"} & set(parts.split(",")):
+    if {"steps", "servers", "tables", "choice"} & set(parts.split(",")):
         with tempfile.TemporaryDirectory() as folder, reporting_to(live_reporter()):
             Path(folder, "srift.toml").write_text(settings())
             for name in BATCHES:
@@ -438,13 +455,21 @@ def main(
             launches = [wanted(here, *both) for both in product(hosts, scales)] if "steps" in parts else []
             launches += [joint_choice.wanted(here, list(USD_PER_HOUR), BATCHES)] if "choice" in parts else []
             launches += [served_launches(here)] if "servers" in parts else []
+            launches += (
+                [two_kinds.launches(here, training_frames(here.warehouse, "local")["runs"])]
+                if "tables" in parts
+                else []
+            )
             for some in launches:
                 measure_all(here, some, f"strategies-{new_refresh_id(datetime.now(UTC))}")
-            data = TrainingData(**training_frames(here.warehouse, "local"))
+            every = TrainingData(**training_frames(here.warehouse, "local"))
+            data = replace(every, runs=every.runs[every.runs["workload"].isin(BATCHES)])
             if "steps" in parts:
                 judge_steps(claims, data, here, seed)
             if "servers" in parts:
                 judge_servers(claims, data.runs)
+            if "tables" in parts:
+                judge_tables(claims, every.runs)
             if "choice" in parts:
                 judge_choice(claims, data, seed)
             os.chdir(ROOT)

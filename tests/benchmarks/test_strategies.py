@@ -23,7 +23,8 @@ def test_the_crossing_lies_where_the_gain_is_nothing_and_is_unknown_where_it_nev
 
 def test_every_type_and_workload_has_its_settings() -> None:
     text = settings()
-    assert text.count("[local.instance_types.") == len(MBITS) and text.count("[workloads.") == len(BATCHES)
+    assert text.count("[local.instance_types.") == len(MBITS) + 2, "and two kinds"
+    assert text.count("[workloads.") == len(BATCHES) + 1
 
 
 def test_ranks_in_one_process_are_combined_in_pairs_and_train_from_the_same_weights() -> None:
