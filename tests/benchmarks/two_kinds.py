@@ -2,8 +2,8 @@
 
 A `fast` host has FAST cores, a `wide` one WIDE; both have the same link. The recommender, with tables of ROWS rows,
 runs at one global batch on each kind alone, on one host and on as many as two cores have room for, in `ddp` and
-`tables`; and on one of each, in `ddp` with a batch by speed, and in `tables` with nearly all samples on the fast one, so
-that the wide one has the tables.
+`tables`; and on one of each, in `ddp` with a batch by speed, and in `tables` with nearly all samples on the fast one,
+so that the wide one has the tables.
 """
 
 from __future__ import annotations
