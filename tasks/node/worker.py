@@ -7,6 +7,7 @@ the controller tries again without that item.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import time
@@ -22,7 +23,7 @@ from .data import data_path
 from .device import NoSuchDevice, reset_peak, usable
 from .device_check import give_up
 from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
-from .launch import Launch, explain, join, leave, report, wait_for, wait_for_all
+from .launch import Launch, explain, in_order, join, leave, report, wait_for, wait_for_all
 from .loader import worker_deaths_ignored
 from .precision import SCALED, arithmetic
 from .probe import probe
@@ -51,9 +52,15 @@ def main() -> None:
         node, _ = RankLayout.of(plan).places[int(os.environ["RANK"])]
         leave(*give_up(arguments.mailbox, plan, node, str(error)))
     if launch.reports:
-        report(launch, f"armed-{plan.attempt}.json", {"armed_unix": time.time()})
-    while not (launch.mailbox / f"go-{plan.attempt}.json").exists():
+        told = {"pairs": launch.pairs} if launch.rank == 0 else {}
+        report(launch, f"armed-{plan.attempt}.json", {"armed_unix": time.time()} | told)
+    go = launch.mailbox / f"go-{plan.attempt}.json"
+    while not go.exists():
         time.sleep(0.05)
+    try:
+        launch = in_order(launch, json.loads(go.read_text()))
+    except RuntimeError as error:
+        leave(EXIT_LOST_PEER, f"ranks could not be put in order: {explain(error)}")
     beside: list[int] = []  # items of one node that nobody has waited for yet
     for index, item in enumerate(plan.items):
         together = len(item.nodes) > 1
@@ -169,7 +176,8 @@ def agree(launch: Launch, index: int, item: Item, problem: str) -> str:
 
 def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[dict[str, Any], str]:
     """The item's values, and the reason where there are none."""
-    group, patience = launch.group(item), launch.patience
+    group, patience, given = launch.group(item), launch.patience, item
+    item = launch.layout.placed(item)
     patience.reset()
     if built is None:
         values, problem = probe(item, group, launch.device, patience)
@@ -184,7 +192,8 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[d
             values |= write_checkpoint(built)
     if not problem and compiled_nothing(item.switches):
         return {}, "compile: torch's compiler found nothing in this model to compile, so that nothing is gained by it"
-    return values | {"taken_share": patience.taken_share} | patience.reference_values(item.used), problem
+    values |= {"taken_share": patience.taken_share} | patience.reference_values(item.used)
+    return launch.by_node(given, values), problem
 
 
 def abort(launch: Launch, index: int, item: Item, error: Exception, started_unix: float) -> NoReturn:
