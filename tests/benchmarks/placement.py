@@ -156,20 +156,20 @@ class Hosts:
     """Real hosts of a network: Gbit/s of each, racks and their uplinks, and rates of pairs that are slower."""
 
     name: str
-    gbps: Sequence[float]
-    rack: Sequence[int]
+    gbps: tuple[float, ...]
+    rack: tuple[int, ...]
     uplink_gbps: float = 0.0
-    pairs_gbps: Mapping[tuple[int, int], float] | None = None
+    pairs_gbps: tuple[tuple[int, int, float], ...] = ()  # two hosts and their rate
 
 
 def host_networks(seed: int) -> list[Hosts]:
     """Two and three racks, rates apart at random, and one slow host."""
     draw = np.random.default_rng(seed)
     alike, one_rack = (0.4,) * MACHINES, (0,) * MACHINES
-    racks = [[int(one) for one in draw.permutation(MACHINES) % many] for many in (2, 3)]
-    apart = {pair: float(0.2 * np.exp(draw.normal(0.0, 0.7))) for pair in combinations(range(MACHINES), 2)}
-    slow = list(alike)
-    slow[int(draw.integers(MACHINES))] = 0.1
+    racks = [tuple(int(one) for one in draw.permutation(MACHINES) % many) for many in (2, 3)]
+    apart = tuple((*pair, float(0.2 * np.exp(draw.normal(0.0, 0.7)))) for pair in combinations(range(MACHINES), 2))
+    late = int(draw.integers(MACHINES))
+    slow = tuple(0.1 if host == late else 0.4 for host in range(MACHINES))
     return [
         Hosts(name="two racks", gbps=alike, rack=racks[0], uplink_gbps=0.1),
         Hosts(name="three racks", gbps=alike, rack=racks[1], uplink_gbps=0.1),
@@ -191,11 +191,12 @@ def rewired(hosts: Hosts) -> str:
         lines += [f"ip link set h{index} master r{rack}" for index, own in enumerate(hosts.rack) if own == rack]
     for index in range(len(hosts.rack)) if hosts.pairs_gbps else ():
         lines += [f"tc qdisc replace dev h{index} root handle 1: htb default 99"]
-        for (one, other), gbps in (hosts.pairs_gbps or {}).items():
+        for one, other, gbps in hosts.pairs_gbps:
             if index in (one, other):
                 peer = one + other - index + 1
                 lines += [
-                    f"tc class add dev h{index} parent 1: classid 1:{peer} htb rate {gbps * 1000:.1f}mbit burst 65536b",
+                    f"tc class add dev h{index} parent 1: classid 1:{peer} htb rate {gbps * 1000:.1f}mbit burst 65536b"
+                    " quantum 15140",
                     f"tc filter add dev h{index} parent 1: protocol ip u32 match ip src {_address(peer - 1)}/32"
                     f" flowid 1:{peer}",
                 ]

@@ -5,6 +5,7 @@
     selection    MSTopK against torch.topk: seconds and energy of what is picked
     bytes        sent on a link, against the formula
     adasum       steps to a loss with Adasum against averaging at tuned rates, as `adasum` has them
+    placement    seconds of a step's traffic in the order of machines that is chosen, as `placement` has them
     learning     losses of the learning runs that campaigns make, dense and compressed, and the planner's verdict on
                  each strategy, by `models/planner/learning.py`
     steps        dense and compressed steps of local hosts at several bandwidths: how much faster at the slowest link;
@@ -56,6 +57,7 @@ from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace
 from tests.benchmarks.adasum import JOBS, adasum_steps
 from tests.benchmarks.commands import ROOT
 from tests.benchmarks.input_wait import cluster_of
+from tests.benchmarks.placement import NOISE, as_network, host_networks, host_rows, networks, on_hosts, orders_of
 from tests.benchmarks.ranks import WORKLOADS, served
 from tests.benchmarks.sent_bytes import RANKS, sent_a_step
 from tests.benchmarks.trial import Unseen, launch_of, measure_all
@@ -66,8 +68,10 @@ MBITS = (50, 200, 800, 3200)
 BATCHES = {"residual_cnn": 8, "transformer_lm": 8, "wide_mlp": 32, "recommender": 128}  # a device's
 CROSSING = "wide_mlp"  # of the four the one with most bytes: it has something to gain on a usual link
 ADASUM_SEEDS, FEWER_STEPS = 5, 0.30
+PLACEMENT_SEEDS = 5  # of each five networks
 _LEAST_ENERGY, _BYTES_OFF, _CROSSING_OFF, _LEAST_GAIN, _LEAST_SIGNS = 0.9, 0.02, 0.20, 0.25, 0.95
 _MOST_REGRET = 0.03
+_OVER_BEST = 0.05
 _REPEATS = 3
 _LEARNING_BATCH = 8  # of each of two ranks
 
@@ -293,6 +297,47 @@ def judge_adasum(claims: Claims, seeds: int) -> None:
                f"sd of {seeds} seeds {best['sd']:.2f}", bool(best["ratio"] <= 1 - FEWER_STEPS))  # fmt: skip
 
 
+def judge_placement(claims: Claims, seed: int) -> None:
+    """Orders of machines against the best of all and breadth-first ones; all-reduces of hosts in several orders."""
+    found = {hosts: on_hosts(hosts, seed) for hosts in host_networks(seed)}
+    table = orders_of([*networks(range(PLACEMENT_SEEDS)), *(as_network(*one) for one in found.items())])
+    grouped = table.groupby(["network", "traffic"], sort=False)
+    figures = {"over_best": ["mean", "max"], "searched_over_best": ["mean", "max"], "breadth_first": ["mean", "max"],
+               "as_they_come": ["mean"], "changed": ["mean"]}  # fmt: skip
+    shown = grouped.agg(figures)
+    shown.columns = [f"{name} {how}" for name, how in shown.columns]
+    print_frame(shown.reset_index(), "orders of 8 machines: over the best, and other orders over the chosen one")
+    rows = pd.DataFrame([row for one in found.items() for row in host_rows(*one)])
+    print_frame(rows, "all-reduces of 8 local hosts")
+    for hosts, said in found.items():
+        print(f"{hosts.name}: {said['pairs']['took_s']:.1f} s of measuring links; {said['reason']}")
+    worst, mean = table["over_best"].max(), table["over_best"].mean()
+    searched = table["searched_over_best"].max()
+    claims.add("order of 8 machines within 5 % of the best of all 40,320", f"{mean:.1%}, at most {worst:.1%} over it;"
+               f" of a local search at most {searched:.1%}", f"pairs measured with {NOISE:.0%}; {len(table)} cases",
+               bool(max(worst, searched) <= _OVER_BEST))  # fmt: skip
+    differs = table[table["changed"]]
+    breadth, comes = differs["breadth_first"], differs["as_they_come"]
+    claims.add("breadth-first order takes longer than the chosen one",
+               f"{breadth.mean():.2f} times, {breadth.min():.2f} to {breadth.max():.2f}; machines as they come"
+               f" {comes.mean():.2f}", f"the {len(differs)} cases in which an order was chosen",
+               bool(breadth.mean() > 1))  # fmt: skip
+    alike = table[table["network"].isin(["all alike", "one slow machine"])]["changed"]
+    claims.add("where no order is faster, machines stay as they come", f"{1 - alike.mean():.0%} of {len(alike)} cases",
+               f"{NOISE:.0%} of a pair", not alike.any())  # fmt: skip
+    others = rows[rows["order"] != "chosen"]
+    ratios = others.groupby("order")["over_chosen"].mean()
+    least = others.sort_values("over_chosen").iloc[0]
+    by_network = "; ".join(f"{one['hosts']} {one['over_chosen']:.2f}" for _, one in
+                           others[others["order"] == "breadth first"].iterrows())  # fmt: skip
+    holds = others["over_chosen"] >= 1 - rows.groupby("hosts")["apart"].max().reindex(others["hosts"]).to_numpy()
+    claims.add("on local hosts no order tried is faster than the chosen one, but for noise",
+               f"breadth first takes {ratios['breadth first']:.2f} times its seconds ({by_network}), as they come"
+               f" {ratios['as they come']:.2f}, least {least['over_chosen']:.2f} ({least['hosts']}, {least['order']})",
+               f"repeats {rows['apart'].median():.0%} apart, at most {rows['apart'].max():.0%}",
+               bool(holds.all() and ratios["breadth first"] > 1))  # fmt: skip
+
+
 def judge_steps(claims: Claims, data: TrainingData, here: Workspace, seed: int) -> None:
     """Speed, crossing and signs."""
     table = setups_of(data, models_of(data, here, seed))
@@ -330,7 +375,7 @@ def main(
     most_values: Annotated[int, typer.Option(help="of a selection")] = SIZES[-1],
     seeds: Annotated[int, typer.Option(help="trainings in each mode", min=2)] = 2,
     steps: Annotated[int, typer.Option(min=40, help="of each training")] = 200,
-    parts: Annotated[str, typer.Option(help="what to judge")] = "selection,bytes,adasum,learning,steps",
+    parts: Annotated[str, typer.Option(help="what to judge")] = "selection,bytes,adasum,placement,learning,steps",
     home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
     seed: int = 0,
 ) -> None:
@@ -342,6 +387,8 @@ def main(
         judge_bytes(claims)
     if "adasum" in parts:
         judge_adasum(claims, max(seeds, ADASUM_SEEDS))
+    if "placement" in parts:
+        judge_placement(claims, seed)
     if "learning" in parts:
         print_frame(learning(BATCHES, seeds=seeds, steps=steps), f"losses after {steps} steps")
     if "steps" in parts:
