@@ -305,7 +305,7 @@ def judge_placement(claims: Claims, seed: int) -> None:
     figures = {"over_best": ["mean", "max"], "searched_over_best": ["mean", "max"], "breadth_first": ["mean", "max"],
                "as_they_come": ["mean"], "changed": ["mean"]}  # fmt: skip
     shown = grouped.agg(figures)
-    shown.columns = [f"{name} {how}" for name, how in shown.columns]
+    shown.columns = shown.columns.map(" ".join)
     print_frame(shown.reset_index(), "orders of 8 machines: over the best, and other orders over the chosen one")
     rows = pd.DataFrame([row for one in found.items() for row in host_rows(*one)])
     print_frame(rows, "all-reduces of 8 local hosts")

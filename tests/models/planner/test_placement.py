@@ -130,5 +130,18 @@ def test_a_gain_is_that_of_sweeps_that_did_not_choose() -> None:
         choose([alike], ring(4, SIZE))
 
 
+@pytest.mark.parametrize(
+    ("slower", "why"), [((1.03, 1.03, 1.03), "standard error 0.0%"), ((9.0, 9.0, 1.0), "59% fewer seconds")]
+)
+def test_neither_a_small_gain_nor_one_that_a_sweep_denies_is_taken(slower: tuple[float, ...], why: str) -> None:
+    found = []
+    for times in slower:
+        alike = racks([0] * 4, sharing=0.0)
+        alike.byte_s[0, 1] = alike.byte_s[1, 0] = times * alike.byte_s[0, 1]
+        found.append(alike)
+    choice = choose(found, ring(4, SIZE))
+    assert choice.order == (0, 1, 2, 3) and why in choice.reason
+
+
 def test_breadth_first_takes_the_fastest_links_of_the_first_machine_first() -> None:
     assert breadth_first(links([[0, 3, 1, 2], [3, 0, 9, 9], [1, 9, 0, 9], [2, 9, 9, 0]])) == (0, 2, 3, 1)
