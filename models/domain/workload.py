@@ -15,11 +15,13 @@ from .numeric import BoolArray, IntArray
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 # What each device holds: everything; a share of everything; the weights, and a share of gradients and states. Then ddp
 # with gradients sent in fewer bytes: 16 bits each; products of narrow matrices; between machines the largest alone.
-# Then Adasum in place of averages: of gradients; of what each device's own step changed.
+# Then Adasum in place of averages: of gradients; of what each device's own step changed. Then ddp in which each device
+# holds the optimizer's states of a share of the weights alone, updates these and sends them to all.
 FP16_SENT, POWERSGD_SENT, MSTOPK_SENT = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
 ADASUM, ADASUM_DELTA = COMBINED = ("adasum", "adasum-delta")
-_SHARDED = ("fsdp", "zero2")
-STRATEGIES = ("ddp", *_SHARDED, *COMPRESSED, *COMBINED)
+_GATHERED = ("fsdp", "zero2")
+UPDATES_SHARED = "zero1"
+STRATEGIES = ("ddp", *_GATHERED, *COMPRESSED, *COMBINED, UPDATES_SHARED)
 # Activations are computed again in the backward pass instead of kept; the model is compiled; states that are shared out
 # lie in the host's memory, and are updated there.
 _SWITCHES = ("checkpointing", "compile", "offload")
@@ -53,7 +55,12 @@ class Mode(NamedTuple):
     @property
     def sharded(self) -> bool:
         """Whether devices share the state of a training among them, so that each needs less the more there are."""
-        return self.strategy in _SHARDED
+        return self.strategy in (*_GATHERED, UPDATES_SHARED)
+
+    @property
+    def gathered(self) -> bool:
+        """Whether a device holds a share of the weights, or of their gradients, and computes a block at a time."""
+        return self.strategy in _GATHERED
 
     @property
     def compressed(self) -> bool:
@@ -120,7 +127,7 @@ class Mode(NamedTuple):
 # By column of a measurement row what it may hold, the usual first.
 MODE_COLUMNS = {"precision": PRECISIONS, "strategy": STRATEGIES, "switches": SWITCHES}
 _MODES = (Mode(*parts) for parts in product(PRECISIONS, STRATEGIES, SWITCHES))
-MODES = tuple(mode for mode in _MODES if mode.sharded or not mode.offloaded)
+MODES = tuple(mode for mode in _MODES if mode.gathered or not mode.offloaded)
 _IN = " in "
 _OTHERS = {str(mode): mode for mode in MODES[1:]}
 

@@ -154,7 +154,7 @@ class Measurement(BaseModel):
         plain = next((one for one in SWITCHES if set(one.split("+")) == named), joined)  # in any order
         if plain not in SWITCHES:
             raise ValueError(_not_predicted("switches", joined, SWITCHES))
-        if Mode(switches=plain).offloaded and not Mode(strategy=info.data.get("strategy") or STRATEGIES[0]).sharded:
+        if Mode(switches=plain).offloaded and not Mode(strategy=info.data.get("strategy") or STRATEGIES[0]).gathered:
             raise ValueError(
                 f"{plain} with {info.data.get('strategy')}: no states are shared out; offload goes with fsdp and zero2"
             )

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from models.domain.workload import COMBINED
 from models.planner.placement import Links, Round, choose, halvings, ring
 
 from ..node.record import LEAST_ORDERED, Item
-from ..node.strategies.adasum import ADASUM
 
 MOST_ORDERED = 16  # machines: 120 pairs, one at a time
 _MESSAGE_BYTES = 25 * 2**20  # of DistributedDataParallel's buckets: what is sent at once, whatever the workload
@@ -80,5 +80,5 @@ def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:
     found: tuple[Round, ...] = ()
     for item in items:
         if len(item.nodes) >= LEAST_ORDERED:
-            found += (halvings if item.strategy in ADASUM and pairs else ring)(machines, _MESSAGE_BYTES)
+            found += (halvings if item.strategy in COMBINED and pairs else ring)(machines, _MESSAGE_BYTES)
     return found

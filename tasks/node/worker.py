@@ -31,7 +31,7 @@ from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent
 from .profiler import profile
 from .record import KINDS, LEARN, TRAINING, Item, RankLayout, plan_from_json, record_of
 from .steps import learn, train
-from .strategies import DDP, shares_out, strategy
+from .strategies import DDP, ZERO1, shares_out, strategy
 from .strategies.adasum import ADASUM, DELTAS, GRADIENTS
 from .switches import compiled_nothing, switch_on
 
@@ -123,6 +123,8 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
             why = "no rank sees all gradients, so that none can scale them"
             if item.strategy in ADASUM:
                 why = "a scaled loss leaves steps out rank by rank, and what is left out cannot be combined"
+            elif item.strategy == ZERO1:
+                why = "an optimizer that scales is not shared out"
             elif not shares_out(item.strategy):
                 why = "what is sent later, or in 16 bits already, has another scale than what is sent now"
             raise ValueError(f"{item.strategy} in {SCALED}: {why}; take bf16")

@@ -28,7 +28,18 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from pydantic_settings import SettingsError as MalformedVariable
 
 from models.domain.suggestions import nearest_names, refuse_odd_names
-from models.domain.workload import GOALS, MODES, OVERSHOOT_PRICE, PRECISIONS, STRATEGIES, SWITCHES, Goal, Mode, Workload
+from models.domain.workload import (
+    GOALS,
+    MODES,
+    OVERSHOOT_PRICE,
+    PRECISIONS,
+    STRATEGIES,
+    SWITCHES,
+    UPDATES_SHARED,
+    Goal,
+    Mode,
+    Workload,
+)
 
 from ..node.record import WorkloadFile
 from ..providers.ec2.settings import Ec2
@@ -204,6 +215,8 @@ class WorkloadSettings(_Section):
                 why = "scaled gradients are not compressed, since the scale changes"
             elif Mode(strategy=others[0]).combined:
                 why = "a scaled loss leaves steps out rank by rank, and what is left out cannot be combined"
+            elif others[0] == UPDATES_SHARED:
+                why = "an optimizer that scales is not shared out"
             raise ValueError(f"fp16 with {others[0]}: {why}; take bf16")
         if not self.modes:
             raise ValueError("offload without a strategy that shares states out: take fsdp or zero2 with it")

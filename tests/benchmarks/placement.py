@@ -46,7 +46,7 @@ MACHINES = 8
 TRAFFIC = {"ring": ring, "halvings": halvings}
 SIZE = 25 * 2**20  # bytes of gradients
 NOISE = 0.03  # standard deviation of a measured pair's logarithm
-HOST_BYTES, HOST_REPEATS, RANDOM_ORDERS = 4 * 2**20, 5, 4
+HOST_BYTES, HOST_REPEATS, RANDOM_ORDERS = 4 * 2**20, 7, 4
 _GROUP_S = 60.0
 _HOST_S = 400.0  # of all that hosts do
 
@@ -270,7 +270,8 @@ def serve(task: Mapping[str, Any]) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in groups}
     message = torch.zeros(HOST_BYTES // 4)
     for repeat in range(HOST_REPEATS + 1):
-        for name, group in groups.items():
+        names = [*groups][repeat % len(groups) :] + [*groups][: repeat % len(groups)]
+        for name, group in ((name, groups[name]) for name in names):
             meet(base)
             before = time.monotonic()
             dist.all_reduce(message, group=group)

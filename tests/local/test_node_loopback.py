@@ -300,12 +300,12 @@ def test_ranks_that_share_train_as_those_that_do_not_and_a_share_may_be_empty(ag
     items = [
         item(f"{workload}-{name}", workload, batches, strategy=name, accumulation_steps=2)
         for workload, batches in (("two", [6, 2]), ("wide", [4, 4]))
-        for name in ("ddp", "fsdp", "zero2")
+        for name in ("ddp", "fsdp", "zero2", "zero1")
     ]
     agents.plan(1, [workload("two"), workload("wide", width=300, frames=1)], items)
     assert [one["exit_code"] for one in agents.finished(1)] == [0, 0]
     values = {run: one["values"] for run, one in agents.records().items()}
-    for name in ("fsdp", "zero2"):
+    for name in ("fsdp", "zero2", "zero1"):
         assert values[f"two-{name}"]["last_loss"] == pytest.approx(3.0, abs=1e-3), "one weight, on rank 0 alone"
         shared, plain = values[f"wide-{name}"], values["wide-ddp"]
         assert shared["first_loss"] == pytest.approx(plain["first_loss"], rel=1e-4)
