@@ -6,6 +6,7 @@
     bytes        sent on a link, against the formula
     adasum       steps to a loss with Adasum against averaging at tuned rates, as `adasum` has them
     placement    seconds of a step's traffic in the order of machines that is chosen, as `placement` has them
+    update       ddp against zero1, whose optimizers share the update: losses, seconds and memory of a rank
     learning     losses of the learning runs that campaigns make, dense and compressed, and the planner's verdict on
                  each strategy, by `models/planner/learning.py`
     steps        dense and compressed steps of local hosts at several bandwidths: how much faster at the slowest link;
@@ -39,7 +40,7 @@ from flows.cli import explained
 from models.campaign.campaign import Launch
 from models.domain.numeric import FloatArray
 from models.domain.setup_table import read_setups
-from models.domain.workload import ADASUM, COMPRESSED, MSTOPK_SENT, Mode, Workload, variant
+from models.domain.workload import ADASUM, COMPRESSED, MSTOPK_SENT, UPDATES_SHARED, Mode, Workload, variant
 from models.planner.compression import unproven
 from models.planner.learning import LEARNING_WINDOWS, verdict
 from models.step_time.compression import adasum_bytes, dense_bytes, sparse_bytes
@@ -57,6 +58,7 @@ from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace
 from tests.benchmarks.adasum import JOBS, adasum_steps
 from tests.benchmarks.commands import ROOT
 from tests.benchmarks.input_wait import cluster_of
+from tests.benchmarks.memory import SIZED
 from tests.benchmarks.placement import NOISE, as_network, host_networks, host_rows, networks, on_hosts, orders_of
 from tests.benchmarks.ranks import WORKLOADS, served
 from tests.benchmarks.sent_bytes import RANKS, sent_a_step
@@ -72,6 +74,8 @@ PLACEMENT_SEEDS = 5  # of each five networks
 _LEAST_ENERGY, _BYTES_OFF, _CROSSING_OFF, _LEAST_GAIN, _LEAST_SIGNS = 0.9, 0.02, 0.20, 0.25, 0.95
 _MOST_REGRET = 0.03
 _OVER_BEST = 0.05
+_SAVING_OFF = 0.10  # of the states that are shared out
+_UPDATE_STEPS = 20  # whose losses are compared
 _REPEATS = 3
 _LEARNING_BATCH = 8  # of each of two ranks
 
@@ -125,6 +129,33 @@ def link_bytes(names: Iterable[str]) -> pd.DataFrame:
             rows.append(row | {"buffers": buffers / RANKS})
     table = pd.DataFrame(rows)
     return table.assign(off=(table["sent"] - table["buffers"]) / table["formula"] - 1)
+
+
+def updates(worlds: Iterable[int]) -> pd.DataFrame:
+    """A row a workload and number of ranks, each a process of this machine: seconds and bytes of a step of ddp and of
+    zero1, seconds of one device's optimizer, states less that a rank holds by the formula, and whether losses are alike
+    to the last bit.
+    """
+    rows = []
+    for sized, world in product(SIZED, worlds):
+        file = WorkloadFile(name=sized.name, digest=sized.name, file=f"{sized.name}.py", function="build",
+                            arguments=dict(sized.arguments))  # fmt: skip
+        plain: dict[str, Any] = {"run_id": "", "workload": sized.name}
+        profile = Item(**plain, kind="profile", nodes=[0], batches=[sized.batches[0]])
+        (alone,) = served(file, [profile], world=1)
+        batches = [sized.batches[0]] * world
+        items = [Item(**plain, kind="train", nodes=list(range(world)), batches=batches, strategy=one, least_steps=20,
+                      most_steps=20, most_s=30.0) for one in ("ddp", UPDATES_SHARED)]  # fmt: skip
+        dense, shared = served(file, items, world=world)
+        losses = [one["losses"] for one in served(file, items, world=world, losses=_UPDATE_STEPS)]
+        states = max(alone["checkpoint_bytes"] - alone["gradient_bytes"], 0)
+        row = {"workload": sized.name, "ranks": world, "optimizer_s": alone["rows"][0]["optimizer_s"]}
+        row |= {"ddp_s": dense["step_s"], "zero1_s": shared["step_s"]}
+        row |= {"spread": max(dense["step_spread"], shared["step_spread"]), "ddp_bytes": dense["peak_bytes"]}
+        row |= {"saved_bytes": dense["peak_bytes"] - shared["peak_bytes"], "states_bytes": states}
+        rows.append(row | {"formula": (1 - 1 / world) * states, "alike": losses[0] == losses[1]})
+        print(pd.DataFrame(rows[-1:]).to_string(index=False, header=len(rows) == 1), flush=True)
+    return pd.DataFrame(rows)
 
 
 def learning(names: Iterable[str], *, seeds: int, steps: int) -> pd.DataFrame:
@@ -338,6 +369,18 @@ def judge_placement(claims: Claims, seed: int) -> None:
                bool(holds.all() and ratios["breadth first"] > 1))  # fmt: skip
 
 
+def judge_updates(claims: Claims) -> None:
+    """The sharded update, on and off."""
+    table = updates((2, 4))
+    print_frame(table, "ddp and zero1 on ranks of this machine")
+    claims.add("zero1 trains to the last bit as ddp", f"{table['alike'].mean():.0%} of {len(table)} cases",
+               f"{_UPDATE_STEPS} steps", bool(table["alike"].all()))  # fmt: skip
+    off = (table["saved_bytes"] - table["formula"]) / table["states_bytes"]
+    claims.add("zero1 holds as much less as the formula says, within 10 % of the states",
+               f"off by {off.abs().mean():.1%}, at most {off.abs().max():.1%} of the states", "one peak each",
+               bool(off.abs().max() <= _SAVING_OFF))  # fmt: skip
+
+
 def judge_steps(claims: Claims, data: TrainingData, here: Workspace, seed: int) -> None:
     """Speed, crossing and signs."""
     table = setups_of(data, models_of(data, here, seed))
@@ -375,7 +418,9 @@ def main(
     most_values: Annotated[int, typer.Option(help="of a selection")] = SIZES[-1],
     seeds: Annotated[int, typer.Option(help="trainings in each mode", min=2)] = 2,
     steps: Annotated[int, typer.Option(min=40, help="of each training")] = 200,
-    parts: Annotated[str, typer.Option(help="what to judge")] = "selection,bytes,adasum,placement,learning,steps",
+    parts: Annotated[
+        str, typer.Option(help="what to judge")
+    ] = "selection,bytes,adasum,placement,update,learning,steps",
     home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
     seed: int = 0,
 ) -> None:
@@ -389,6 +434,8 @@ def main(
         judge_adasum(claims, max(seeds, ADASUM_SEEDS))
     if "placement" in parts:
         judge_placement(claims, seed)
+    if "update" in parts:
+        judge_updates(claims)
     if "learning" in parts:
         print_frame(learning(BATCHES, seeds=seeds, steps=steps), f"losses after {steps} steps")
     if "steps" in parts:
