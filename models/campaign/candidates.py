@@ -45,7 +45,7 @@ class Costs:
 
     def compiling_s(self, mode: Mode, shapes: int = 1) -> float:
         """Of compiling a model in so many shapes, where it is compiled: once as it is, and once more when sharded."""
-        return mode.compiled * shapes * (1 + mode.sharded) * self.compile_s
+        return mode.compiled * shapes * (1 + mode.gathered) * self.compile_s
 
     def billed_s(self, run_s: float) -> float:
         """Of a launch whose runs take `run_s` together."""

@@ -15,15 +15,17 @@ from .numeric import BoolArray, IntArray
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 # What each device holds: everything; a share of everything; the weights, and a share of gradients and states. Then ddp
 # with gradients sent in fewer bytes: 16 bits each; products of narrow matrices; between machines the largest alone.
-# Then Adasum in place of averages: of gradients; of what each device's own step changed.
+# Then Adasum in place of averages: of gradients; of what each device's own step changed. Then ddp in which each device
+# holds the optimizer's states of a share of the weights alone, updates these and sends them to all.
 FP16_SENT, POWERSGD_SENT, MSTOPK_SENT = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
 ADASUM, ADASUM_DELTA = COMBINED = ("adasum", "adasum-delta")
 # As ddp, with gradients averaged by one, two or four parameter servers instead of in a ring.
 SERVED = ("ps-1", "ps-2", "ps-4")
 # As ddp, but that each embedding table lies on one device.
 TABLES = "tables"
-_SHARDED = ("fsdp", "zero2")
-STRATEGIES = ("ddp", *_SHARDED, *COMPRESSED, *COMBINED, *SERVED, TABLES)
+_GATHERED = ("fsdp", "zero2")
+UPDATES_SHARED = "zero1"
+STRATEGIES = ("ddp", *_GATHERED, *COMPRESSED, *COMBINED, UPDATES_SHARED, *SERVED, TABLES)
 # Activations are computed again in the backward pass instead of kept; the model is compiled; states that are shared out
 # lie in the host's memory, and are updated there.
 _SWITCHES = ("checkpointing", "compile", "offload")
@@ -57,7 +59,12 @@ class Mode(NamedTuple):
     @property
     def sharded(self) -> bool:
         """Whether devices share the state of a training among them, so that each needs less the more there are."""
-        return self.strategy in _SHARDED
+        return self.strategy in (*_GATHERED, UPDATES_SHARED)
+
+    @property
+    def gathered(self) -> bool:
+        """Whether a device holds a share of the weights, or of their gradients, and computes a block at a time."""
+        return self.strategy in _GATHERED
 
     @property
     def compressed(self) -> bool:
@@ -141,7 +148,7 @@ _MODES = (Mode(*parts) for parts in product(PRECISIONS, STRATEGIES, SWITCHES))
 MODES = tuple(
     mode
     for mode in _MODES
-    if (mode.sharded or not mode.offloaded) and (mode.strategy != TABLES or mode.switches == SWITCHES[0])
+    if (mode.gathered or not mode.offloaded) and (mode.strategy != TABLES or mode.switches == SWITCHES[0])
 )
 _IN = " in "
 _OTHERS = {str(mode): mode for mode in MODES[1:]}

@@ -22,7 +22,7 @@ _PRIOR_SD, _REPEAT_SD = 1.0, 0.2
 
 def prior_s(mode: Mode) -> float:
     """Of a workload that was never compiled here; 0 in a mode that compiles nothing."""
-    return mode.compiled * (1 + mode.sharded) * COMPILE_S
+    return mode.compiled * (1 + mode.gathered) * COMPILE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ import pandas as pd
 
 from ..domain.numeric import FloatArray, IntArray
 from ..domain.setup_table import SetupArrays, as_variants, column, in_one_order, read_setups
-from ..domain.workload import MODE_COLUMNS, MODES, variant, workload_and_mode
+from ..domain.workload import MODE_COLUMNS, MODES, UPDATES_SHARED, variant, workload_and_mode
 from .compression import in_turn, sent_everywhere
 
 # More setups than this are thinned: the regression's cost and memory grow with them.
@@ -285,7 +285,10 @@ def exchanges(data: TrainingData) -> dict[str, Exchange]:
 
 def sent(one: Exchange, workload: str) -> Exchange:
     """What a workload in its mode exchanges, from what it does in plain data parallelism."""
-    last = _EVERYTHING if in_turn(workload_and_mode(workload)[1].strategy) else one.last_bucket_bytes
+    strategy = workload_and_mode(workload)[1].strategy
+    last = _EVERYTHING if in_turn(strategy) else one.last_bucket_bytes
+    if strategy == UPDATES_SHARED:  # weights follow when the backward pass is over: half of what an all-reduce sends
+        last += one.gradient_bytes / 2
     return replace(one, gradient_bytes=one.gradient_bytes * sent_part(workload), last_bucket_bytes=last)
 
 
@@ -293,10 +296,11 @@ def sent_part(workload: str) -> float:
     """Bytes that a step sends, as a part of those that an all-reduce of the gradients does.
 
     That sends each twice: once to be summed, once to be spread. `fsdp` spreads weights for forward and backward and
-    sums gradients, three times; `zero2` spreads weights once and sums gradients [D]. compression.py has the others.
+    sums gradients, three times; `zero2` spreads weights once and sums gradients; `zero1` spreads weights after ddp's
+    all-reduce [D]. compression.py has the others.
     """
     strategy = workload_and_mode(workload)[1].strategy
-    return 1.5 if strategy == "fsdp" else sent_everywhere(strategy)
+    return 1.5 if strategy in ("fsdp", UPDATES_SHARED) else sent_everywhere(strategy)
 
 
 def flops_per_sample(data: TrainingData) -> dict[str, float]:

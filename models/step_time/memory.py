@@ -12,6 +12,7 @@
     ddp-mstopk       2 G + 2 G'            and a bucket's magnitudes   max(a b, G)
     adasum           1.5 G                 at most                     max(a b, G)
     adasum-delta     3.5 G                 weights before, changes     max(a b, G)
+    zero1            G - (1 - 1/n) (S - W)                             max(a b, G)
     fsdp             3 W' + 2 G' - (1 - 1/n) S                         max(a b, G / n)
     zero2            W (1 - 1/n) + W' + 2 G' - (1 - 1/n) S             max(a b, G / n)
     fsdp, offload    3 W' + 2 G' + (W' + G') / n - S                   a b
@@ -40,7 +41,7 @@ import pandas as pd
 
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import SetupArrays
-from ..domain.workload import MSTOPK_SENT, Mode, workload_and_mode
+from ..domain.workload import MSTOPK_SENT, UPDATES_SHARED, Mode, workload_and_mode
 from .compression import beside_gradients
 from .dataset import TrainingData, exchanges, facts_of, flops_per_sample, sent_part
 from .machine_specs import Machine
@@ -108,7 +109,7 @@ class MemoryModel:
         held, activations = self.held.get(workload, Held()), sample * batch
         sharing = mode.sharded and ranks > 1
         summed = 0.0 if mode.offloaded else held.gradients / ranks
-        gradients = summed if sharing and not accumulates else held.gradients
+        gradients = summed if sharing and mode.gathered and not accumulates else held.gradients
         working = max(activations, gradients) if measured and not accumulates else activations + gradients
         beside = _shared(mode, held, ranks) if sharing else held.gradients * beside_gradients(mode.strategy)
         beside += 2 * held.group * (mode.strategy == MSTOPK_SENT)
@@ -132,6 +133,8 @@ class MemoryModel:
 
 def _shared(mode: Mode, held: Held, ranks: int) -> float:
     """Bytes beside those of one device where ranks share: less than none where they share more than they gather."""
+    if mode.strategy == UPDATES_SHARED:
+        return held.gradients - (1 - 1 / ranks) * max(held.states - held.gradients, 0.0)
     elsewhere = 1.0 if mode.offloaded else 1 - 1 / ranks
     gathered = 3 * held.group if mode.strategy == "fsdp" else elsewhere * held.gradients + held.group
     moving = 2 * held.group / ranks if mode.offloaded else 0.0

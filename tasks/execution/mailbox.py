@@ -68,9 +68,9 @@ class Mailbox:
         states = self.data_of(node)
         return all(states.get(one, {}).get("state") in (READY, FAILED) for one in digests)
 
-    def go(self, attempt: int) -> None:
-        """Let the armed workers of `attempt` start."""
-        write_json(self._go(attempt), {"attempt": attempt})
+    def go(self, attempt: int, order: Sequence[int] = (), why: str = "") -> None:
+        """Let the armed workers of `attempt` start; machines send to each other in `order`, empty: as they come."""
+        write_json(self._go(attempt), {"attempt": attempt, "order": list(order), "why": why})
 
     def gone(self, attempt: int) -> bool:
         """Whether `attempt` was let go: from then on a run is under way."""
@@ -102,6 +102,11 @@ class Mailbox:
     def armed(self, attempt: int) -> int:
         """How many workers wait for go."""
         return sum((self._node(node) / f"armed-{attempt}.json").is_file() for node in range(self.nodes))
+
+    def pairs(self, attempt: int, node: int) -> dict[str, Any]:
+        """What `node`, the first of the attempt, says of links between machines, in its own words; empty if nothing."""
+        said = (read_object(self._node(node) / f"armed-{attempt}.json") or {}).get("pairs")
+        return said if isinstance(said, dict) else {}
 
     def finished(self, attempt: int) -> list[dict[str, Any]]:
         """Of every node whose torchrun of `attempt` has ended, what `finished-<a>.json` holds, and `node`."""

@@ -21,6 +21,7 @@ from .job import POLL_S, Job, Served, Stopwatch, Watch, with_acquired, write_row
 from .liveness import MOST_REPLACEMENTS, Decision, MachineLoss, Machines, RemainingWork, decide, expected_s
 from .mailbox import MachineLog, Mailbox, benchmark_seconds
 from .outcomes import AttemptEnd, all_lost_a_peer, blame, item_row, launch_row, retry_id
+from .rank_order import links_matter, sending_order
 
 COMPILE_S = 600.0  # more for a collective, where ranks that compile wait for each other
 MOST_ATTEMPTS = 3  # that end by a fault of what is measured; losses of machines are counted apart
@@ -305,6 +306,7 @@ class _Attempt:
             join_s=max(60.0, self.running.ready_within_s / 2),
             patience_s=session.job.patience_s if self.number == 1 else 0.0,  # it may be spent
             ranks=self.nodes if len(self.nodes) < self.mailbox.nodes else [],
+            pairs=links_matter(self.items, self.running.addresses),
         )
         self.host = RankLayout.of(plan).host
         within_s = max(ARMED_WITHIN_S, plan.meet_s + 30.0)
@@ -317,7 +319,11 @@ class _Attempt:
         if self._armed():
             session.armed()
             self.running.settle()
-            self.mailbox.go(self.number)
+            if plan.pairs:
+                said = self.mailbox.pairs(self.number, self.host)
+                self.mailbox.go(self.number, *sending_order(said, self.nodes, self.items))
+            else:
+                self.mailbox.go(self.number)
             ended = self._until_finished()
             session.laps.lap("measure")
             return ended

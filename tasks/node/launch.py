@@ -13,8 +13,10 @@ import os
 import re
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,19 +28,24 @@ from .device import backend, name_of, own_device
 from .entrypoint import own_line
 from .loader import in_words
 from .measuring import Patience
+from .probe import pairs
 from .processes import EXIT_LOST_PEER, EXIT_MAILBOX, exit_line
-from .record import Devices, Item, Plan, RankLayout, WorkloadFile, write_json
+from .record import LEAST_ORDERED, Devices, Item, Plan, RankLayout, WorkloadFile, write_json
 from .reference import Reference
 from .strategies import DDP, strategy
 
 _WAIT_S = 60.0
+_LISTS = {"rank_step_s", "rank_compute_s", "reference_s"}  # of values, with an entry a rank or a node
+_ORDERS = "sort_ranks" in signature(dist.new_group).parameters  # torch 2.13 can make groups in any order of ranks
+_PAIRS = " pairs"  # no workload's name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """What this rank knows: the plan, its own place, the store that all ranks share, and the groups made of them.
 
-    `devices`: of each rank, what its device is called, and the threads that it computes with.
+    `devices`: of each rank, what its device is called, and the threads that it computes with. `pairs`: what was
+    measured between machines, at their first ranks; `order_reason`: why ranks send to each other in the order they do.
     """
 
     mailbox: Path
@@ -51,6 +58,8 @@ class Launch:
     patience: Patience
     devices: tuple[tuple[str, int], ...]
     written: set[str] = field(default_factory=set)  # workloads of which this rank wrote a checkpoint
+    pairs: dict[str, Any] = field(default_factory=dict)
+    order_reason: str = ""
 
     @property
     def node(self) -> int:
@@ -88,6 +97,27 @@ class Launch:
         ranks = self.layout.ranks(item)
         return self.groups[ranks] if len(ranks) > 1 else None
 
+    def by_node(self, item: Item, values: Mapping[str, Any]) -> dict[str, Any]:
+        """`values` of `item`, measured in the order in which its ranks send, with their lists as its nodes come.
+
+        And that order, where links were measured for it.
+        """
+        if not self.order_reason or len(item.nodes) < LEAST_ORDERED:
+            return dict(values)
+        nodes, ranks = self.layout.placed(item).nodes, self.layout.sending_ranks(item)
+        comes: dict[int, list[int]] = {len(nodes): [nodes.index(one) for one in item.nodes]}
+        comes[len(ranks)] = [ranks.index(one) for one in self.layout.ranks(item)]
+        found = dict(values)
+        for name in _LISTS & values.keys():
+            found[name] = [values[name][place] for place in comes[len(values[name])]] if values[name] else []
+        found |= {"rank_order": nodes, "rank_order_reason": self.order_reason}
+        if self.pairs:
+            found["pairs_s"] = self.pairs["took_s"]
+            if _PAIRS not in self.written:
+                self.written.add(_PAIRS)
+                found["pairs"] = self.pairs
+        return found
+
     def used(self, item: Item) -> list[Devices]:
         """The devices that `item` runs on, one entry a node of it."""
         found = []
@@ -124,6 +154,7 @@ def join(mailbox: Path, plan: Plan) -> Launch:
         if rank in ranks:
             groups[ranks] = group
     rehearse(groups[(rank,)], device)
+    found = _pairs(layout, rank, timedelta(seconds=plan.join_s)) if plan.pairs and _ORDERS else {}
     shared = PrefixStore(f"srift-{plan.attempt}", store)
     shared.set(f"device-{rank}", json.dumps([name_of(device), torch.get_num_threads()]))
     dist.barrier()
@@ -138,7 +169,30 @@ def join(mailbox: Path, plan: Plan) -> Launch:
         groups=groups,
         patience=Patience(left_s=plan.patience_s, reference=Reference.on(device)),
         devices=tuple((str(name), int(threads)) for name, threads in map(json.loads, gathered)),
+        pairs=found,
     )
+
+
+def in_order(launch: Launch, go: Mapping[str, Any]) -> Launch:
+    """`launch` with ranks that send to each other as `go` says: groups are made anew. Every rank must call it."""
+    sending, reason = tuple(go.get("order") or ()), str(go.get("why") or "")
+    if not sending:
+        return replace(launch, order_reason=reason)
+    layout, groups = replace(launch.layout, sending=sending), dict(launch.groups)
+    ordered = {layout.ranks(item): layout.sending_ranks(item) for item in launch.plan.items}
+    timeout = timedelta(seconds=launch.plan.timeout_s)
+    for ranks, sends in sorted(ordered.items()):
+        if sends != ranks:
+            group = dist.new_group(list(sends), timeout=timeout, backend=backend(launch.device), sort_ranks=False)
+            groups |= {ranks: group} if launch.rank in ranks else {}
+    return replace(launch, layout=layout, groups=groups, order_reason=reason)
+
+
+def _pairs(layout: RankLayout, rank: int, timeout: timedelta) -> dict[str, Any]:
+    """What links do between the machines `nodes`, as each one's first rank measured; empty at the others."""
+    firsts = [one for one, (_, device) in enumerate(layout.places) if device == 0]
+    group = dist.new_group(firsts, timeout=timeout, backend="gloo")
+    return pairs(group) | {"nodes": list(layout.devices)} if rank in firsts else {}
 
 
 def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:

@@ -4,7 +4,8 @@ Everything here is standard library. The controller validates records with pydan
 Mailbox (a directory; an S3 prefix later), `a` the attempt, counted from 1:
 
     plan.json                    controller: the Plan; rewritten with a higher attempt to try again
-    go-<a>.json                  controller: every node is armed and its CPU share is in force; start measuring
+    go-<a>.json                  controller: every node is armed and its CPU share is in force; start measuring.
+                                 `order`: machines in the order of ranks, empty: as they come; `why`: the reason
     done.json                    controller: leave
     workloads/<digest>.py        controller: the file of each workload, or
     workloads/<digest>.tar.gz    controller: its folder, or the file with what its requirements name
@@ -12,7 +13,8 @@ Mailbox (a directory; an S3 prefix later), `a` the attempt, counted from 1:
                                  it is with them (data.py)
     node-<i>/ready.json          agent: address, versions, fingerprint, pid
     node-<i>/heartbeat.json      agent: phase, attempt, and the run_id under way; rewritten every second
-    node-<i>/armed-<a>.json      worker: torch imported, process group joined, waiting for go
+    node-<i>/armed-<a>.json      worker: torch imported, process group joined, waiting for go; of the first machine
+                                 `pairs`, where the plan asks for it: what probe.pairs found between `nodes`
     node-<i>/progress.json       worker: attempt, run_id and index of the item under way
     node-<i>/finished-<a>.json   agent: attempt, exit_code of torchrun, worker_exit_code (negative: a signal; else as in
                                  processes.py: fault of the item, lost peer, mailbox full, no device), reason, run_id,
@@ -29,7 +31,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +151,7 @@ class Plan:
     `ranks` are the nodes that take part in this attempt, in ascending order; empty: all. `join_s` is how long they wait
     for each other at the start: a new machine reads torch from a slow disk. One that looks for its devices before may
     take as long for that, and `prepare_s` goes to those that install requirements. `patience_s` may go into measuring
-    again what was disturbed (measuring.py).
+    again what was disturbed (measuring.py). `pairs`: whether machines measure the links between each two of them first.
     """
 
     lease_id: str
@@ -164,6 +166,7 @@ class Plan:
     prepare_s: float = 0.0
     patience_s: float = 0.0
     ranks: list[int] = field(default_factory=list)
+    pairs: bool = False
     schema: int = SCHEMA
 
     @property
@@ -172,15 +175,20 @@ class Plan:
         return self.join_s * (2 if any(one.checked for one in self.expected) else 1) + self.prepare_s
 
 
+LEAST_ORDERED = 4  # machines: in a ring of fewer each has the same neighbours in any order
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankLayout:
     """The ranks of torchrun, node by node: `devices` of each node that takes part, by its index in the cluster.
 
     Ranks count through the devices of the first node that takes part, then of the second, as torchrun's static
-    rendezvous numbers them. A node has as many ranks as the item that uses most of its devices needs.
+    rendezvous numbers them. A node has as many ranks as the item that uses most of its devices needs. Those of an item
+    of LEAST_ORDERED nodes or more send to each other in the order of nodes `sending`; empty: as they come.
     """
 
     devices: Mapping[int, int]
+    sending: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, plan: Plan) -> RankLayout:
@@ -211,6 +219,20 @@ class RankLayout:
         """Who serves `item`, in ascending order: the first devices of each of its nodes."""
         used = dict(zip(item.nodes, item.used, strict=True))
         return tuple(rank for rank, (node, device) in enumerate(self.places) if device < used.get(node, 0))
+
+    def placed(self, item: Item) -> Item:
+        """`item` with its nodes, their devices and batches in the order in which they send to each other."""
+        if not self.sending or len(item.nodes) < LEAST_ORDERED:
+            return item
+        order = sorted(range(len(item.nodes)), key=lambda place: self.sending.index(item.nodes[place]))
+        nodes, devices = ([one[place] for place in order] if one else [] for one in (item.nodes, item.devices))
+        batches = [item.batches[place] for place in order] if item.kind in TRAINING else item.batches
+        return replace(item, nodes=nodes, devices=devices, batches=batches)
+
+    def sending_ranks(self, item: Item) -> tuple[int, ...]:
+        """Who serves `item`, in the order in which they send to each other."""
+        ranks, nodes = self.ranks(item), self.placed(item).nodes
+        return tuple(sorted(ranks, key=lambda rank: (nodes.index(self.places[rank][0]), rank)))
 
     def label(self, rank: int) -> str:
         """What to call a rank to a person: its node, and its device where the node has several at work."""
@@ -248,6 +270,9 @@ class Record:
                loader_workers, load_s (seconds of a processor that one sample takes), load_wait_s (seconds beside, in
                which it neither ran nor wanted to: storage, the network) and sample_bytes (of files)
       probe    rows: [{bytes, seconds, spread, repeats}]
+    and of an item of LEAST_ORDERED nodes or more, where links were measured before: rank_order (its nodes in the order
+    in which they send to each other), rank_order_reason, pairs_s (seconds that measuring links took), and once a launch
+    pairs (what was measured).
     """
 
     run_id: str

@@ -7,6 +7,7 @@ the controller tries again without that item.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import time
@@ -22,7 +23,7 @@ from .data import data_path
 from .device import NoSuchDevice, reset_peak, usable
 from .device_check import give_up
 from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
-from .launch import Launch, explain, join, leave, report, wait_for, wait_for_all
+from .launch import Launch, explain, in_order, join, leave, report, wait_for, wait_for_all
 from .loader import worker_deaths_ignored
 from .precision import SCALED, arithmetic
 from .probe import probe
@@ -30,7 +31,7 @@ from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent
 from .profiler import profile
 from .record import KINDS, LEARN, TRAINING, Item, RankLayout, plan_from_json, record_of
 from .steps import learn, train
-from .strategies import DDP, refuse_model, shares_out, strategy
+from .strategies import DDP, ZERO1, refuse_model, shares_out, strategy
 from .strategies.adasum import ADASUM, DELTAS, GRADIENTS
 from .strategies.servers import SERVED
 from .strategies.tables import TABLES
@@ -53,9 +54,15 @@ def main() -> None:
         node, _ = RankLayout.of(plan).places[int(os.environ["RANK"])]
         leave(*give_up(arguments.mailbox, plan, node, str(error)))
     if launch.reports:
-        report(launch, f"armed-{plan.attempt}.json", {"armed_unix": time.time()})
-    while not (launch.mailbox / f"go-{plan.attempt}.json").exists():
+        told = {"pairs": launch.pairs} if launch.rank == 0 else {}
+        report(launch, f"armed-{plan.attempt}.json", {"armed_unix": time.time()} | told)
+    go = launch.mailbox / f"go-{plan.attempt}.json"
+    while not go.exists():
         time.sleep(0.05)
+    try:
+        launch = in_order(launch, json.loads(go.read_text()))
+    except RuntimeError as error:
+        leave(EXIT_LOST_PEER, f"ranks could not be put in order: {explain(error)}")
     beside: list[int] = []  # items of one node that nobody has waited for yet
     for index, item in enumerate(plan.items):
         together = len(item.nodes) > 1
@@ -118,6 +125,8 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
             why = "no rank sees all gradients, so that none can scale them"
             if item.strategy in ADASUM:
                 why = "a scaled loss leaves steps out rank by rank, and what is left out cannot be combined"
+            elif item.strategy == ZERO1:
+                why = "an optimizer that scales is not shared out"
             elif not shares_out(item.strategy) and item.strategy != TABLES:
                 why = "what is sent later, or in 16 bits already, has another scale than what is sent now"
             raise ValueError(f"{item.strategy} in {SCALED}: {why}; take bf16")
@@ -172,7 +181,8 @@ def agree(launch: Launch, index: int, item: Item, problem: str) -> str:
 
 def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[dict[str, Any], str]:
     """The item's values, and the reason where there are none."""
-    group, patience = launch.group(item), launch.patience
+    group, patience, given = launch.group(item), launch.patience, item
+    item = launch.layout.placed(item)
     patience.reset()
     if built is None:
         values, problem = probe(item, group, launch.device, patience)
@@ -187,7 +197,8 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> tuple[d
             values |= write_checkpoint(built)
     if not problem and compiled_nothing(item.switches):
         return {}, "compile: torch's compiler found nothing in this model to compile, so that nothing is gained by it"
-    return values | {"taken_share": patience.taken_share} | patience.reference_values(item.used), problem
+    values |= {"taken_share": patience.taken_share} | patience.reference_values(item.used)
+    return launch.by_node(given, values), problem
 
 
 def abort(launch: Launch, index: int, item: Item, error: Exception, started_unix: float) -> NoReturn:

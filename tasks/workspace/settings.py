@@ -36,6 +36,7 @@ from models.domain.workload import (
     SERVED,
     STRATEGIES,
     SWITCHES,
+    UPDATES_SHARED,
     Goal,
     Mode,
     Workload,
@@ -215,6 +216,8 @@ class WorkloadSettings(_Section):
                 why = "scaled gradients are not compressed, since the scale changes"
             elif Mode(strategy=others[0]).combined:
                 why = "a scaled loss leaves steps out rank by rank, and what is left out cannot be combined"
+            elif others[0] == UPDATES_SHARED:
+                why = "an optimizer that scales is not shared out"
             raise ValueError(f"fp16 with {others[0]}: {why}; take bf16")
         if not self.modes:
             raise ValueError(

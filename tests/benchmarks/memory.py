@@ -87,7 +87,7 @@ def measured(sized: Sized, ranks: list[int]) -> tuple[list[dict[str, Any]], list
                     strategy=strategy,
                     **_STEPS,
                 )
-                for strategy, (batch, steps) in product(("ddp", "fsdp", "zero2"), batches)
+                for strategy, (batch, steps) in product(("ddp", "fsdp", "zero2", "zero1"), batches)
             ]
             for item, values in zip(trained, served(workload, trained, world=world), strict=True):
                 runs.append(

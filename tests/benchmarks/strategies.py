@@ -5,6 +5,8 @@
     selection    MSTopK against torch.topk: seconds and energy of what is picked
     bytes        sent on a link, against the formula
     adasum       steps to a loss with Adasum against averaging at tuned rates, as `adasum` has them
+    placement    seconds of a step's traffic in the order of machines that is chosen, as `placement` has them
+    update       ddp against zero1, whose optimizers share the update: losses, seconds and memory of a rank
     learning     losses of the learning runs that campaigns make, dense and compressed, and the planner's verdict on
                  each strategy, by `models/planner/learning.py`
     servers      steps with one, two and four parameter servers against their number by the sizing rule
@@ -42,7 +44,17 @@ from flows.cli import explained
 from models.campaign.campaign import Launch
 from models.domain.numeric import FloatArray
 from models.domain.setup_table import read_setups
-from models.domain.workload import ADASUM, COMPRESSED, MSTOPK_SENT, SERVED, TABLES, Mode, Workload, variant
+from models.domain.workload import (
+    ADASUM,
+    COMPRESSED,
+    MSTOPK_SENT,
+    SERVED,
+    TABLES,
+    UPDATES_SHARED,
+    Mode,
+    Workload,
+    variant,
+)
 from models.planner.compression import unproven
 from models.planner.learning import LEARNING_WINDOWS, verdict
 from models.planner.sizing import servers_busy
@@ -63,6 +75,8 @@ from tests.benchmarks.adasum import JOBS, adasum_steps
 from tests.benchmarks.choice_scores import RECOMMENDED
 from tests.benchmarks.commands import ROOT
 from tests.benchmarks.input_wait import cluster_of
+from tests.benchmarks.memory import SIZED, Sized
+from tests.benchmarks.placement import NOISE, as_network, host_networks, host_rows, networks, on_hosts, orders_of
 from tests.benchmarks.ranks import WORKLOADS, served
 from tests.benchmarks.sent_bytes import RANKS, sent_a_step
 from tests.benchmarks.trial import Unseen, launch_of, measure_all
@@ -73,11 +87,15 @@ MBITS = (50, 200, 800, 3200)
 BATCHES = {"residual_cnn": 8, "transformer_lm": 8, "wide_mlp": 32, "recommender": 128}  # a device's
 CROSSING = "wide_mlp"  # of the four the one with most bytes: it has something to gain on a usual link
 ADASUM_SEEDS, FEWER_STEPS = 5, 0.30
+PLACEMENT_SEEDS = 5  # of each five networks
 _LEAST_ENERGY, _BYTES_OFF, _CROSSING_OFF, _LEAST_GAIN, _LEAST_SIGNS = 0.9, 0.02, 0.20, 0.25, 0.95
 _MOST_REGRET = 0.03
 _TWO_KINDS = 2.1  # times as fast as either kind alone
 SERVED_HOSTS, _ALIKE = 4, 0.05  # of steps that are taken to be as fast
 USD_PER_HOUR = {f"b{mbit}": 0.04 + 0.01 * at for at, mbit in enumerate(MBITS)}  # made up: a faster link costs more
+_OVER_BEST = 0.05
+_SAVING_OFF = 0.10  # of the states that are shared out
+_UPDATE_STEPS = 10  # whose losses are compared
 _REPEATS = 3
 _LEARNING_BATCH = 8  # of each of two ranks
 
@@ -132,6 +150,35 @@ def link_bytes(names: Iterable[str]) -> pd.DataFrame:
             rows.append(row | {"buffers": buffers / RANKS})
     table = pd.DataFrame(rows)
     return table.assign(off=(table["sent"] - table["buffers"]) / table["formula"] - 1)
+
+
+def updates(asked: Iterable[tuple[Sized, int]]) -> pd.DataFrame:
+    """A row a workload and number of ranks, each a process of this machine: seconds and bytes of a step of ddp and of
+    zero1, in turns; seconds of one device's optimizer, states less that a rank holds by the formula, and whether losses
+    are alike to the last bit.
+    """
+    rows = []
+    for sized, world in asked:
+        file = WorkloadFile(name=sized.name, digest=sized.name, file=f"{sized.name}.py", function="build",
+                            arguments=dict(sized.arguments))  # fmt: skip
+        plain: dict[str, Any] = {"run_id": "", "workload": sized.name}
+        profile = Item(**plain, kind="profile", nodes=[0], batches=[sized.batches[0]])
+        (alone,) = served(file, [profile], world=1)
+        batches = [sized.batches[0]] * world
+        items = [Item(**plain, kind="train", nodes=list(range(world)), batches=batches, strategy=one, least_steps=5,
+                      most_steps=5, most_s=15.0) for one in ("ddp", UPDATES_SHARED)]  # fmt: skip
+        turns = served(file, items * _REPEATS, world=world)
+        dense, shared = turns[:2]
+        seconds = [[one["step_s"] for one in turns[place::2]] for place in range(2)]
+        losses = [one["losses"] for one in served(file, items, world=world, losses=_UPDATE_STEPS)]
+        states = max(alone["checkpoint_bytes"] - alone["gradient_bytes"], 0)
+        row = {"workload": sized.name, "ranks": world, "optimizer_s": alone["rows"][0]["optimizer_s"]}
+        row |= {"ddp_s": median(seconds[0]), "zero1_s": median(seconds[1]), "ddp_bytes": dense["peak_bytes"]}
+        row |= {"apart": max((max(one) - min(one)) / median(one) for one in seconds)}
+        row |= {"saved_bytes": dense["peak_bytes"] - shared["peak_bytes"], "states_bytes": states}
+        rows.append(row | {"formula": (1 - 1 / world) * states, "alike": losses[0] == losses[1]})
+        print(pd.DataFrame(rows[-1:]).to_string(index=False, header=len(rows) == 1), flush=True)
+    return pd.DataFrame(rows)
 
 
 def learning(names: Iterable[str], *, seeds: int, steps: int) -> pd.DataFrame:
@@ -347,6 +394,59 @@ def judge_adasum(claims: Claims, seeds: int) -> None:
                f"sd of {seeds} seeds {best['sd']:.2f}", bool(best["ratio"] <= 1 - FEWER_STEPS))  # fmt: skip
 
 
+def judge_placement(claims: Claims, seed: int) -> None:
+    """Orders of machines against the best of all and breadth-first ones; all-reduces of hosts in several orders."""
+    found = {hosts: on_hosts(hosts, seed) for hosts in host_networks(seed)}
+    table = orders_of([*networks(range(PLACEMENT_SEEDS)), *(as_network(*one) for one in found.items())])
+    grouped = table.groupby(["network", "traffic"], sort=False)
+    figures = {"over_best": ["mean", "max"], "searched_over_best": ["mean", "max"], "breadth_first": ["mean", "max"],
+               "as_they_come": ["mean"], "changed": ["mean"]}  # fmt: skip
+    shown = grouped.agg(figures)
+    shown.columns = shown.columns.map(" ".join)
+    print_frame(shown.reset_index(), "orders of 8 machines: over the best, and other orders over the chosen one")
+    rows = pd.DataFrame([row for one in found.items() for row in host_rows(*one)])
+    print_frame(rows, "all-reduces of 8 local hosts")
+    for hosts, said in found.items():
+        print(f"{hosts.name}: {said['pairs']['took_s']:.1f} s of measuring links; {said['reason']}")
+    worst, mean = table["over_best"].max(), table["over_best"].mean()
+    searched = table["searched_over_best"].max()
+    claims.add("order of 8 machines within 5 % of the best of all 40,320", f"{mean:.1%}, at most {worst:.1%} over it;"
+               f" of a local search at most {searched:.1%}", f"pairs measured with {NOISE:.0%}; {len(table)} cases",
+               bool(max(worst, searched) <= _OVER_BEST))  # fmt: skip
+    differs = table[table["changed"]]
+    breadth, comes = differs["breadth_first"], differs["as_they_come"]
+    claims.add("breadth-first order takes longer than the chosen one",
+               f"{breadth.mean():.2f} times, {breadth.min():.2f} to {breadth.max():.2f}; machines as they come"
+               f" {comes.mean():.2f}", f"the {len(differs)} cases in which an order was chosen",
+               bool(breadth.mean() > 1))  # fmt: skip
+    alike = table[table["network"].isin(["all alike", "one slow machine"])]["changed"]
+    claims.add("where no order is faster, machines stay as they come", f"{1 - alike.mean():.0%} of {len(alike)} cases",
+               f"{NOISE:.0%} of a pair", not alike.any())  # fmt: skip
+    others = rows[rows["order"] != "chosen"]
+    ratios = others.groupby("order")["over_chosen"].mean()
+    least = others.sort_values("over_chosen").iloc[0]
+    by_network = "; ".join(f"{one['hosts']} {one['over_chosen']:.2f}" for _, one in
+                           others[others["order"] == "breadth first"].iterrows())  # fmt: skip
+    holds = others["over_chosen"] >= 1 - rows.groupby("hosts")["apart"].max().reindex(others["hosts"]).to_numpy()
+    claims.add("on local hosts no order tried is faster than the chosen one, but for noise",
+               f"breadth first takes {ratios['breadth first']:.2f} times its seconds ({by_network}), as they come"
+               f" {ratios['as they come']:.2f}, least {least['over_chosen']:.2f} ({least['hosts']}, {least['order']})",
+               f"repeats {rows['apart'].median():.0%} apart, at most {rows['apart'].max():.0%}",
+               bool(holds.all() and ratios["breadth first"] > 1))  # fmt: skip
+
+
+def judge_updates(claims: Claims) -> None:
+    """The sharded update, on and off."""
+    table = updates((one, RANKS) for one in SIZED)
+    print_frame(table, "ddp and zero1 on ranks of this machine")
+    claims.add("zero1 trains to the last bit as ddp", f"{table['alike'].mean():.0%} of {len(table)} cases",
+               f"{_UPDATE_STEPS} steps", bool(table["alike"].all()))  # fmt: skip
+    off = (table["saved_bytes"] - table["formula"]) / table["states_bytes"]
+    claims.add("zero1 holds as much less as the formula says, within 10 % of the states",
+               f"off by {off.abs().mean():.1%}, at most {off.abs().max():.1%} of the states", "one peak each",
+               bool(off.abs().max() <= _SAVING_OFF))  # fmt: skip
+
+
 def judge_steps(claims: Claims, data: TrainingData, here: Workspace, seed: int) -> None:
     """Speed, crossing and signs."""
     table = setups_of(data, models_of(data, here, seed))
@@ -427,7 +527,7 @@ def main(
     steps: Annotated[int, typer.Option(min=40, help="of each training")] = 200,
     parts: Annotated[
         str, typer.Option(help="what to judge")
-    ] = "selection,bytes,adasum,learning,steps,servers,tables,choice",
+    ] = "selection,bytes,adasum,placement,update,learning,steps,servers,tables,choice",
     home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
     seed: int = 0,
 ) -> None:
@@ -439,6 +539,10 @@ def main(
         judge_bytes(claims)
     if "adasum" in parts:
         judge_adasum(claims, max(seeds, ADASUM_SEEDS))
+    if "placement" in parts:
+        judge_placement(claims, seed)
+    if "update" in parts:
+        judge_updates(claims)
     if "learning" in parts:
         print_frame(learning(BATCHES, seeds=seeds, steps=steps), f"losses after {steps} steps")
     if {"steps", "servers", "tables", "choice"} & set(parts.split(",")):

@@ -1,4 +1,6 @@
-"""The bandwidth at which compression stops to pay, read off a table; steps to a loss with Adasum and without."""
+"""The bandwidth at which compression stops to pay, read off a table; steps to a loss with Adasum and without; what
+made-up networks take for a round, and which orders of machines pass.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,12 @@ import pandas as pd
 import pytest
 import torch
 
+from models.planner.placement import halvings, ring
 from tasks.node.strategies.adasum import ADASUM, pair
 from tests.benchmarks import strategies
 from tests.benchmarks.adasum import AVERAGED, JOBS, adasum_of, steps_to_target, trainer
-from tests.benchmarks.strategies import BATCHES, MBITS, Claims, crossing, judge_adasum, settings
+from tests.benchmarks.placement import Hosts, Network, host_rows, networks, orders_of, rewired
+from tests.benchmarks.strategies import BATCHES, MBITS, Claims, crossing, judge_adasum, judge_placement, settings
 
 
 @pytest.mark.parametrize("at", [0.06, 0.2, 0.5, 2.9])
@@ -58,3 +62,50 @@ def test_the_claim_is_of_the_largest_batch_and_names_what_gains_nothing(
     claims = Claims()
     judge_adasum(claims, 5)
     assert claims.hold is holds and "no fewer: b, c" in claims.rows[0]["shown"]
+
+
+def test_an_uplink_is_shared_by_what_leaves_a_rack_at_once() -> None:
+    racks = np.array([0, 1, 0, 1])
+    own = Network(name="", rate=np.full((4, 4), 10.0), latency_s=np.zeros((4, 4)), rack=racks, uplink=2.0)
+    apart, together = np.array([[0, 1, 2, 3], [0, 2, 1, 3]])
+    assert own.seconds_of(ring(4, 40.0), np.array([apart, together])).tolist() == [6 * 2 * 10 / 2, 6 * 10 / 2]
+    assert own.seconds_of(halvings(4, 40.0), np.array([apart, together])).tolist() == [
+        2 * 2 * 20 / 2 + 2 * 10 / 10, 2 * 20 / 10 + 2 * 2 * 10 / 2,
+    ]  # fmt: skip
+    assert {sweep.sharing for sweep in own.measured(0)} == {1.0}, "two pairs on one uplink"
+
+
+def test_orders_chosen_from_noisy_links_come_near_the_best() -> None:
+    table = orders_of(networks([1])[:4])
+    assert (table["over_best"] <= 0.05).all() and (table["over_best"] >= 0).all()
+    assert table.groupby("network")["changed"].max().to_dict() == {
+        "two racks": True, "three racks": True, "random": True, "one slow machine": False,
+    }  # fmt: skip
+
+
+def test_hosts_are_put_into_racks_and_rates_of_pairs_at_both_ends() -> None:
+    script = rewired(Hosts(name="", gbps=(), rack=(0, 1, 0), uplink_gbps=0.02))
+    assert script.count("tbf rate 20mbit") == 4 and "ip link set h1 master r1" in script
+    script = rewired(Hosts(name="", gbps=(), rack=(0, 0, 0), pairs_gbps=((0, 2, 0.05),)))
+    assert script.count("htb rate 50.0mbit") == 2 and "bridge" not in script
+
+
+@pytest.mark.parametrize(("over", "breadth_s", "holds"), [(0.0, 2.0, True), (0.2, 2.0, False), (0.0, 0.5, False)])
+def test_an_order_far_from_the_best_or_slower_on_hosts_than_another_falls_short(
+    monkeypatch: pytest.MonkeyPatch, over: float, breadth_s: float, holds: bool
+) -> None:
+    names = {"chosen": 1.0, "as they come": 3.0, "breadth first": breadth_s}
+    seconds = {name: [own, 1.01 * own] for name, own in names.items()}
+    matrices = [(1.0 - np.eye(4)).tolist()] * 3
+    found = {"seconds": seconds, "orders": {name: [0, 1, 2, 3] for name in names}, "reason": "because"}
+    found["pairs"] = {"latency_s": matrices, "byte_s": matrices, "took_s": 1.0}
+    hosts = Hosts(name="here", gbps=(1.0,) * 4, rack=(0,) * 4)
+    row = {"network": "two racks", "traffic": "ring", "over_best": over, "searched_over_best": over}
+    table = pd.DataFrame([row | {"breadth_first": 2.0, "as_they_come": 3.0, "changed": True}])
+    monkeypatch.setattr(strategies, "host_networks", lambda seed: [hosts])
+    monkeypatch.setattr(strategies, "on_hosts", lambda *_: found)
+    monkeypatch.setattr(strategies, "orders_of", lambda _: table)
+    claims = Claims()
+    judge_placement(claims, 1)
+    assert claims.hold is holds, claims.rows
+    assert host_rows(hosts, found)[1]["over_chosen"] == pytest.approx(3.0)

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from models.domain.cluster import Cluster
+from tasks import node
 from tasks.providers.local import cpu_shares as local_cpu
 from tasks.providers.local.cluster import LocalCluster
 from tasks.providers.local.leases import LeaseStore
@@ -51,6 +52,11 @@ def provider(home: Path, kind: str = "") -> LocalProvider:
     if kind:
         made.isolation = Isolation(kind=kind)
     return made
+
+
+def real_provider(home: Path) -> LocalProvider:
+    """With the agents that measure, not stand-ins."""
+    return LocalProvider(home, TYPES, Path(node.__file__).parent, sys.executable)
 
 
 def cluster(local: LocalProvider, *names: str, market: str = "on-demand") -> Cluster:

@@ -110,6 +110,17 @@ def build(factor=1.0, frozen=False):
     return model, loss, make_batch, torch.optim.SGD(model.parameters(), lr=0.1)
 """
 
+SLOW = """
+import os, time, torch
+
+def build():
+    model = torch.nn.Linear(4, 1)
+    def make_batch(batch):
+        time.sleep(0.15 if os.environ["RANK"] == "3" else 0.0)
+        return torch.ones(batch, 4), torch.ones(batch, 1)
+    return model, torch.nn.MSELoss(), make_batch, torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
 
 QUICK = {"warmup_steps": 2, "least_steps": 8, "most_steps": 12, "most_s": 2.0}
 LONGER = QUICK | {"least_steps": 10, "most_steps": 14}
@@ -124,10 +135,10 @@ def workload(file: str, name: str = "", **arguments: object) -> WorkloadFile:
 
 
 class Agents:
-    """Two agents on loopback, and the controller's side of their mailbox."""
+    """Agents on loopback, two unless asked for more, and the controller's side of their mailbox."""
 
-    def __init__(self, mailbox: Path, package_parent: Path) -> None:
-        self.mailbox = mailbox
+    def __init__(self, mailbox: Path, package_parent: Path, many: int = 2) -> None:
+        self.mailbox, self.many = mailbox, many
         self.port = free_port()
         environment = {**os.environ, "PYTHONPATH": str(package_parent), "AWS_SECRET_ACCESS_KEY": "must not travel"}
         self.processes = [
@@ -139,27 +150,33 @@ class Agents:
                 env=environment,
                 cwd=mailbox,
             )
-            for one in (0, 1)
+            for one in range(many)
         ]
 
     def plan(
-        self, attempt: int, workloads: list[WorkloadFile], items: list[Item], ranks: tuple[int, ...] = (0, 1)
+        self,
+        attempt: int,
+        workloads: list[WorkloadFile],
+        items: list[Item],
+        ranks: tuple[int, ...] = (0, 1),
+        **go: Any,
     ) -> None:
-        """Ask for `items`, and say go once the workers of `ranks` are armed."""
+        """Ask for `items`, and say `go` once the workers of `ranks` are armed."""
         plan = Plan(
             lease_id="lease",
             attempt=attempt,
-            addresses=["127.0.0.1", "127.0.0.1"],
-            expected=[Devices(name=CPU, count=1)] * 2,
+            addresses=["127.0.0.1"] * self.many,
+            expected=[Devices(name=CPU, count=1)] * self.many,
             workloads=workloads,
             items=items,
             port=self.port - attempt,  # the agents add the attempt
             timeout_s=20.0,
             ranks=list(ranks),
+            pairs=bool(go),
         )
         write_json(self.mailbox / "plan.json", plan)
         self.wait_for(lambda: all((self.mailbox / f"node-{one}/armed-{attempt}.json").exists() for one in ranks))
-        write_json(self.mailbox / f"go-{attempt}.json", {})
+        write_json(self.mailbox / f"go-{attempt}.json", go)
 
     def finished(self, attempt: int, ranks: tuple[int, ...] = (0, 1)) -> list[dict[str, Any]]:
         """How the nodes' launches ended."""
@@ -189,8 +206,8 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def agents(tmp_path: Path) -> Iterator[Agents]:
-    """Two agents that run a copy of the package, as on a machine; ended whatever happens."""
+def agents(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Agents]:
+    """Agents that run a copy of the package, as on a machine, two or as many as asked; ended whatever happens."""
     mailbox = tmp_path / "mailbox"
     mailbox.mkdir()
     shutil.copytree(
@@ -202,7 +219,7 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
     (mailbox / "workloads/loaded.py").write_text(LOADED)
     (mailbox / "workloads/odd.py").write_text(ODD)
     shutil.copy(Path(node.__file__).parent / "workloads/wide_mlp.py", mailbox / "workloads/wide.py")
-    running = Agents(mailbox, tmp_path / "away")
+    running = Agents(mailbox, tmp_path / "away", getattr(request, "param", 2))
     try:
         yield running
     finally:
@@ -283,12 +300,12 @@ def test_ranks_that_share_train_as_those_that_do_not_and_a_share_may_be_empty(ag
     items = [
         item(f"{workload}-{name}", workload, batches, strategy=name, accumulation_steps=2)
         for workload, batches in (("two", [6, 2]), ("wide", [4, 4]))
-        for name in ("ddp", "fsdp", "zero2")
+        for name in ("ddp", "fsdp", "zero2", "zero1")
     ]
     agents.plan(1, [workload("two"), workload("wide", width=300, frames=1)], items)
     assert [one["exit_code"] for one in agents.finished(1)] == [0, 0]
     values = {run: one["values"] for run, one in agents.records().items()}
-    for name in ("fsdp", "zero2"):
+    for name in ("fsdp", "zero2", "zero1"):
         assert values[f"two-{name}"]["last_loss"] == pytest.approx(3.0, abs=1e-3), "one weight, on rank 0 alone"
         shared, plain = values[f"wide-{name}"], values["wide-ddp"]
         assert shared["first_loss"] == pytest.approx(plain["first_loss"], rel=1e-4)
@@ -315,6 +332,38 @@ def test_compressed_gradients_are_measured_as_others_are_and_no_machine_alone_co
         assert records[f"two-{name}"]["values"]["last_loss"] == pytest.approx(3.0, abs=1e-2)
     assert "ddp-mstopk on 1 devices: it needs at least 2 machines" in records["alone"]["reason"]
     assert "ddp-mstopk in fp16: what is sent later" in records["scaled"]["reason"]
+
+
+@pytest.mark.parametrize("agents", [4], indirect=True)
+def test_ranks_send_to_each_other_in_the_order_asked_for_and_records_tell_of_nodes_as_they_come(agents: Agents) -> None:
+    order, batches = [2, 0, 3, 1], [6, 2, 2, 2]  # the first rank's samples are of one kind, all others' of another
+
+    def item(run_id: str, nodes: list[int], **changes: Any) -> Item:
+        own = [batches[one] for one in nodes]
+        return Item(run_id=run_id, kind="train", nodes=nodes, workload="two", batches=own, **QUICK | changes)
+
+    everyone = [0, 1, 2, 3]
+    items = [
+        *(item(name, everyone, strategy=name) for name in ("ddp", "fsdp", "ddp-mstopk")),
+        item("pair", [0, 1]),
+        Item(run_id="slow", kind="train", nodes=everyone, workload="slow", batches=[1] * 4, **QUICK),
+    ]
+    (agents.mailbox / "workloads/slow.py").write_text(SLOW)
+    agents.plan(1, [workload("two"), workload("slow")], items, (0, 1, 2, 3), order=order, why="because")
+    told = json.loads((agents.mailbox / "node-0/armed-1.json").read_text())["pairs"]
+    assert told["nodes"] == everyone and told["took_s"] > 0 and len(told["sharing"]) == len(told["byte_s"]) == 3
+    assert all(sweep[i][j] == sweep[j][i] > 0 for sweep in told["byte_s"] for i in range(4) for j in range(i))
+    assert [one["exit_code"] for one in agents.finished(1, (0, 1, 2, 3))] == [0] * 4
+    records = agents.records()
+    values = {run: one["values"] for run, one in records.items()}
+    for name in ("ddp", "fsdp", "ddp-mstopk"):
+        assert values[name]["last_loss"] == pytest.approx(4.0, abs=1e-2), "half the samples are 1, the others -3"
+        assert values[name]["rank_order"] == order and values[name]["rank_order_reason"] == "because"
+        assert records[name]["item"]["nodes"] == everyone and values[name]["pairs_s"] == told["took_s"]
+    assert sum("pairs" in one for one in values.values()) == 1, "once a launch"
+    assert "rank_order" not in values["pair"]
+    alone_s = values["slow"]["rank_compute_s"]
+    assert max(alone_s) == alone_s[3] > 0.1 > max(alone_s[:3]), "the machine that is slow, wherever it stands in a ring"
 
 
 def test_adasum_is_measured_as_others_are_and_what_it_cannot_combine_is_said(agents: Agents) -> None:

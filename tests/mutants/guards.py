@@ -202,6 +202,8 @@ MUTANTS = (
         "fcntl.LOCK_SH | fcntl.LOCK_NB", "tasks/workspace/test_locking.py"),
     _of("settle", "tasks/execution/session.py", r"self\.running\.settle\(\)", "pass",
         "tasks/execution/test_session.py"),
+    _of("order-sure", "models/planner/placement.py", r"gain < SURE \* error", "False",
+        "models/planner/test_placement.py"),
     _of("too-large", f"{_LOCAL}/catalogue.py", r"if cores > most_cores\(\) \+ 1e-9:(?=\n.*\n +f\x22\{cluster)",
         "if False:", f"{_T_EC2[:-4]}/local/test_catalogue.py"),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 ddp     every device holds everything; gradients are summed in buckets while the backward pass goes on
 fsdp    weights, gradients and the optimizer's state are shared out; weights are gathered a group at a time, and let go
 zero2   the same, but that weights gathered in the forward pass stay until the backward pass is over
+zero1   ddp, but that each device's optimizer updates a share of the weights, and sends these to all
 ddp-fp16, ddp-powersgd, ddp-mstopk
         ddp, with gradients sent in fewer bytes (compression.py)
 ps-1, ps-2, ps-4
@@ -17,12 +18,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from inspect import signature
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -43,6 +46,8 @@ _SENDS_OTHERWISE = {
     **dict.fromkeys(ADASUM, adasum),
     TABLES: tables,
 }
+ZERO1 = "zero1"
+_GATHERED = ("fsdp", "zero2")
 _CPU = torch.device("cpu")
 _STAYS = OffloadPolicy()
 
@@ -72,8 +77,8 @@ def strategy(
 
 
 def shares_out(name: str) -> bool:
-    """Whether each rank holds but a part of the state of a training."""
-    return name != DDP and name not in _SENDS_OTHERWISE
+    """Whether each rank holds but a part of the weights, or of their gradients."""
+    return name in _GATHERED
 
 
 def refuse_model(name: str, model: nn.Module) -> None:
@@ -90,8 +95,8 @@ def no_sync(module: nn.Module) -> AbstractContextManager[None]:
 
 
 def communicates_always(module: nn.Module) -> bool:
-    """Whether a step without `no_sync`'s part communicates all the same: for weights that are shared out."""
-    return isinstance(module, (FSDPModule, Elsewhere))
+    """Whether a step without `no_sync`'s part communicates all the same: weights that a rank lacks, or has to send."""
+    return isinstance(module, (FSDPModule, _SharedUpdate, Elsewhere))
 
 
 def bucket_bytes(module: nn.Module) -> list[int]:
@@ -116,6 +121,42 @@ def _replicated(
 ) -> nn.Module:
     """As it comes, with a first bucket of 1 MiB, then 25 MiB, in reverse order."""
     return DistributedDataParallel(model, process_group=group)
+
+
+class _SharedUpdate(DistributedDataParallel):
+    """A model whose optimizer's steps send weights."""
+
+
+def _updated_in_shares(
+    model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, device: torch.device
+) -> nn.Module:
+    """As `_replicated`; `optimizer`'s steps become those of torch's ZeroRedundancyOptimizer of the same kind.
+
+    Whole parameters are divided among ranks, so that each is updated as without. Raises ValueError where an optimizer
+    of the same kind cannot be made from its groups and defaults.
+    """
+    kind = type(optimizer)
+    known = signature(kind).parameters
+    weights = [one for held in optimizer.param_groups for one in held["params"]]
+    try:
+        shared = ZeroRedundancyOptimizer(
+            [dict(one) for one in optimizer.param_groups],
+            optimizer_class=kind,
+            process_group=group,
+            parameters_as_bucket_view=len({(one.dtype, one.is_contiguous()) for one in weights}) == 1,
+            **{name: value for name, value in optimizer.defaults.items() if name in known},
+        )
+    except TypeError as error:
+        raise ValueError(
+            f"{ZERO1}: no {kind.__name__} can be made of this one's groups and defaults ({error}); take ddp, or give"
+            " it a constructor as torch's optimizers have"
+        ) from None
+    own = [one for held in shared.optim.param_groups for one in held["params"]]
+    shared.optim.state.update({one: optimizer.state[one] for one in own if one in optimizer.state})  # as of Adagrad
+    optimizer.state.clear()
+    optimizer.param_groups = shared.param_groups  # where schedulers change rates
+    optimizer.step = shared.step  # type: ignore[method-assign]
+    return _SharedUpdate(model, process_group=group)
 
 
 def _sending_otherwise(
@@ -174,6 +215,7 @@ def _shares(state: dict[str, object], part: nn.Parameter) -> dict[str, object]:
 
 STRATEGIES: dict[str, Callable[..., nn.Module]] = {
     DDP: _replicated,
+    ZERO1: _updated_in_shares,
     "fsdp": partial(_sharded, reshard_after_forward=True),
     "zero2": partial(_sharded, reshard_after_forward=False),
     **{name: partial(_sending_otherwise, name=name) for name in _SENDS_OTHERWISE},

@@ -93,7 +93,7 @@ def test_gradients_and_activations_are_distinguished_by_where_peaks_rise_with_th
 
 def test_what_ranks_share_is_less_the_more_they_are_and_what_each_gathers_stays() -> None:
     gradients, sample = 8e9, 4e8  # which weigh as much as each other between batches of 16 and 32
-    modes = {name: Mode(strategy=name) for name in ("ddp", "fsdp", "zero2")}
+    modes = {name: Mode(strategy=name) for name in ("ddp", "fsdp", "zero2", "zero1")}
     models = {name: peaks(1e9 + 3 * gradients, gradients, sample, mode) for name, mode in modes.items()}
 
     def peak(name: str, ranks: int, **steps: bool) -> float:
@@ -104,6 +104,10 @@ def test_what_ranks_share_is_less_the_more_they_are_and_what_each_gathers_stays(
     own = 1e9 + 3 * gradients / 8 + 16 * sample
     assert peak("fsdp", 8) == pytest.approx(own + 5 * gradients / 8, rel=1e-6)
     assert peak("zero2", 8) == pytest.approx(own + 7 / 8 * gradients + 3 * gradients / 8, rel=1e-6)
+    assert peak("zero1", 8) == pytest.approx(peak("ddp", 8) - 7 / 8 * 2 * gradients, rel=1e-6), "Adam's two moments"
+    assert peak("zero1", 1) == peak("ddp", 1) and peak("zero1", 8, accumulates=True) == pytest.approx(
+        peak("ddp", 8, accumulates=True) - 7 / 8 * 2 * gradients
+    )
     for name in ("fsdp", "zero2"):
         shared = [peak(name, ranks) for ranks in (2, 4, 8, 16)]
         assert shared == sorted(shared, reverse=True)

@@ -89,6 +89,8 @@ WRONG_FILES = [
     ),
     ("samples", 'switches = ["recompile"]\nsamples', "unknown switches 'recompile'; did you mean"),
     ("samples", 'switches = ["offload"]\nsamples', "offload takes fsdp or zero2"),
+    ("samples", 'strategies = ["zero1"]\nswitches = ["offload"]\nsamples', "offload takes fsdp or zero2"),
+    ("samples", 'precisions = ["fp16"]\nstrategies = ["zero1"]\nsamples', "fp16 with zero1: an optimizer that scales"),
     ("[campaign]", "[campaign", "not valid TOML"),
 ]
 WRONG_SECTIONS = [  # in place of [ec2]

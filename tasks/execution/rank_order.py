@@ -1,0 +1,84 @@
+"""In which order the machines of a launch send to each other: by the links that they measured between each two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from models.domain.workload import COMBINED
+from models.planner.placement import Links, Round, choose, halvings, ring
+
+from ..node.record import LEAST_ORDERED, Item
+
+MOST_ORDERED = 16  # machines: 120 pairs, one at a time
+_MESSAGE_BYTES = 25 * 2**20  # of DistributedDataParallel's buckets: what is sent at once, whatever the workload
+
+_Seconds = Annotated[float, Field(ge=0, lt=1e4)]
+_Square = Annotated[list[list[_Seconds]], Field(min_length=LEAST_ORDERED)]
+
+
+class _Pairs(BaseModel):
+    """What `node.probe.pairs` found, as untrusted bytes must be."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+    nodes: list[int]
+    latency_s: list[_Square] = Field(min_length=2)
+    byte_s: list[_Square]
+    sharing: list[Annotated[float, Field(ge=0, le=1)]]
+
+    def sweeps(self, nodes: Sequence[int]) -> list[Links]:
+        """One for each time that all pairs were measured. Raises ValueError where it is not of all pairs of `nodes`."""
+        shape = (len(nodes), len(nodes))
+        latency_s, byte_s = ([np.array(one) for one in each] for each in (self.latency_s, self.byte_s))
+        if self.nodes != list(nodes) or {one.shape for one in latency_s + byte_s} != {shape}:
+            raise ValueError(f"it is not of nodes {', '.join(map(str, nodes))}")
+        if any((one[~np.eye(len(nodes), dtype=bool)] <= 0).any() for one in latency_s + byte_s):
+            raise ValueError("it has pairs that take no time")
+        return [
+            Links(latency_s=latency, byte_s=byte, sharing=sharing)
+            for latency, byte, sharing in zip(latency_s, byte_s, self.sharing, strict=True)
+        ]
+
+
+def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
+    """Whether machines are to measure the links between each two: there are several orders, and pairs are not too many.
+
+    Hosts without a network of their own have one address in common, and no links.
+    """
+    if len(set(addresses)) < len(addresses) or not LEAST_ORDERED <= len(addresses) <= MOST_ORDERED:
+        return False
+    return any(len(item.nodes) >= LEAST_ORDERED for item in items)
+
+
+def sending_order(said: Mapping[str, Any], nodes: Sequence[int], items: Sequence[Item]) -> tuple[tuple[int, ...], str]:
+    """`nodes` in the order for the traffic of `items`, by what their first `said` of links; and why that one.
+
+    They stay as they come, with the reason, where no order is surely faster, or nothing sound is said.
+    """
+    if not said:
+        return (), f"as they come: node {nodes[0]} measured no links, as with a torch that cannot put ranks in order"
+    try:
+        sweeps = _Pairs.model_validate(dict(said)).sweeps(nodes)
+    except (ValidationError, ValueError) as error:
+        first = str(error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error)
+        return (), f"as they come: what node {nodes[0]} said of links between machines is not sound: {first}"
+    choice = choose(sweeps, traffic(items, len(nodes)))
+    stays = list(choice.order) == list(range(len(nodes)))
+    return () if stays else tuple(nodes[place] for place in choice.order), choice.reason
+
+
+def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:
+    """What `items` of so many machines send in a step each, by their strategies' messages of one size.
+
+    All but Adasum's go round rings: those of the largest entries go from each machine to each, alike in any order.
+    """
+    pairs = machines & (machines - 1) == 0
+    found: tuple[Round, ...] = ()
+    for item in items:
+        if len(item.nodes) >= LEAST_ORDERED:
+            found += (halvings if item.strategy in COMBINED and pairs else ring)(machines, _MESSAGE_BYTES)
+    return found

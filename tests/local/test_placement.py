@@ -1,0 +1,51 @@
+"""Four real hosts in two racks, not one after another: they measure their links, and rings keep racks together."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.campaign.campaign import serve
+from tasks.node.record import Item
+from tasks.providers.local.cluster import LocalCluster
+from tasks.providers.local.network import PATH
+from tests.benchmarks.placement import Hosts, rewired
+from tests.fakes import job_of
+from tests.local.hosts import ISOLATION, cluster, left_over, needs_network, needs_quota, real_provider
+
+pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
+RACK = (0, 1, 0, 1)
+
+
+@needs_network
+@needs_quota
+def test_hosts_of_a_rack_send_to_each_other_before_they_send_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = Hosts(name="", gbps=(), rack=RACK, uplink_gbps=0.02)
+    plain = LocalCluster.go
+
+    def go(running: LocalCluster) -> None:
+        assert running._switch is not None
+        user = ("-U", "--preserve-credentials") if ISOLATION.kind == "user" else ()
+        inside = ("nsenter", "-t", str(running._switch.pid), *user, "-n", "sh", "-c", rewired(hosts))
+        subprocess.run(inside, check=True, env={"PATH": PATH})
+        plain(running)
+
+    monkeypatch.setattr(LocalCluster, "go", go)
+    local = real_provider(tmp_path)
+    item = Item(run_id="r", kind="probe", nodes=[0, 1, 2, 3], message_bytes=[100_000])
+    job = job_of([item], count=4, cluster=cluster(local, *("tenth",) * 4), deadline_s=200.0)
+    seen = serve(local, job, stop_at=time.monotonic() + 200.0, watch=lambda *_: None)
+    assert seen.mailbox is not None and seen.recorded == {"r"}, seen.outcome
+    values = json.loads((seen.mailbox / "node-0/records/r.json").read_text())["values"]
+    order = values["rank_order"]
+    assert sum(RACK[order[place]] != RACK[order[(place + 1) % 4]] for place in range(4)) == 2, values
+    assert "fewer seconds of communication" in values["rank_order_reason"] and values["pairs_s"] > 0
+    byte_s = values["pairs"]["byte_s"][0]
+    assert byte_s[0][1] > 3 * byte_s[0][2], "the link between racks is a tenth of a host's"
+    assert left_over(local) == []

@@ -1,0 +1,147 @@
+"""The order that is chosen is the best of all where all can be compared, and near it beyond; noise chooses none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from models.planner import placement
+from models.planner.placement import Links, Round, breadth_first, choose, fastest, halvings, ring, searched, seconds_of
+
+SIZE = 1e6
+NOISE = 0.03
+
+
+def links(matrix: Sequence[Sequence[float]], sharing: float = 0.0) -> Links:
+    """Seconds of SIZE bytes between each two."""
+    byte_s = np.array(matrix, dtype=float) / SIZE
+    return Links(latency_s=np.full(byte_s.shape, 1e-4), byte_s=byte_s, sharing=sharing)
+
+
+def drawn(machines: int, seed: int, sharing: float = 0.0) -> Links:
+    half = np.triu(np.exp(np.random.default_rng(seed).normal(0.0, 0.7, (machines, machines))), 1)
+    return links(half + half.T, sharing)
+
+
+def racks(of: Sequence[int], slower: float = 5.0, sharing: float = 1.0) -> Links:
+    rack = np.array(of)
+    return links(np.where(rack[:, None] == rack, 1.0, slower) * (1 - np.eye(len(of))), sharing)
+
+
+def sweeps(of: Links, seed: int, many: int = 3) -> list[Links]:
+    draw = np.random.default_rng(seed)
+
+    def noisy() -> Links:
+        half = np.triu(of.byte_s * np.exp(NOISE * draw.standard_normal(of.byte_s.shape)), 1)
+        return replace(of, byte_s=half + half.T)
+
+    return [noisy() for _ in range(many)]
+
+
+def plain_seconds(of: Links, rounds: Sequence[Round], order: Sequence[int]) -> float:
+    """By the definition, one number at a time."""
+    total = 0.0
+    for one in rounds:
+        each = [of.latency_s[order[a]][order[b]] + one.bytes * of.byte_s[order[a]][order[b]] for a, b in one.places]
+        total += one.times * (max(each) + of.sharing * (sum(each) - max(each)))
+    return total
+
+
+@pytest.mark.parametrize("traffic", [ring, halvings])
+@pytest.mark.parametrize(("machines", "sharing", "seed"), [(4, 0.0, 1), (4, 0.6, 2), (8, 0.0, 3), (8, 1.0, 4)])
+def test_no_order_is_faster(traffic: object, machines: int, sharing: float, seed: int) -> None:
+    own, rounds = drawn(machines, seed, sharing), {ring: ring, halvings: halvings}[traffic](machines, SIZE)  # type: ignore[index]
+    every = list(permutations(range(machines)))
+    seconds = [plain_seconds(own, rounds, order) for order in every]
+    assert seconds_of(own, rounds, np.array(every[:50])) == pytest.approx(seconds[:50])
+    assert plain_seconds(own, rounds, fastest(own, rounds)) == pytest.approx(min(seconds), rel=1e-9)
+
+
+def test_the_local_search_comes_within_five_percent_of_the_best_of_eight() -> None:
+    every = np.array(list(permutations(range(8))))
+    over = []
+    for seed in range(12):
+        own = drawn(8, seed, sharing=(0.0, 0.5, 1.0)[seed % 3])
+        for traffic in (ring, halvings):
+            rounds = traffic(8, SIZE)
+            best_s = seconds_of(own, rounds, every).min()
+            over.append(plain_seconds(own, rounds, searched(own, rounds)) / best_s - 1)
+    assert max(over) <= 0.05
+
+
+def test_of_more_machines_racks_stay_together() -> None:
+    of = np.random.default_rng(0).permutation([0] * 6 + [1] * 6)
+    order = fastest(racks(of), ring(12, SIZE))
+    assert sorted(order) == list(range(12)) and crossings(of, order) == 2
+
+
+def crossings(of: Sequence[int], order: Sequence[int]) -> int:
+    return sum(of[order[place]] != of[order[(place + 1) % len(of)]] for place in range(len(of)))
+
+
+def test_a_ring_crosses_between_racks_twice() -> None:
+    of = [0, 1, 0, 1, 1, 0, 1, 0]
+    assert all(crossings(of, choose(sweeps(racks(of), seed), ring(8, SIZE)).order) == 2 for seed in range(5))
+    assert crossings(of, fastest(racks(of, sharing=0.0), ring(8, SIZE))) == 2, "also where the slowest alone counts"
+
+
+def test_halves_are_first_exchanged_inside_racks() -> None:
+    of = [0, 1, 0, 1, 1, 0, 1, 0]
+    order = fastest(racks(of), halvings(8, SIZE))
+    largest, *_ = halvings(8, SIZE)
+    assert all(of[order[a]] == of[order[b]] for a, b in largest.places)
+
+
+def test_adasum_sends_a_half_then_a_quarter_and_rings_a_part_of_all_but_one() -> None:
+    assert [(one.bytes, one.times) for one in halvings(8, 8.0)] == [(4.0, 2), (2.0, 2), (1.0, 2)]
+    (one,) = ring(4, 8.0)
+    assert (one.bytes, one.times, one.places) == (2.0, 6, ((0, 1), (1, 2), (2, 3), (3, 0)))
+    with pytest.raises(ValueError, match="6 machines: halves are exchanged by a power of two"):
+        halvings(6, 8.0)
+
+
+def test_links_that_are_alike_but_for_noise_leave_machines_as_they_come() -> None:
+    alike = racks([0] * 8, sharing=0.0)
+    choices = [choose(sweeps(alike, seed), ring(8, SIZE)) for seed in range(40)]
+    assert {one.order for one in choices} == {tuple(range(8))}
+    assert all(one.reason.startswith("as they come: predicted") for one in choices)
+
+
+def test_without_the_guards_noise_would_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "LEAST_GAIN", -1.0)
+    monkeypatch.setattr(placement, "SURE", -1e9)
+    assert choose(sweeps(racks([0] * 8, sharing=0.0), 0), ring(8, SIZE)).order != tuple(range(8))
+
+
+def test_a_gain_is_that_of_sweeps_that_did_not_choose() -> None:
+    """One sweep in which a pair was disturbed proposes an order that the others do not confirm."""
+    alike = racks([0] * 4, sharing=0.0)
+    slow = alike.byte_s.copy()
+    slow[0, 1] = slow[1, 0] = 9 * slow[0, 1]
+    choice = choose([alike, alike, replace(alike, byte_s=slow)], ring(4, SIZE))
+    assert choice.order == (0, 1, 2, 3) and choice.gain == pytest.approx(0.0, abs=0.01)
+    sure = choose([replace(alike, byte_s=slow)] * 3, ring(4, SIZE))
+    assert sure.order != (0, 1, 2, 3) and sure.gain > 0.8
+    with pytest.raises(ValueError, match="1 sweep: noise"):
+        choose([alike], ring(4, SIZE))
+
+
+@pytest.mark.parametrize(
+    ("slower", "why"), [((1.03, 1.03, 1.03), "standard error 0.0%"), ((9.0, 9.0, 1.0), "59% fewer seconds")]
+)
+def test_neither_a_small_gain_nor_one_that_a_sweep_denies_is_taken(slower: tuple[float, ...], why: str) -> None:
+    found = []
+    for times in slower:
+        alike = racks([0] * 4, sharing=0.0)
+        alike.byte_s[0, 1] = alike.byte_s[1, 0] = times * alike.byte_s[0, 1]
+        found.append(alike)
+    choice = choose(found, ring(4, SIZE))
+    assert choice.order == (0, 1, 2, 3) and why in choice.reason
+
+
+def test_breadth_first_takes_the_fastest_links_of_the_first_machine_first() -> None:
+    assert breadth_first(links([[0, 3, 1, 2], [3, 0, 9, 9], [1, 9, 0, 9], [2, 9, 9, 0]])) == (0, 2, 3, 1)

@@ -1,0 +1,104 @@
+"""What machines say of their links becomes an order, or a reason; nothing unsound is taken for a measurement."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.execution.rank_order import links_matter, sending_order, traffic
+from tasks.node.record import Item
+from tests.fakes import FakeCluster, armed, finished, job_of, ready, reported
+from tests.tasks.execution.test_session import served
+
+NODES = [0, 1, 2, 3]
+RACKS = np.array([0, 1, 0, 1])
+
+
+def item(nodes: list[int] = NODES, strategy: str = "ddp") -> Item:
+    return Item(run_id="a", kind="train", nodes=nodes, workload="tiny", batches=[8] * len(nodes), strategy=strategy)
+
+
+def said(**changes: Any) -> dict[str, Any]:
+    """Two racks, in which machines do not come one after another."""
+    byte_s = np.where(RACKS[:, None] == RACKS, 1e-9, 1e-8) * (1 - np.eye(4))
+    latency_s = 1e-4 * (1 - np.eye(4))
+    whole = {"nodes": NODES, "latency_s": [latency_s.tolist()] * 3, "byte_s": [byte_s.tolist()] * 3}
+    return whole | {"sharing": [1.0] * 3, "took_s": 1.5} | changes
+
+
+def together(order: tuple[int, ...]) -> bool:
+    return sum(RACKS[order[place]] != RACKS[order[(place + 1) % 4]] for place in range(4)) == 2
+
+
+def test_machines_of_a_rack_come_one_after_another() -> None:
+    order, why = sending_order(said(), NODES, [item()])
+    assert together(order) and "fewer seconds of communication" in why
+
+
+def test_of_an_attempt_without_some_machines_the_order_is_of_those_that_take_part() -> None:
+    nodes = [1, 2, 4, 7]
+    order, _ = sending_order(said(nodes=nodes), nodes, [item(nodes)])
+    assert sorted(order) == nodes and together(tuple(nodes.index(one) for one in order))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"nodes": [0, 1, 2]}, "not of nodes 0, 1, 2, 3"),
+        ({"byte_s": [[[0.0] * 4] * 4] * 3}, "pairs that take no time"),
+        ({"byte_s": [[[0.0, float("nan")] * 2] * 4] * 3}, "finite"),
+        ({"latency_s": [[[1e-4] * 3] * 4] * 3}, "not of nodes"),
+        ({"sharing": [2.0] * 3}, "less than or equal to 1"),
+        ({"sharing": [1.0] * 2}, "shorter"),
+        ({"latency_s": "fast"}, "list"),
+    ],
+)
+def test_what_is_not_sound_leaves_machines_as_they_come_and_says_so(changes: dict[str, Any], reason: str) -> None:
+    order, why = sending_order(said(**changes), NODES, [item()])
+    assert order == () and why.startswith("as they come: what node 0 said") and reason in why
+
+
+def test_a_machine_that_measured_nothing_is_no_fault() -> None:
+    assert sending_order({}, NODES, [item()]) == (
+        (), "as they come: node 0 measured no links, as with a torch that cannot put ranks in order",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("nodes", "addresses", "matter"),
+    [(4, 4, True), (3, 4, False), (3, 3, False), (16, 16, True), (17, 17, False), (4, 1, False)],
+)
+def test_links_are_measured_where_there_are_orders_to_choose_from(nodes: int, addresses: int, matter: bool) -> None:
+    named = [f"10.0.0.{place}" for place in range(addresses)] if addresses > 1 else ["127.0.0.1"] * nodes
+    assert links_matter([item([0]), item(list(range(nodes)))], named) is matter
+
+
+def test_adasum_is_planned_for_its_halves_where_machines_come_in_pairs() -> None:
+    assert len(traffic([item(), item(strategy="adasum"), item([0, 1])], 4)) == 1 + 2
+    assert len(traffic([item(strategy="adasum")], 6)) == 1
+
+
+def test_the_session_lets_machines_go_in_the_order_that_their_links_ask_for(tmp_path: Path) -> None:
+    def tells(cluster: FakeCluster) -> None:
+        armed(1)(cluster)
+        cluster.say("armed-1.json", 0, pairs=said())
+
+    def is_asked(cluster: FakeCluster) -> None:
+        assert json.loads((cluster.mailbox / "plan.json").read_text())["pairs"]
+
+    script = (ready, is_asked, tells, reported("a"), finished(1))
+    seen, _ = served(tmp_path, job_of([item()], count=4), *script)
+    assert seen.mailbox is not None
+    go = json.loads((seen.mailbox / "go-1.json").read_text())
+    assert together(tuple(go["order"])) and go["why"].startswith("predicted")
+
+
+def test_two_machines_have_nothing_to_measure_and_go_as_they_come(tmp_path: Path) -> None:
+    seen, _ = served(tmp_path, job_of([item([0, 1])]), ready, armed(1), reported("a"), finished(1))
+    assert seen.mailbox is not None
+    assert not json.loads((seen.mailbox / "plan.json").read_text())["pairs"]
+    assert json.loads((seen.mailbox / "go-1.json").read_text())["order"] == []
