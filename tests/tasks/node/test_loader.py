@@ -256,9 +256,12 @@ def test_a_connection_that_a_dead_worker_reset_is_told_as_its_death(
 
     class Resets:
         def __next__(self) -> None:
+            worker = workers_of(made)[0]
+            until = time.monotonic() + 20
             with worker_deaths_ignored():
-                os.kill(workers_of(made)[0], signal.SIGKILL)
-                time.sleep(0.1)
+                os.kill(worker, signal.SIGKILL)
+                while state(worker) not in ("", "Z") and time.monotonic() < until:
+                    time.sleep(0.01)
             raise ConnectionResetError("Connection reset by peer")
 
     monkeypatch.setattr(made.loader, "_iterator", Resets())
