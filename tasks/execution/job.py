@@ -18,7 +18,7 @@ from models.domain.workload import Setup
 from models.planner.learning import LEARNING_MOST_S, LEARNING_STEPS, LEARNING_WINDOWS
 
 from ..node.data import S3
-from ..node.record import ANY, CPU, LEARN, TRAINING, Devices, Item, WorkloadFile, write_json
+from ..node.record import ANY, CPU, ELASTIC, LEARN, TRAINING, Devices, Item, WorkloadFile, write_json
 from ..workspace.environments import environment_at
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.sources import Source
@@ -227,6 +227,14 @@ def _item(wanted: Measurement, run_id: str, seed: int) -> Item:
         seed=seed,
         devices=list(wanted.devices),
     )
+    if wanted.kind == ELASTIC:
+        return replace(
+            item,
+            most_steps=wanted.steps,
+            checkpoint_every=wanted.checkpoint_every,
+            wait_s=wanted.wait_s,
+            most_s=wanted.est_s,
+        )
     if wanted.kind != LEARN:
         return item
     return replace(item, seed=wanted.seed, most_steps=LEARNING_STEPS, windows=LEARNING_WINDOWS, most_s=LEARNING_MOST_S)

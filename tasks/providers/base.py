@@ -132,7 +132,8 @@ class RunningCluster(Protocol):
     """Acquired machines, each with a node agent that reports to `mailbox`.
 
     `cluster` is what was got: its markets, zones and prices may differ from what was asked for, its types do not.
-    Machines that have not reported themselves within `ready_within_s` are taken for lost.
+    Machines that have not reported themselves within `ready_within_s` are taken for lost. `checkpoints` is a folder that
+    all of them see at that path and that outlives each; None where there is none yet.
     """
 
     lease_id: str
@@ -140,6 +141,7 @@ class RunningCluster(Protocol):
     mailbox: Path
     addresses: list[str]
     ready_within_s: float
+    checkpoints: Path | None
 
     @property
     def image_id(self) -> str:
