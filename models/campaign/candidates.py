@@ -58,13 +58,13 @@ EC2_COSTS = Costs(launch_s=60.0, build_s=5.0, minimum_s=60.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One thing to measure, and the seconds expected for it. `kind` is "train", "learn", "elastic", "profile" or "probe".
+    """One thing to measure, and the seconds expected for it. `kind` is one of those of node/record.py.
 
     `workload` is named as `variant` does; `members` are instance types in rank order; `nodes` those of a launch that
     serve it, and `reason` why, once it is bought. `batches` are samples a device, one a machine (profile: batches to
     try); `seed` is that of a learning run, others have their launch's. `devices` are used on each machine, empty: one
-    each. `width` is the predicted 90 % interval relative to the step time, None where unknown. Of an elastic run `steps` are
-    trained, with a checkpoint every `checkpoint_every`, and a lost machine is waited for `wait_s` (node/record.py).
+    each. `width` is the predicted 90 % interval relative to the step time, None if unknown. Of an elastic run `steps`
+    are trained, with a checkpoint every `checkpoint_every`; a lost machine is waited for `wait_s` (node/record.py).
     """
 
     kind: str

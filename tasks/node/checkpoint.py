@@ -72,13 +72,13 @@ class Checkpoints:
         try:
             with beside.open("wb") as file:
                 summed = _Summed(file)
-                torch.save(state, summed)
+                torch.save(state, summed)  # type: ignore[arg-type]
                 file.flush()
                 os.fsync(file.fileno())
             beside.rename(path)
         finally:
             beside.unlink(missing_ok=True)
-        manifest = {"step": step, "bytes": summed.bytes, "crc32": summed.crc32}
+        manifest: dict[str, Any] = {"step": step, "bytes": summed.bytes, "crc32": summed.crc32}
         manifest |= {"seconds": time.perf_counter() - began, "ended_unix": time.time(), **more}
         write_json(path.with_suffix(".json"), manifest)
         for old in sorted(self.folder.glob("step-*.pt"))[:-_KEPT]:

@@ -1,7 +1,7 @@
 """The worker of an elastic run: trains with whoever is there, and resumes from the newest checkpoint when that changes.
 
-torchrun ends and starts it whenever a node is lost or joins. Its global batch stays the same: those that are there share
-it out as the item's batches say, in as many micro-steps as keep each device within its own. The first rank of the
+torchrun ends and starts it whenever a node is lost or joins. Its global batch stays the same: those that are there
+share it out as the item's batches say, in as many micro-steps as keep each device within its own. The first rank of the
 item's first node writes checkpoints, notes what happened, and in the end the run's record.
 
     loss of a step = sum over ranks and micro-steps of n / B x (mean loss of n samples)
@@ -104,7 +104,9 @@ class ElasticRun:
             named = f"{item.strategy}, switches {item.switches}"
             raise ValueError(f"an elastic run in {named}: each rank must hold the whole state; take {DDP}")
         if item.checkpoint_every < 1 or item.most_steps < 1:
-            raise ValueError(f"{item.most_steps} steps with a checkpoint every {item.checkpoint_every}: both at least 1")
+            raise ValueError(
+                f"{item.most_steps} steps with a checkpoint every {item.checkpoint_every}: both at least 1"
+            )
         if len(item.batches) != len(item.nodes):
             raise ValueError(f"{len(item.batches)} batches for {len(item.nodes)} nodes")
         found = build(
@@ -130,7 +132,8 @@ class ElasticRun:
         """
         began = now(self.device)
         found = self.checkpoints.newest(self.device)
-        step, taken = 0, {"restore_s": None, "restore_bytes": None}
+        step = 0
+        taken: dict[str, Any] = {"restore_s": None, "restore_bytes": None}
         if found is not None:
             manifest, state = found
             step = int(manifest["step"])
@@ -260,9 +263,7 @@ class ElasticRun:
             leave(EXIT_MAILBOX, f"node {self.node} could not write {name}: {error.strerror}; free some space there")
 
 
-def one_step(
-    built: LoadedWorkload, module: nn.Module, sizes: Sequence[int], global_batch: int, ranks: int
-) -> float:
+def one_step(built: LoadedWorkload, module: nn.Module, sizes: Sequence[int], global_batch: int, ranks: int) -> float:
     """One optimizer step of this rank's micro-batches; returns its part of the step's loss, to be added up."""
     built.optimizer.zero_grad(set_to_none=True)
     part = 0.0
@@ -291,7 +292,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="node.elastic")
     parser.add_argument("--mailbox", type=Path, required=True)
     parser.add_argument("--plan", type=Path, required=True)
-    parser.add_argument("--place", type=int, required=True, help="index of this machine; torchrun takes --node for its own")
+    parser.add_argument("--place", type=int, required=True, help="index of this node: --node is torchrun's own")
     given = parser.parse_args()
     die_with_parent()
     plan = plan_from_json(given.plan.read_text())

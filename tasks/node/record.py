@@ -115,9 +115,9 @@ class Item:
     learn: `batches` as of train; `most_steps` in `windows` of equally many, from `seed`, or those that fit in `most_s`
         seconds; a rest of steps is left out. Of the same seed, nodes, devices and batches losses can be compared.
     elastic: `batches` as of train, together with `accumulation_steps` the batch that whoever is there shares out by
-        these numbers; `most_steps` are trained, with a checkpoint every `checkpoint_every` of them. When a node is lost,
-        those left wait `wait_s` for one in its place before they go on without. The only item of its plan; its first
-        node is not to be lost.
+        these numbers; `most_steps` are trained, with a checkpoint every `checkpoint_every` of them. When a node is
+        lost, those left wait `wait_s` for one in its place before they go on without. The only item of its plan; its
+        first node is not to be lost.
     profile: one device of one node; `batches` are the batch sizes to profile.
     probe: `message_bytes` are the all-reduce sizes.
     """
@@ -161,8 +161,8 @@ class Plan:
     `ranks` are the nodes that take part in this attempt, in ascending order; empty: all. `join_s` is how long they wait
     for each other at the start: a new machine reads torch from a slow disk. One that looks for its devices before may
     take as long for that, and `prepare_s` goes to those that install requirements. `patience_s` may go into measuring
-    again what was disturbed (measuring.py). `checkpoints` is the folder of an elastic item's, which all nodes see and which
-    outlives each of them.
+    again what was disturbed (measuring.py). `checkpoints` is the folder of an elastic item's, which all nodes see and
+    which outlives each of them.
     """
 
     lease_id: str
@@ -266,11 +266,11 @@ class Record:
                diverged (whether training ended on a loss that is no number, in a window which is then not among the
                losses), steps_s (of all; nothing is timed otherwise)
       elastic  steps, first_loss, last_loss, parameters, gradient_bytes; starts: of the workers of each rendezvous, in
-               order, {nodes, batches (samples of a step, one a device), micro_steps, step (where they began), lost_steps
-               (how many more the ones before had done), last_unix (their last step; null of the first), restored_unix
-               (weights are there), restore_s, restore_bytes (null where there was no checkpoint), began_unix (before the
-               first step)}; checkpoints: {step, bytes, seconds, ended_unix, steps and steps_s (of those since the last
-               one or the start, without the checkpoint)}
+               order, {nodes, batches (samples of a step, one a device), micro_steps, step (where they began),
+               lost_steps (how many more the ones before had done), last_unix (their last step; null of the first),
+               restored_unix (weights are there), restore_s, restore_bytes (null where there was no checkpoint),
+               began_unix (before the first step)}; checkpoints: {step, bytes, seconds, ended_unix, steps and steps_s
+               (of those since the last one or the start, without the checkpoint)}
       profile  parameters, gradient_bytes, flops_per_sample,
                rows: [{batch, forward_s, backward_s, optimizer_s, input_s (part of forward_s: making the batch, of a
                loader too in this process itself), peak_bytes, repeats}],

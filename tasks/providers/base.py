@@ -132,8 +132,8 @@ class RunningCluster(Protocol):
     """Acquired machines, each with a node agent that reports to `mailbox`.
 
     `cluster` is what was got: its markets, zones and prices may differ from what was asked for, its types do not.
-    Machines that have not reported themselves within `ready_within_s` are taken for lost. `checkpoints` is a folder that
-    all of them see at that path and that outlives each; None where there is none yet.
+    Machines that have not reported themselves within `ready_within_s` are taken for lost. `checkpoints` is a folder
+    that all of them see at that path and that outlives each; None where there is none yet.
     """
 
     lease_id: str

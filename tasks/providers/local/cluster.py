@@ -118,7 +118,7 @@ class LocalCluster:
         return time.time()
 
     def replace(self, node: int) -> bool:
-        """Start another host where srift.toml says that one is to be had (`spot_replaced`), at an address of its own."""
+        """Start another host, at an address of its own, where srift.toml says that one is to be had."""
         around, offer = self._around, self.cluster.members[node]
         if offer.instance_type.name not in around.replaced or self._switch is None:
             return False
@@ -137,7 +137,7 @@ class LocalCluster:
         return True
 
     def _start_another(self, node: int) -> None:
-        """In the place of a host that is gone, at full speed until `settle`. Raises ProviderError, OSError."""
+        """In the place of a host that is gone, with its share if that is settled. Raises ProviderError, OSError."""
         around, name = self._around, self._name(node)
         self.addresses[node] = f"10.77.0.{self._started + 1}"
         plan = self._plan(node)
@@ -149,7 +149,6 @@ class LocalCluster:
         local_hosts.find_inner(host)
         self._record()
         around.shares.add(name, host.pids, self.cluster.members[node].instance_type.cores)
-        self._share(node, None, os.sched_getaffinity(0))
         if self._switch is not None:
             local_hosts.join(around.isolation, self._switch, [(host, plan)], first=self._started)
         self._started += 1
@@ -185,7 +184,9 @@ class LocalCluster:
             self._around.store.end(self.lease_id, self._around.shares)
         finally:
             # Those just started may not be recorded yet: they are our children, so their numbers are still theirs.
-            started = [host.process for host in [*self._hosts, *self._before]] + ([self._switch] if self._switch else [])
+            started = [host.process for host in [*self._hosts, *self._before]] + (
+                [self._switch] if self._switch else []
+            )
             for process in started:
                 if process.poll() is None:
                     process.kill()
