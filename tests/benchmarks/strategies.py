@@ -5,6 +5,7 @@
     selection    MSTopK against torch.topk: seconds and energy of what is picked
     bytes        sent on a link, against the formula
     adasum       steps to a loss with Adasum against averaging at tuned rates, as `adasum` has them
+    elastic      torchrun jobs that lose machines: no checkpoint lost, and seconds as predicted, as `elastic` has them
     learning     losses of the learning runs that campaigns make, dense and compressed, and the planner's verdict on
                  each strategy, by `models/planner/learning.py`
     steps        dense and compressed steps of local hosts at several bandwidths: how much faster at the slowest link;
@@ -21,7 +22,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
@@ -53,8 +55,10 @@ from tasks.node.strategies.mstopk import largest
 from tasks.reporting.progress import reporting_to
 from tasks.reporting.tables import live_reporter, print_frame
 from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace
+from tests.benchmarks import elastic
 from tests.benchmarks.adasum import JOBS, adasum_steps
 from tests.benchmarks.commands import ROOT
+from tests.benchmarks.elastic import elastic_jobs, errors
 from tests.benchmarks.input_wait import cluster_of
 from tests.benchmarks.ranks import WORKLOADS, served
 from tests.benchmarks.sent_bytes import RANKS, sent_a_step
@@ -68,6 +72,7 @@ CROSSING = "wide_mlp"  # of the four the one with most bytes: it has something t
 ADASUM_SEEDS, FEWER_STEPS = 5, 0.30
 _LEAST_ENERGY, _BYTES_OFF, _CROSSING_OFF, _LEAST_GAIN, _LEAST_SIGNS = 0.9, 0.02, 0.20, 0.25, 0.95
 _MOST_REGRET = 0.03
+LEAST_LOSSES, _ELASTIC_OFF = 30, 0.05
 _REPEATS = 3
 _LEARNING_BATCH = 8  # of each of two ranks
 
@@ -293,6 +298,22 @@ def judge_adasum(claims: Claims, seeds: int) -> None:
                f"sd of {seeds} seeds {best['sd']:.2f}", bool(best["ratio"] <= 1 - FEWER_STEPS))  # fmt: skip
 
 
+def judge_elastic(claims: Claims, here: Workspace, rounds: int) -> None:
+    """Lost machines, checkpoints, and seconds of jobs."""
+    table = elastic_jobs(here, rounds=rounds)
+    print_frame(table, "elastic jobs, in the order in which they ran")
+    taken, wrong = int(table["taken"].sum()), int(table["wrong"].sum())
+    finite = bool(np.isfinite(table["loss"]).all())
+    claims.add(f"no checkpoint lost in at least {LEAST_LOSSES} revocations", f"{wrong} lost in {taken} revocations of"
+               f" {len(table)} jobs", f"{int(table['lost_steps'].sum())} steps made again",
+               wrong == 0 and finite and taken >= LEAST_LOSSES)  # fmt: skip
+    off, judged = errors(table), table[table["judged"]]
+    shown = f"{off['told']:.1%} off in the mean of {len(judged)} jobs with {int(judged['taken'].sum())} revocations"
+    shown += f"; all together {off['sum']:+.1%}; moments unknown {off['blind']:+.1%}; by the prior {off['prior']:.0%}"
+    claims.add("seconds of elastic jobs within 5 %", shown, f"standard error {off['noise']:.1%}",
+               off["told"] <= _ELASTIC_OFF)  # fmt: skip
+
+
 def judge_steps(claims: Claims, data: TrainingData, here: Workspace, seed: int) -> None:
     """Speed, crossing and signs."""
     table = setups_of(data, models_of(data, here, seed))
@@ -324,13 +345,31 @@ def judge_steps(claims: Claims, data: TrainingData, here: Workspace, seed: int) 
     claims.add("sign of 'compression pays' right in 95 %", shown, noise, bool(right.mean() >= _LEAST_SIGNS))
 
 
+@contextmanager
+def project(text: str, workloads: Iterable[str], home: Path | None) -> Iterator[Workspace]:
+    """A folder with `text` as its srift.toml and built-in workloads beside it; `home` outlives it, where given."""
+    with tempfile.TemporaryDirectory() as folder, reporting_to(live_reporter()):
+        Path(folder, "srift.toml").write_text(text)
+        for name in workloads:
+            shutil.copy(WORKLOADS / f"{name}.py", folder)
+        os.environ["SRIFT_HOME"] = str((home or Path(folder, "home")).resolve())
+        os.chdir(folder)
+        here, now = open_workspace("local"), datetime.now(UTC)
+        here.warehouse.migrate()
+        note_definitions.fn(here, now)
+        snapshot_offers.fn(here, new_refresh_id(now), now)
+        yield here
+        os.chdir(ROOT)
+
+
 def main(
     hosts: Annotated[list[int], typer.Option(help="machines of a cluster, several times")] = [2, 3],  # noqa: B006
     scales: Annotated[list[int], typer.Option(help="times the usual batch, several times")] = [1, 2],  # noqa: B006
     most_values: Annotated[int, typer.Option(help="of a selection")] = SIZES[-1],
     seeds: Annotated[int, typer.Option(help="trainings in each mode", min=2)] = 2,
     steps: Annotated[int, typer.Option(min=40, help="of each training")] = 200,
-    parts: Annotated[str, typer.Option(help="what to judge")] = "selection,bytes,adasum,learning,steps",
+    parts: Annotated[str, typer.Option(help="what to judge")] = "selection,bytes,adasum,elastic,learning,steps",
+    rounds: Annotated[int, typer.Option(min=1, help="of twelve elastic jobs each")] = 1,
     home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
     seed: int = 0,
 ) -> None:
@@ -344,21 +383,14 @@ def main(
         judge_adasum(claims, max(seeds, ADASUM_SEEDS))
     if "learning" in parts:
         print_frame(learning(BATCHES, seeds=seeds, steps=steps), f"losses after {steps} steps")
+    if "elastic" in parts:
+        with project(elastic.settings(), elastic.WORKLOADS, home and home / "elastic") as here:
+            judge_elastic(claims, here, rounds)
     if "steps" in parts:
-        with tempfile.TemporaryDirectory() as folder, reporting_to(live_reporter()):
-            Path(folder, "srift.toml").write_text(settings())
-            for name in BATCHES:
-                shutil.copy(WORKLOADS / f"{name}.py", folder)
-            os.environ["SRIFT_HOME"] = str((home or Path(folder, "home")).resolve())
-            os.chdir(folder)
-            here, now = open_workspace("local"), datetime.now(UTC)
-            here.warehouse.migrate()
-            note_definitions.fn(here, now)
-            snapshot_offers.fn(here, new_refresh_id(now), now)
+        with project(settings(), BATCHES, home) as here:
             for many, scale in product(hosts, scales):
                 measure_all(here, wanted(here, many, scale), f"compression-{new_refresh_id(datetime.now(UTC))}")
             judge_steps(claims, TrainingData(**training_frames(here.warehouse, "local")), here, seed)
-            os.chdir(ROOT)
     print_frame(pd.DataFrame(claims.rows), "claims")
     if not claims.hold:
         raise typer.Exit(1)
