@@ -32,7 +32,7 @@ import pandas as pd
 
 from models.campaign.campaign import Launch
 from models.campaign.candidates import Measurement
-from models.domain.cluster import Cluster
+from models.domain.cluster import Cluster, parse_cluster
 from models.domain.setup_table import rows_of
 from models.job.checkpoints import checkpoint_bytes
 from models.job.duration import best_interval
@@ -138,10 +138,7 @@ class Market:
             if self._over.wait(0.02):
                 return
         began = time.monotonic()
-        if self.fixed:
-            lives = dict(enumerate(self.fixed))
-        else:
-            lives = {node: source.expovariate(self.per_s) for node in nodes}
+        lives = dict(enumerate(self.fixed)) or {node: source.expovariate(self.per_s) for node in nodes}
         while lives and not self._over.wait(0.02):
             due, at = min(lives.items(), key=lambda one: one[1])
             if time.monotonic() - began < at:
@@ -172,8 +169,12 @@ def steps_of(here: Workspace) -> dict[tuple[str, int, int, int], float]:
         found: dict[tuple[str, int, int, int], list[float]] = {}
         for row in rows_of(runs):
             batches = str(row["batch_per_device"]).split("+")
-            layout = str(row["layout"]).split("+")
-            key = (str(row["workload"]), len(layout), int(batches[0]), int(row["accumulation_steps"]))
+            key = (
+                str(row["workload"]),
+                len(parse_cluster(str(row["cluster"]))),
+                int(batches[0]),
+                int(row["accumulation_steps"]),
+            )
             found.setdefault(key, []).append(float(row["step_s"]))
         return {key: median(seconds) for key, seconds in found.items()}
 
