@@ -242,6 +242,8 @@ class ElasticRun:
             self.put(f"armed-{self.plan.attempt}.json", {"armed_unix": time.time()})
         while not (self.mailbox / f"go-{self.plan.attempt}.json").exists():
             time.sleep(0.05)
+        if os.environ["LOCAL_RANK"] == "0":
+            self.put("progress.json", {"attempt": self.plan.attempt, "run_id": self.item.run_id, "index": 0})
 
     def record(self, problem: str, values: dict[str, Any] | None = None) -> None:
         """Write the run's record; that of a failure by the rank that failed."""
