@@ -65,6 +65,7 @@ class Measurement:
     try); `seed` is that of a learning run, others have their launch's. `devices` are used on each machine, empty: one
     each. `width` is the predicted 90 % interval relative to the step time, None if unknown. Of an elastic run `steps`
     are trained, with a checkpoint every `checkpoint_every`; a lost machine is waited for `wait_s` (node/record.py).
+    Its last machine is taken away `lose_after_s` after the first step, None: none is.
     """
 
     kind: str
@@ -84,6 +85,7 @@ class Measurement:
     steps: int = 0
     checkpoint_every: int = 0
     wait_s: float = 2.0
+    lose_after_s: float | None = None
 
     @property
     def trained(self) -> tuple[str, Mode]:

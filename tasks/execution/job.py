@@ -35,6 +35,7 @@ class Job:
 
     `expected` are the devices that each machine of the cluster is bought for. `rows` are those of its runs that cannot
     be made, since the data of their workloads are not to be had; `lacking` says of which workloads, and why.
+    `lose_after_s`: of elastic runs whose last machine is to be taken away, when, since all were let go.
     """
 
     lease_id: str
@@ -48,6 +49,7 @@ class Job:
     patience_s: float = 0.0  # for measuring again what was disturbed
     rows: tuple[dict[str, Any], ...] = ()
     lacking: Mapping[str, str] = field(default_factory=dict)
+    lose_after_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def fetched(self) -> dict[str, str]:
@@ -180,6 +182,11 @@ def job_of(
         files=files,
         seed=seed,
         deadline_s=deadline_s + START_UP_S,
+        lose_after_s={
+            item.run_id: wanted.lose_after_s
+            for item, wanted in zip(items, launch.items, strict=True)
+            if wanted.lose_after_s is not None
+        },
     )
 
 

@@ -5,6 +5,7 @@ What comes back lies in the mailbox; `collect` loads it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from models.domain.workload import Mode
 from ..node.data import FAILED
 from ..node.record import ELASTIC, Item, Plan, RankLayout, WorkloadFile, write_json
 from ..node.requirements import INSTALL_S
-from ..providers.base import NotSupported, ProviderError, RunningCluster
+from ..providers.base import NotSupported, ProviderError, Revocable, RunningCluster
 from .job import POLL_S, Job, Served, Stopwatch, Watch, with_acquired, write_rows
 from .liveness import MOST_REPLACEMENTS, Decision, MachineLoss, Machines, RemainingWork, decide, expected_s
 from .mailbox import MachineLog, Mailbox, benchmark_seconds
@@ -450,8 +451,12 @@ class _ElasticAttempt(_Attempt):
     def _until_finished(self) -> AttemptEnd:
         """As long as the first machine is there, losses of others end nothing."""
         run_id = self.items[0].run_id
+        lose_at = self.clock.monotonic() + self.session.job.lose_after_s.get(run_id, math.inf)
         while True:
             self.session.watch(run_id, len(self.mailbox.recorded()), self.running.usd_so_far())
+            if self.clock.monotonic() > lose_at and isinstance(self.running, Revocable):
+                lose_at = math.inf
+                self.running.revoke(self.nodes[-1])
             if not self._missing():
                 return AttemptEnd(how="finished")
             lost = self.machines.lost()

@@ -169,6 +169,14 @@ class RunningCluster(Protocol):
         """
 
 
+@runtime_checkable
+class Revocable(Protocol):
+    """A running cluster whose machines can be taken away to see what a job does then."""
+
+    def revoke(self, index: int) -> None:
+        """Take a machine away as its market would: at once, with everything that runs on it."""
+
+
 class Provider(Protocol):
     """A source of machines."""
 

@@ -53,6 +53,7 @@ WORKLOADS = ("wide_mlp", "residual_cnn")
 HOSTS = (2, 3, 4)
 BATCH = 48  # of a step: the same for each number of machines, in equal micro-batches
 SHRINKS, REPLACED = "shrinks", "replaced"
+STEPS = "steps"  # a type of its own, alike: elastic jobs build their model before they count as started
 WORK_S = 30.0  # of a job's steps, with all its machines
 LOSS_EVERY_S = 30.0  # the mean time between losses, as long as all machines are there
 _TEACHING = {SHRINKS: (4, (6.0, 32.0, 60.0)), REPLACED: (3, (7.0, 36.0))}  # hosts, and when each loses another machine
@@ -60,11 +61,11 @@ _MOST_S = 400.0  # of one job
 
 
 def settings() -> str:
-    """srift.toml of both workloads and of two types that differ by what the market has after a loss."""
+    """srift.toml of both workloads and of types that differ by what the market has after a loss."""
     text = "".join(
         f"[local.instance_types.{name}]\ncores = 0.4\nmemory_gib = 3.0\nbandwidth_gbps = 0.5\nusd_per_hour = 0.05\n"
         f"spot_usd_per_hour = 0.02\nspot_replaced = {str(name == REPLACED).lower()}\n\n"
-        for name in (SHRINKS, REPLACED)
+        for name in (SHRINKS, REPLACED, STEPS)
     )
     for name in WORKLOADS:
         text += (
@@ -162,7 +163,7 @@ class Market:
 def steps_of(here: Workspace) -> dict[tuple[str, int, int, int], float]:
     """Seconds of a step by workload, machines, samples of a device and micro-steps, measured first where unknown."""
     wanted = sorted({(n, *split(planned, n)) for planned in HOSTS for n in range(1, planned + 1)})
-    cluster = _cluster(here, SHRINKS, max(HOSTS), market="on-demand")
+    cluster = _cluster(here, STEPS, max(HOSTS), market="on-demand")
 
     def known() -> dict[tuple[str, int, int, int], float]:
         runs = mart(here.warehouse, "runs", provider="local")
