@@ -20,8 +20,8 @@ import pandas as pd
 from ..domain.numeric import FloatArray
 from .duration import REPLACEMENT_S
 
-# Before any: what torchrun's elastic mode took in first trials on local hosts, 10 s after a kill; with another machine as
-# `duration.REPLACEMENT_S`. Elsewhere it may be half or twice that.
+# Before any: what torchrun's elastic mode took in first trials on local hosts, 10 s after a kill; with another machine
+# as `duration.REPLACEMENT_S`. Elsewhere it may be half or twice that.
 PRIOR_S: Mapping[str, float] = {"fewer": 10.0, "replaced": REPLACEMENT_S}
 _OUTCOME_SD, _TYPE_SD, _NOISE_SD = 0.7, 0.3, 0.2  # in logs; the last of one restart
 _SPREAD_WEIGHT = 6.0  # restarts that the prior of the spread counts as

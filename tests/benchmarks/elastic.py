@@ -45,6 +45,7 @@ from tasks.market.job_conditions import job_conditions
 from tasks.market.offers import current_offers
 from tasks.node.elastic import shares
 from tasks.providers.base import RunningCluster
+from tasks.providers.local.processes import hosts
 from tasks.workspace.workspace import Workspace
 from tests.benchmarks.trial import Unseen, launch_of, measure_all
 from warehouse.reads import mart
@@ -57,7 +58,7 @@ STEPS = "steps"  # a type of its own, alike: elastic jobs build their model befo
 WORK_S = 30.0  # of a job's steps, with all its machines
 LOSS_EVERY_S = 30.0  # the mean time between losses, as long as all machines are there
 _TEACHING = {SHRINKS: (4, (6.0, 32.0, 60.0)), REPLACED: (3, (7.0, 36.0))}  # hosts, and when each loses another machine
-_MOST_S = 400.0  # of one job
+_MOST_S, _MOST_WAIT_S = 400.0, 600.0  # of one job; for others' hosts before it
 
 
 def settings() -> str:
@@ -99,9 +100,9 @@ def jobs(rounds: int) -> list[Asked]:
         for workload, kind in zip(WORKLOADS * 2, (SHRINKS, SHRINKS, REPLACED, REPLACED), strict=True)
     ]
     judged = [
-        Asked(workload=workload, kind=kind, hosts=hosts, seed=1000 * one + 100 * hosts + 10 * (kind == REPLACED) + at)
+        Asked(workload=workload, kind=kind, hosts=many, seed=1000 * one + 100 * many + 10 * (kind == REPLACED) + at)
         for one in range(rounds)
-        for hosts in HOSTS
+        for many in HOSTS
         for kind in (SHRINKS, REPLACED)
         for at, workload in enumerate(WORKLOADS)
     ]
@@ -179,6 +180,7 @@ def steps_of(here: Workspace) -> dict[tuple[str, int, int, int], float]:
             found.setdefault(key, []).append(float(row["step_s"]))
         return {key: median(seconds) for key, seconds in found.items()}
 
+    _wait_until_free()
     before = known()
     items = [
         Unseen(workload=name, nodes=tuple(range(n)), batches=(batch,) * n, accumulation_steps=micro)
@@ -191,10 +193,17 @@ def steps_of(here: Workspace) -> dict[tuple[str, int, int, int], float]:
     return known()
 
 
-def _cluster(here: Workspace, kind: str, hosts: int, *, market: str = "spot") -> Cluster:
+def _wait_until_free() -> None:
+    """Wait for hosts of others on this machine: they take cores, and time from those of a job."""
+    until = time.monotonic() + _MOST_WAIT_S
+    while hosts() and time.monotonic() < until:
+        time.sleep(1.0)
+
+
+def _cluster(here: Workspace, kind: str, count: int, *, market: str = "spot") -> Cluster:
     """The first on demand: those that are left meet there."""
     offers = {one.market: one for one in current_offers(here) if one.instance_type.name == kind}
-    return Cluster(members=(offers["on-demand"], *(offers[market],) * (hosts - 1)))
+    return Cluster(members=(offers["on-demand"], *(offers[market],) * (count - 1)))
 
 
 def planned(here: Workspace, asked: Asked, steps: dict[tuple[str, int, int, int], float], known: Learned) -> ElasticJob:
@@ -222,6 +231,7 @@ def planned(here: Workspace, asked: Asked, steps: dict[tuple[str, int, int, int]
 
 def run(here: Workspace, asked: Asked, job: ElasticJob, lease_id: str) -> dict[str, Any]:
     """The job made real: its seconds, and what the record says. Raises RuntimeError where it was not measured."""
+    _wait_until_free()
     n = asked.hosts
     item = Measurement(
         kind="elastic",
