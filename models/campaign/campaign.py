@@ -153,13 +153,13 @@ def elastic_launch(campaign: Campaign, recommended: Mapping[str, Any], offers: S
     None for one machine, for a strategy or switches whose state is not whole on each device, and for machines that are
     not on offer.
     """
-    types = parse_cluster(str(recommended["cluster"])) if recommended["cluster"] else ()
+    types = parse_cluster(recommended["cluster"]) if isinstance(recommended["cluster"], str) else ()
+    if len(types) < 2:
+        return None
     mode = Mode(*(str(recommended[name]) for name in Mode._fields))
     named = {(one.instance_type.name, one.market): one for one in reversed(offers)}
     wanted = [(name, "spot" if at else "on-demand") for at, name in enumerate(types)]
-    if len(types) < 2 or mode.strategy != Mode().strategy or mode.switches != Mode().switches:
-        return None
-    if any(one not in named for one in wanted):
+    if (mode.strategy, mode.switches) != (Mode().strategy, Mode().switches) or any(one not in named for one in wanted):
         return None
     cluster = Cluster(members=tuple(named[one] for one in wanted))
     if campaign.fits(cluster):

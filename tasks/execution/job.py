@@ -158,10 +158,13 @@ def job_of(
     deadline_s: float,
     data: Mapping[str, str] | None = None,
 ) -> Job:
-    """The job that serves `launch`; its runs are numbered within the lease. Raises SettingsError on a missing file.
+    """The job that serves `launch`; its runs are numbered within the lease.
+
+    Raises SettingsError on a missing file, and for an elastic run where it cannot be.
 
     `data`: where machines read the data of workloads that have some, by name.
     """
+    _refuse_elastic(launch)
     expected = expected_devices(launch.cluster, emulated=_emulated(settings))
     items = [_item(wanted, f"{lease_id}-{n:03d}", seed) for n, wanted in enumerate(launch.items)]
     names = workload_names(launch)
@@ -188,6 +191,23 @@ def job_of(
             if wanted.lose_after_s is not None
         },
     )
+
+
+def _refuse_elastic(launch: Launch) -> None:
+    """Raises SettingsError for an elastic run on machines without a folder that all see, or whose first one may go."""
+    elastic = [one for one in launch.items if one.kind == ELASTIC]
+    provider, members = launch.cluster.members[0].instance_type.provider, launch.cluster.members
+    if elastic and not capabilities(provider).simulated:
+        raise SettingsError(
+            f"an elastic run needs a folder for checkpoints that all its machines see, and those of {provider} have"
+            " none yet: take local hosts. Nothing was launched"
+        )
+    for one in elastic:
+        if members[one.nodes[0]].interruptions_per_hour > 0:
+            raise SettingsError(
+                "the first machine of an elastic run, where the others meet, must stay, and that of"
+                f" {launch.cluster.name} may be taken away: buy it on demand. Nothing was launched"
+            )
 
 
 def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]:

@@ -27,6 +27,7 @@ COMPILE_S = 600.0  # more for a collective, where ranks that compile wait for ea
 MOST_ATTEMPTS = 3  # that end by a fault of what is measured; losses of machines are counted apart
 ARMED_WITHIN_S = 90.0
 PEERS_REPORT_WITHIN_S = 5.0  # of the first node that failed: the one that was hit is to be heard, not only its peers
+MOST_ELASTIC_REPLACEMENTS = 20  # of one launch: a machine that ends before it joins would be replaced for ever
 LOSS_KNOWN_WITHIN_S = 45.0  # where all who speak just lost a peer: the provider, or silence, tells which
 
 
@@ -191,7 +192,8 @@ class Session:
         for node in ended.nodes:
             self.asked_s.pop(node, None)
             self.log.lost(node, self._since_began_s(), interrupted=self.machines.was_interrupted(node))
-            self._replace([node])
+            if self.replaced < MOST_ELASTIC_REPLACEMENTS:
+                self._replace([node])
 
     def at_work(self, node: int, waited_s: float = 0.0) -> None:
         """A machine in the place of another is at work, after it waited so long for others."""
@@ -431,6 +433,10 @@ class _Attempt:
 
 class _ElasticAttempt(_Attempt):
     """A torchrun that goes on with fewer machines, and with those that come in the place of lost ones."""
+
+    def __init__(self, session: Session, items: Sequence[Item]) -> None:
+        super().__init__(session, items)
+        self.nodes = [node for node in self.nodes if node in self.items[0].nodes]
 
     def _checkpoints(self) -> str:
         """By the planned id, so that a run that is tried again goes on where it was."""

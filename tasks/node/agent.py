@@ -172,7 +172,7 @@ class Agent:
         host = RankLayout.of(plan).host
         settings = {
             "is_host": int(self.node == host),
-            "join_timeout": math.ceil(plan.meet_s),
+            "join_timeout": math.ceil(plan.meet_s + item.wait_s),
             "last_call_timeout": max(1, math.ceil(item.wait_s)),  # over at once when all are there
             "keep_alive_interval": _ALIVE_EVERY_S,
             "keep_alive_max_attempt": _ALIVE_MISSED,

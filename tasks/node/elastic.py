@@ -247,10 +247,11 @@ class ElasticRun:
 
     def record(self, problem: str, values: dict[str, Any] | None = None) -> None:
         """Write the run's record; that of a failure by the rank that failed."""
+        starts = (values or {}).get("starts") or [{"began_unix": self.started_unix}]
         record = record_of(
             self.plan,
             self.item,
-            started_unix=self.started_unix,
+            started_unix=starts[0]["began_unix"],
             problem=problem,
             values=values,
             devices=self.devices,

@@ -588,3 +588,13 @@ def test_a_torchrun_that_ends_where_all_meet_ends_an_elastic_run(tmp_path: Path)
         tmp_path, elastic(), keeps, armed(1), finished(1, 1, **LOST_PEER), *waits(9), finished(1, 0, **FAULT)
     )
     assert rows(seen) == [("e", "failed", "node 0: ValueError: row 17 is not a number")]
+
+
+def test_a_run_that_is_to_lose_a_machine_loses_its_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def revoke(cluster: FakeCluster, index: int) -> None:
+        becomes(index, TAKEN)(cluster)
+
+    monkeypatch.setattr(FakeCluster, "revoke", revoke, raising=False)
+    of = replace(elastic(), lose_after_s={"e": 2.0})
+    seen, _ = served(tmp_path, of, keeps, armed(1), *waits(40), reported("e"))
+    assert seen.outcome == "finished" and losses(seen) == [1]
