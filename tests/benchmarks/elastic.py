@@ -259,7 +259,8 @@ def run(here: Workspace, asked: Asked, job: ElasticJob, lease_id: str) -> dict[s
     body = json.loads(found["body"].iloc[0]) if len(found) else {"status": served.outcome}
     if body["status"] != "measured":
         raise RuntimeError(f"{asked} was not measured: {served.outcome} {body.get('reason', '')}")
-    return {"seconds": seconds, "taken": market.taken, "body": body}
+    start_s = served.seconds["start hosts"] + served.seconds["launch torchrun"]
+    return {"seconds": seconds, "running": seconds - start_s, "taken": market.taken, "body": body}
 
 
 def wrong_resumptions(values: dict[str, Any]) -> int:
@@ -293,6 +294,7 @@ def elastic_jobs(here: Workspace, *, rounds: int) -> pd.DataFrame:
         row |= {"taken": done["taken"], "starts": len(values["starts"]), "steps": values["steps"]}
         row |= {"every": job.checkpoint_every, "lost_steps": sum(one["lost_steps"] for one in values["starts"])}
         row |= {"seconds": done["seconds"], "told": job.seconds(losses), "prior": told}
+        row |= {"running": done["running"], "told_start": job.startup_s, "lost_s": job.lost_s}
         per_hour = 3600 / LOSS_EVERY_S / (asked.hosts - 1)
         row["blind"] = math.nan if asked.fixed else job.expected_seconds(per_hour, seed=asked.seed)
         row["wrong"] = wrong_resumptions(values) + (values["checkpoints"][-1]["step"] != job.steps)
@@ -302,13 +304,15 @@ def elastic_jobs(here: Workspace, *, rounds: int) -> pd.DataFrame:
 
 
 def errors(table: pd.DataFrame) -> dict[str, float]:
-    """Of the judged jobs: mean relative error of `told`, its standard error, and of `prior`; sums of `told` and `blind`
-    over the measured one, less 1.
+    """Of the judged jobs: mean relative error of `told`, its standard error, the same without the start-up, and that of
+    `prior`; sums of `told` and `blind` over the measured one, less 1.
     """
     own = table[table["judged"]]
     off = (own["told"] / own["seconds"] - 1).abs()
+    running = ((own["told"] - own["told_start"]) / own["running"] - 1).abs()
     return {
         "told": float(off.mean()),
+        "running": float(running.mean()),
         "noise": float(off.std() / np.sqrt(len(own))),
         "prior": float((own["prior"] / own["seconds"] - 1).abs().mean()),
         "sum": float(own["told"].sum() / own["seconds"].sum() - 1),

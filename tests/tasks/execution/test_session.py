@@ -560,11 +560,12 @@ def test_an_elastic_run_goes_on_without_a_machine_that_is_lost(tmp_path: Path) -
 
 
 def test_a_machine_in_the_place_of_a_lost_one_gets_its_share_once_it_joined(tmp_path: Path) -> None:
-    lost = (becomes(1, TAKEN), *waits(20), new(1), *waits(5))
+    before: list[int] = []
+    lost = (becomes(1, TAKEN), *waits(20), new(1), *waits(5), lambda cluster: before.append(len(cluster.settled)))
     script = (keeps, sells(1), armed(1), *waits(3), *lost, only(1, "armed-1.json"), *waits(5), reported("e"))
     seen, cluster = served(tmp_path, elastic(), *script)
     assert seen.outcome == "finished" and losses(seen) == [1] and cluster.replaced == [1]
-    assert cluster.settled == [True, True], "when all were armed, and when the new one was"
+    assert (before, cluster.settled) == ([1], [True, True]), "when all were armed, and when the new one was"
 
 
 def test_an_elastic_run_that_loses_its_first_machine_goes_on_in_another_attempt_or_is_given_up(tmp_path: Path) -> None:
@@ -591,10 +592,13 @@ def test_a_torchrun_that_ends_where_all_meet_ends_an_elastic_run(tmp_path: Path)
 
 
 def test_a_run_that_is_to_lose_a_machine_loses_its_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+
     def revoke(cluster: FakeCluster, index: int) -> None:
+        taken.append(index)
         becomes(index, TAKEN)(cluster)
 
     monkeypatch.setattr(FakeCluster, "revoke", revoke, raising=False)
     of = replace(elastic(), lose_after_s={"e": 2.0})
     seen, _ = served(tmp_path, of, keeps, armed(1), *waits(40), reported("e"))
-    assert seen.outcome == "finished" and losses(seen) == [1]
+    assert seen.outcome == "finished" and losses(seen) == taken == [1]
