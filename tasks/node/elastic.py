@@ -185,22 +185,22 @@ class ElasticRun:
         mark = os.open(self.mark_path, os.O_RDWR | os.O_CREAT) if self.leads else -1
         if self.leads:
             self.start(step, share, taken)
-        losses, at = [math.nan], step
+        part, at = math.nan, step
         with running(built.loader):
             began = now(self.device)
             while step < item.most_steps:
-                losses.append(one_step(built, module, sizes, global_batch, len(nodes)))
+                part = one_step(built, module, sizes, global_batch, len(nodes))
                 step += 1
                 if self.leads:
                     os.pwrite(mark, _MARK.pack(step, time.time()), 0)
                 if step % item.checkpoint_every == 0 or step == item.most_steps:
                     about = {"steps": step - at, "steps_s": now(self.device) - began}
-                    self.checkpoint(built, step, losses[-1], about)
+                    self.checkpoint(built, step, part, about)
                     at, began = step, now(self.device)
         return self.values(built) if self.leads else {}
 
     def checkpoint(self, built: LoadedWorkload, step: int, part: float, about: dict[str, Any]) -> None:
-        """Write the state after `step`, where the loss of all ranks is a number."""
+        """Write the state after `step`; `part` is this rank's of its loss. Raises FloatingPointError for no number."""
         told: list[Any] | None = [None] * dist.get_world_size() if self.leads else None
         dist.gather_object((self.generators(), part), told, dst=self.leader)
         if told is None:
