@@ -2,8 +2,8 @@
 
 `python -m tests.benchmarks.strategies --parts elastic` (root, a quiet machine) first has Srift measure the steps that
 two workloads make on one to four hosts, then runs jobs of both, whose machines have exponential lives: some go on with
-fewer, for some another host is started in the place of each that is lost. The first jobs, of which two lose all but one
-machine, teach what a restart takes; each job after them is predicted beforehand by what the warehouse then knows:
+fewer, for some another host is started in the place of each that is lost. The first two jobs teach what a restart
+takes; each job after them is predicted by what the warehouse knew before it, steps that jobs made included:
 
     told       its seconds given the moments at which it lost machines, which nobody could know
     blind      their mean over moments that are drawn: for sums over jobs alone
@@ -46,6 +46,7 @@ from tasks.market.offers import current_offers
 from tasks.node.elastic import shares
 from tasks.providers.base import RunningCluster
 from tasks.providers.local.processes import hosts
+from tasks.reporting.progress import reporter
 from tasks.workspace.workspace import Workspace
 from tests.benchmarks.trial import Unseen, launch_of, measure_all
 from warehouse.reads import mart
@@ -55,10 +56,12 @@ HOSTS = (2, 3, 4)
 BATCH = 48  # of a step: the same for each number of machines, in equal micro-batches
 SHRINKS, REPLACED = "shrinks", "replaced"
 STEPS = "steps"  # a type of its own, alike: elastic jobs build their model before they count as started
-WORK_S = 30.0  # of a job's steps, with all its machines
+WORK_S = 40.0  # of a job's steps, with all its machines
 LOSS_EVERY_S = 30.0  # the mean time between losses, as long as all machines are there
 _TEACHING = {SHRINKS: (4, (6.0, 32.0, 60.0)), REPLACED: (3, (7.0, 36.0))}  # hosts, and when each loses another machine
 _MOST_S, _MOST_WAIT_S = 400.0, 600.0  # of one job; for others' hosts before it
+
+Setting = tuple[str, int, int, int]  # workload, machines, samples of a device, micro-steps
 
 
 def settings() -> str:
@@ -97,7 +100,7 @@ def jobs(rounds: int) -> list[Asked]:
     """Those that teach, then those that are judged."""
     teach = [
         Asked(workload=workload, kind=kind, hosts=_TEACHING[kind][0], seed=0, fixed=_TEACHING[kind][1])
-        for workload, kind in zip(WORKLOADS * 2, (SHRINKS, SHRINKS, REPLACED, REPLACED), strict=True)
+        for workload, kind in zip(WORKLOADS, (SHRINKS, REPLACED), strict=True)
     ]
     judged = [
         Asked(workload=workload, kind=kind, hosts=many, seed=1000 * one + 100 * many + 10 * (kind == REPLACED) + at)
@@ -161,14 +164,14 @@ class Market:
         return bool(running.cluster.members[node].instance_type.name == REPLACED)
 
 
-def steps_of(here: Workspace) -> dict[tuple[str, int, int, int], float]:
+def steps_of(here: Workspace) -> dict[Setting, float]:
     """Seconds of a step by workload, machines, samples of a device and micro-steps, measured first where unknown."""
     wanted = sorted({(n, *split(planned, n)) for planned in HOSTS for n in range(1, planned + 1)})
     cluster = _cluster(here, STEPS, max(HOSTS), market="on-demand")
 
-    def known() -> dict[tuple[str, int, int, int], float]:
+    def known() -> dict[Setting, float]:
         runs = mart(here.warehouse, "runs", provider="local")
-        found: dict[tuple[str, int, int, int], list[float]] = {}
+        found: dict[Setting, list[float]] = {}
         for row in rows_of(runs):
             batches = str(row["batch_per_device"]).split("+")
             key = (
@@ -206,7 +209,7 @@ def _cluster(here: Workspace, kind: str, count: int, *, market: str = "spot") ->
     return Cluster(members=(offers["on-demand"], *(offers[market],) * (count - 1)))
 
 
-def planned(here: Workspace, asked: Asked, steps: dict[tuple[str, int, int, int], float], known: Learned) -> ElasticJob:
+def planned(here: Workspace, asked: Asked, steps: dict[Setting, float], known: Learned) -> ElasticJob:
     """The job as `known` has it, its checkpoints as far apart as is best."""
     n = asked.hosts
     step_s = {m: steps[asked.workload, m, *split(n, m)] for m in range(1, n + 1)}
@@ -272,16 +275,39 @@ def wrong_resumptions(values: dict[str, Any]) -> int:
     )
 
 
-def elastic_jobs(here: Workspace, *, rounds: int) -> pd.DataFrame:
-    """A row a job, as each ends."""
-    steps, rows = steps_of(here), []
-    for number, asked in enumerate(jobs(rounds)):
+def steps_made(body: dict[str, Any]) -> dict[Setting, list[float]]:
+    """Seconds of a step in each piece between two checkpoints of a run, by what `steps_of` knows them by."""
+    values, found = body["values"], dict[Setting, list[float]]()
+    ends = [*(start["began_unix"] for start in values["starts"][1:]), math.inf]
+    for start, end in zip(values["starts"], ends, strict=True):
+        micro = start["micro_steps"]
+        key = (body["setup"]["workload"], len(start["nodes"]), start["batches"][0] // micro, micro)
+        own = [one for one in values["checkpoints"] if start["began_unix"] < one["ended_unix"] <= end]
+        found.setdefault(key, []).extend(one["steps_s"] / one["steps"] for one in own)
+    return found
+
+
+def elastic_jobs(here: Workspace, *, rounds: int, minutes: float = math.inf) -> pd.DataFrame:
+    """A row a job, in their order; those that this home has are not run again, and none begins after `minutes`."""
+    stored, until = here.home / "elastic-jobs.jsonl", time.monotonic() + 60 * minutes
+    rows = [json.loads(line) for line in stored.read_text().splitlines()] if stored.exists() else []
+    measured, made = steps_of(here), dict[Setting, list[float]]()
+    bodies = here.warehouse.select("select body from raw_elastic where status = 'measured' order by loaded_at")["body"]
+    for one in map(json.loads, bodies):
+        for key, seconds in steps_made(one).items():
+            made.setdefault(key, []).extend(seconds)
+    for number, asked in list(enumerate(jobs(rounds)))[len(rows) :]:
+        if time.monotonic() > until:
+            break
+        steps = measured | {key: median(seconds) for key, seconds in made.items() if seconds}
         known = job_conditions(here)
         assert isinstance(known, Learned)
         job = planned(here, asked, steps, known)
         prior = planned(here, asked, steps, replace(known, restores=None, restarts=RestartModel()))
         done = run(here, asked, job, f"elastic-{datetime.now(UTC):%Y%m%dT%H%M%S}-{number:02d}")
         values = done["body"]["values"]
+        for key, seconds in steps_made(done["body"]).items():
+            made.setdefault(key, []).extend(seconds)
         began = values["starts"][0]["began_unix"]
         losses = [one["lost_unix"] - began for one in done["body"]["setup"].get("losses", ())]
         told = replace(prior, steps=job.steps, checkpoint_every=job.checkpoint_every).seconds(losses)
@@ -299,7 +325,10 @@ def elastic_jobs(here: Workspace, *, rounds: int) -> pd.DataFrame:
         row["blind"] = math.nan if asked.fixed else job.expected_seconds(per_hour, seed=asked.seed)
         row["wrong"] = wrong_resumptions(values) + (values["checkpoints"][-1]["step"] != job.steps)
         rows.append(row | {"loss": values["last_loss"], "error": row["told"] / row["seconds"] - 1})
-        print(json.dumps(rows[-1] | {"losses": [round(one, 1) for one in losses]}), flush=True)
+        rows[-1]["losses"] = [round(one, 1) for one in losses]
+        with stored.open("a") as file:
+            print(json.dumps(rows[-1]), file=file)
+        reporter().say(json.dumps(rows[-1]))
     return pd.DataFrame(rows)
 
 

@@ -298,9 +298,9 @@ def judge_adasum(claims: Claims, seeds: int) -> None:
                f"sd of {seeds} seeds {best['sd']:.2f}", bool(best["ratio"] <= 1 - FEWER_STEPS))  # fmt: skip
 
 
-def judge_elastic(claims: Claims, here: Workspace, rounds: int) -> None:
+def judge_elastic(claims: Claims, here: Workspace, rounds: int, minutes: float) -> None:
     """Lost machines, checkpoints, and seconds of jobs."""
-    table = elastic_jobs(here, rounds=rounds)
+    table = elastic_jobs(here, rounds=rounds, minutes=minutes)
     print_frame(table, "elastic jobs, in the order in which they ran")
     taken, wrong = int(table["taken"].sum()), int(table["wrong"].sum())
     finite = bool(np.isfinite(table["loss"]).all())
@@ -371,6 +371,7 @@ def main(
     steps: Annotated[int, typer.Option(min=40, help="of each training")] = 200,
     parts: Annotated[str, typer.Option(help="what to judge")] = "selection,bytes,adasum,elastic,learning,steps",
     rounds: Annotated[int, typer.Option(min=1, help="of twelve elastic jobs each")] = 1,
+    minutes: Annotated[float, typer.Option(help="after which no elastic job begins; `--home` has those before")] = 60.0,
     home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
     seed: int = 0,
 ) -> None:
@@ -386,7 +387,7 @@ def main(
         print_frame(learning(BATCHES, seeds=seeds, steps=steps), f"losses after {steps} steps")
     if "elastic" in parts:
         with project(elastic.settings(), elastic.WORKLOADS, home and home / "elastic") as here:
-            judge_elastic(claims, here, rounds)
+            judge_elastic(claims, here, rounds, minutes)
     if "steps" in parts:
         with project(settings(), BATCHES, home) as here:
             for many, scale in product(hosts, scales):

@@ -64,6 +64,7 @@ class LocalCluster:
         self._seed, self._started = seed, count
         self._revoked: dict[int, str] = {}
         self._lock = threading.Lock()
+        self._ending = threading.RLock()  # a host in the place of one that is being ended must not be ended with it
         self._over = threading.Event()
         self._began = time.monotonic()
 
@@ -124,7 +125,7 @@ class LocalCluster:
             return False
         self.revoke(node, "let go for another in its place")
         try:
-            with around.store.locked():
+            with self._ending, around.store.locked():
                 around.refuse_if_taken(offer.instance_type.cores)
                 self._start_another(node)
         except NoCapacity:
@@ -167,15 +168,16 @@ class LocalCluster:
 
     def revoke(self, index: int, why: str = "revoked on request") -> None:
         """Take a host away as a spot market does: at once, with everything that runs on it. Once is enough."""
-        with self._lock:
-            host = self._hosts[index]
-            if index in self._revoked or host.process.poll() is not None:
-                return
-            self._revoked[index] = f"host {index} ({self._type(index)}): {why}"
-        end([process for pid in host.pids if (process := identify(pid)) is not None])
-        group = self._around.shares.group(self._name(index))
-        if group is not None:
-            end(members(group))
+        with self._ending:
+            with self._lock:
+                host = self._hosts[index]
+                if index in self._revoked or host.process.poll() is not None:
+                    return
+                self._revoked[index] = f"host {index} ({self._type(index)}): {why}"
+            end([process for pid in host.pids if (process := identify(pid)) is not None])
+            group = self._around.shares.group(self._name(index))
+            if group is not None:
+                end(members(group))
 
     def release(self) -> None:
         """End all that was started and wait until it is gone. May be called at any stage, and again."""
