@@ -8,6 +8,7 @@ takes; each job after them is predicted by what the warehouse knew before it, st
     told       its seconds given the moments at which it lost machines, which nobody could know
     blind      their mean over moments that are drawn: for sums over jobs alone
     prior      as told, by what is stated before any restart was measured
+    own_steps  as told, with steps as fast as the job made them: what the spot model alone is off by
 
 All are from asking for the machines to the record.
 """
@@ -306,6 +307,7 @@ def elastic_jobs(here: Workspace, *, rounds: int, minutes: float = math.inf) -> 
         prior = planned(here, asked, steps, replace(known, restores=None, restarts=RestartModel()))
         done = run(here, asked, job, f"elastic-{datetime.now(UTC):%Y%m%dT%H%M%S}-{number:02d}")
         values = done["body"]["values"]
+        own = {key: median(seconds) for key, seconds in steps_made(done["body"]).items() if seconds}
         for key, seconds in steps_made(done["body"]).items():
             made.setdefault(key, []).extend(seconds)
         began = values["starts"][0]["began_unix"]
@@ -320,6 +322,7 @@ def elastic_jobs(here: Workspace, *, rounds: int, minutes: float = math.inf) -> 
         row |= {"taken": done["taken"], "starts": len(values["starts"]), "steps": values["steps"]}
         row |= {"every": job.checkpoint_every, "lost_steps": sum(one["lost_steps"] for one in values["starts"])}
         row |= {"seconds": done["seconds"], "told": job.seconds(losses), "prior": told}
+        row["own_steps"] = replace(job, step_s=planned(here, asked, steps | own, known).step_s).seconds(losses)
         row |= {"running": done["running"], "told_start": job.startup_s, "lost_s": job.lost_s}
         per_hour = 3600 / LOSS_EVERY_S / (asked.hosts - 1)
         row["blind"] = math.nan if asked.fixed else job.expected_seconds(per_hour, seed=asked.seed)
@@ -333,13 +336,17 @@ def elastic_jobs(here: Workspace, *, rounds: int, minutes: float = math.inf) -> 
 
 
 def errors(table: pd.DataFrame) -> dict[str, float]:
-    """Of the judged jobs: mean relative error of `told`, its standard error, the same without the start-up, and that of
-    `prior`; sums of `told` and `blind` over the measured one, less 1.
+    """Of the judged jobs: mean relative errors of `told` and `own_steps`, with and without the start-up, the standard
+    error of the first, and that of `prior`; sums of `told` and `blind` over the measured one, less 1.
     """
     own = table[table["judged"]]
     off = (own["told"] / own["seconds"] - 1).abs()
     running = ((own["told"] - own["told_start"]) / own["running"] - 1).abs()
+    spot = (own["own_steps"] / own["seconds"] - 1).abs()
+    spot_running = ((own["own_steps"] - own["told_start"]) / own["running"] - 1).abs()
     return {
+        "spot": float(spot.mean()),
+        "spot_running": float(spot_running.mean()),
         "told": float(off.mean()),
         "running": float(running.mean()),
         "noise": float(off.std() / np.sqrt(len(own))),

@@ -309,7 +309,8 @@ def judge_elastic(claims: Claims, here: Workspace, rounds: int, minutes: float) 
                wrong == 0 and finite and taken >= LEAST_LOSSES)  # fmt: skip
     off, judged = errors(table), table[table["judged"]]
     shown = f"{off['told']:.1%} off in the mean of {len(judged)} jobs with {int(judged['taken'].sum())} revocations"
-    shown += f", {off['running']:.1%} from the first step on; all together {off['sum']:+.1%}"
+    shown += f"; with steps as the jobs made them {off['spot']:.1%}, {off['spot_running']:.1%} from the first step on"
+    shown += f"; as told {off['running']:.1%} from the first step on; all together {off['sum']:+.1%}"
     shown += f"; moments unknown {off['blind']:+.1%}; by the prior {off['prior']:.0%}"
     claims.add("seconds of elastic jobs within 5 %", shown, f"standard error {off['noise']:.1%}",
                off["told"] <= _ELASTIC_OFF)  # fmt: skip

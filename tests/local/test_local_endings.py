@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,9 +15,21 @@ import pytest
 from tasks.providers.base import NoCapacity, NotSupported, ProviderError
 from tasks.providers.local import catalogue as local_catalogue
 from tasks.providers.local.cluster import draw_revocations
-from tasks.providers.local.processes import hosts
+from tasks.providers.local.cpu_shares import members
+from tasks.providers.local.processes import Process, hosts
 from tasks.providers.local.provider import LocalProvider
-from tests.local.hosts import HERE, SHARE, cluster, left_over, needs_network, provider, rate_gbps, ready, wait_for
+from tests.local.hosts import (
+    HERE,
+    SHARE,
+    cluster,
+    left_over,
+    needs_network,
+    needs_quota,
+    provider,
+    rate_gbps,
+    ready,
+    wait_for,
+)
 
 pytestmark = pytest.mark.local
 
@@ -113,6 +126,28 @@ def test_another_host_takes_the_place_of_a_lost_one_where_there_is_one(local: Lo
                 job.unlink()
             assert rate_gbps(running, 0, 1) > 0.05, "they reach each other"
         running.settle()
+    assert left_over(local) == []
+
+
+@needs_quota
+def test_a_host_that_starts_while_the_one_before_is_being_ended_is_not_ended_with_it(
+    local: LocalProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(group: Path) -> list[Process]:
+        threading.Event().wait(0.5)
+        return members(group)
+
+    with local.acquire(cluster(local, "wide", "replaced"), lease_id="race", deadline_s=60, seed=1) as running:
+        ready(running)
+        monkeypatch.setattr("tasks.providers.local.cluster.members", late)
+        ending = threading.Thread(target=running.revoke, args=(1,))
+        ending.start()
+        wait_for(lambda: not running.nodes()[1].alive)
+        (running.mailbox / "node-1" / "ready.json").unlink()
+        assert running.replace(1)
+        ending.join()
+        ready(running)
+        assert running.nodes()[1].alive, running.nodes()[1].reason
     assert left_over(local) == []
 
 
