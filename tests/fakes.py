@@ -64,6 +64,7 @@ class FakeCluster:
         self.script = iter(script)
         self.settled: list[bool] = []
         self.ready_within_s = 60.0
+        self.checkpoints: Path | None = None
         self.image_id = "ami-1"
         self.for_sale = 0  # machines that can be had in place of others
         self.replaced: list[int] = []

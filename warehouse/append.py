@@ -33,11 +33,14 @@ _ARROW = {
     "TIMESTAMP": pa.timestamp("us"),
 }
 
+_OWN_TABLE = {"learn": "raw_learning", "elastic": "raw_elastic"}  # by kind of run
+
 
 def append_records(connection: Connection, bodies: Sequence[Row], *, refresh_id: str, loaded_at: datetime) -> int:
     """Runs as they came back: each body a wire record as a dict, with what is known of its setup under `setup`.
 
-    The first row of a run_id stays, also within `bodies`. Learning runs have a table of their own: they time nothing.
+    The first row of a run_id stays, also within `bodies`. Learning and elastic runs have tables of their own: they time
+    no steady step.
     """
     rows = [
         {
@@ -51,8 +54,8 @@ def append_records(connection: Connection, bodies: Sequence[Row], *, refresh_id:
         for body in bodies
     ]
     new = 0
-    for table, learns in (("raw_records", False), ("raw_learning", True)):
-        mine = [row for row in rows if (row["kind"] == "learn") is learns]
+    for table in ("raw_records", *_OWN_TABLE.values()):
+        mine = [row for row in rows if _OWN_TABLE.get(row["kind"], "raw_records") == table]
         new += append(connection, table, mine, refresh_id=refresh_id, loaded_at=loaded_at)
     return new
 

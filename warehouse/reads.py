@@ -25,6 +25,7 @@ _OF_A_DECISION = (
     "refusals",
     "checkpoints",
     "compilations",
+    "restarts",
     "learning",
 )
 # What tells the setups of a workload apart in a measurement row.
@@ -149,12 +150,12 @@ def learning(warehouse: Warehouse, provider: str) -> pd.DataFrame:
     return warehouse.frames({"learning": {"provider": provider}})["learning"]
 
 
-_LAUNCHED = ("machines", "refusals", "checkpoints", "compilations")
+_LAUNCHED = ("machines", "refusals", "checkpoints", "compilations", "restarts")
 
 
 def launched(warehouse: Warehouse, provider: str) -> tuple[pd.DataFrame, ...]:
-    """The marts `machines`, `refusals`, `checkpoints` and `compilations`; empty before the first refresh of this
-    version."""
+    """The marts `machines`, `refusals`, `checkpoints`, `compilations` and `restarts`; empty before the first refresh of
+    this version."""
     if not warehouse.path.exists():
         return tuple(pd.DataFrame() for _ in _LAUNCHED)
     found = warehouse.frames({name: {"provider": provider} for name in _LAUNCHED})

@@ -20,11 +20,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
+from typing import Any
 
-from ..domain.cluster import Cluster, Offer
+from ..domain.cluster import Cluster, Offer, parse_cluster, parse_numbers
 from ..domain.numeric import ROUNDING
 from ..domain.setup_table import Key
 from ..domain.workload import Mode, Workload, variant, workload_and_mode
+from ..job.restarts import PRIOR_S
 from ..planner.enumeration import Refusal, clusters_of
 from ..step_time.machine_specs import computes
 from .candidates import (
@@ -42,6 +44,7 @@ from .run_value import Coverage, DecisionValue, Model, Past, stale_types
 from .value_of_information import LEAST_CHANCE, LEAST_REGRET
 
 MOST_CLUSTERS = 600  # that one campaign weighs against each other
+_ELASTIC_WORK_S = 30.0
 _LEARNING_PART = 2 / 3  # of the caps, at most, for runs that show what is learned
 STOPS = (
     "the campaign stops: no launch that the caps still pay for is expected to change a choice of the table (a run"
@@ -141,6 +144,45 @@ def learning_launches(
                 found.append(Launch(cluster=pair, items=tuple(runs), est_s=est_s, est_usd=est_usd, reason=reason))
                 break
     return found
+
+
+def elastic_launch(campaign: Campaign, recommended: Mapping[str, Any], offers: Sequence[Offer]) -> Launch | None:
+    """A launch of a row of the table on its own machines, of which the last is taken away and the first, on demand, is
+    not: what a loss costs is learned by it. Of about _ELASTIC_WORK_S of steps, with ten checkpoints.
+
+    None for one machine, for a strategy or switches whose state is not whole on each device, and for machines that are
+    not on offer.
+    """
+    types = parse_cluster(recommended["cluster"]) if isinstance(recommended["cluster"], str) else ()
+    if len(types) < 2:
+        return None
+    mode = Mode(*(str(recommended[name]) for name in Mode._fields))
+    named = {(one.instance_type.name, one.market): one for one in reversed(offers)}
+    wanted = [(name, "spot" if at else "on-demand") for at, name in enumerate(types)]
+    if (mode.strategy, mode.switches) != (Mode().strategy, Mode().switches) or any(one not in named for one in wanted):
+        return None
+    cluster = Cluster(members=tuple(named[one] for one in wanted))
+    if campaign.fits(cluster):
+        return None
+    step_s = float(recommended["step_s"])
+    every = max(1, round(_ELASTIC_WORK_S / step_s / 10))
+    run = Measurement(
+        kind="elastic",
+        workload=variant(str(recommended["workload"]), mode),
+        nodes=tuple(range(len(types))),
+        devices=parse_numbers(str(recommended["layout"]), len(types), "layout"),
+        batches=parse_numbers(str(recommended["batch_per_device"]), len(types), "batch_per_device"),
+        accumulation_steps=int(recommended["accumulation_steps"]),
+        steps=10 * every,
+        checkpoint_every=every,
+        lose_after_s=4 * every * step_s,  # after the third checkpoint
+        # with a machine less, each of the steps that are left takes longer: at most as much as two machines' share
+        est_s=10 * every * step_s * len(types) / (len(types) - 1) + max(PRIOR_S.values()),
+        reason="what the loss of a machine costs",
+    )
+    est_s = campaign.costs.billed_s(run.est_s)
+    price = _usd_per_second(cluster)
+    return Launch(cluster=cluster, items=(run,), est_s=est_s, est_usd=est_s * price, reason=run.reason)
 
 
 def _learning_of(wanted: Sequence[tuple[Workload, Mode]], cluster: Cluster, costs: Costs) -> list[Measurement]:

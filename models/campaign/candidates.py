@@ -58,12 +58,14 @@ EC2_COSTS = Costs(launch_s=60.0, build_s=5.0, minimum_s=60.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One thing to measure, and the seconds expected for it. `kind` is "train", "learn", "profile" or "probe".
+    """One thing to measure, and the seconds expected for it. `kind` is one of those of node/record.py.
 
     `workload` is named as `variant` does; `members` are instance types in rank order; `nodes` those of a launch that
     serve it, and `reason` why, once it is bought. `batches` are samples a device, one a machine (profile: batches to
     try); `seed` is that of a learning run, others have their launch's. `devices` are used on each machine, empty: one
-    each. `width` is the predicted 90 % interval relative to the step time, None where unknown.
+    each. `width` is the predicted 90 % interval relative to the step time, None if unknown. Of an elastic run `steps`
+    are trained, with a checkpoint every `checkpoint_every`; a lost machine is waited for `wait_s` (node/record.py).
+    Its last machine is taken away `lose_after_s` after the first step, None: none is.
     """
 
     kind: str
@@ -80,6 +82,10 @@ class Measurement:
     width: float | None = None
     reason: str = ""
     seed: int = 0
+    steps: int = 0
+    checkpoint_every: int = 0
+    wait_s: float = 2.0
+    lose_after_s: float | None = None
 
     @property
     def trained(self) -> tuple[str, Mode]:

@@ -1,4 +1,4 @@
-"""Seconds to write a checkpoint, by its bytes and the type of machine that writes it.
+"""Seconds to write a checkpoint, or to read one back, by its bytes and the type of machine.
 
 seconds = (a + k MB) exp(u_type)      linear in bytes (CM-DARE [P]); u: a type's disk against the others'
 log a, log k ~ normal around CM-DARE's cloud, u ~ normal around 0; learned from checkpoints that were written
@@ -20,6 +20,7 @@ from ..domain.numeric import FloatArray
 # far the disks of two types differ is a guess.
 _PRIOR_LOG = np.log([3.6, 0.02])
 _PRIOR_SD, _TYPE_SD, _BETWEEN, _WITHIN = 0.5, 0.3, 0.1, 0.05
+_RESTORE_SD = 1.0  # of reading, which is taken to last as long: nobody has published any, and a page cache may serve it
 _SPREAD_WEIGHT = 6.0  # checkpoints that the prior of the spread of repeats counts as
 _STATE_PER_WEIGHT = 3  # bytes of a checkpoint per byte of weights: Adam keeps two moments beside them
 
@@ -51,7 +52,12 @@ class CheckpointModel:
         return np.exp(known + gradient[:, 2:] @ self.location[2:]), np.sqrt(variance)
 
 
-def fit_checkpoints(written: pd.DataFrame) -> CheckpointModel:
+def fit_restores(read: pd.DataFrame) -> CheckpointModel | None:
+    """Of reading checkpoints back, as `fit_checkpoints` is of writing them, with a wider prior; None for no rows."""
+    return fit_checkpoints(read, prior_sd=_RESTORE_SD) if len(read) else None
+
+
+def fit_checkpoints(written: pd.DataFrame, *, prior_sd: float = _PRIOR_SD) -> CheckpointModel:
     """Learned from `written`: workload, instance_type, bytes, seconds, one row a checkpoint; the prior for none.
 
     Checkpoints of one workload and size on one type are repeats; a workload's lie around the line together. Raises
@@ -73,7 +79,7 @@ def fit_checkpoints(written: pd.DataFrame) -> CheckpointModel:
     mb, middle = cells["mb"].to_numpy(), cells["median"].to_numpy()
     noise = spread * np.sqrt(np.pi / 2 / cells["size"].to_numpy())  # standard error of a median
     many = 2 + len(types)
-    prior = np.concatenate([np.full(2, _PRIOR_SD), np.full(len(types), _TYPE_SD), np.full(len(networks), _BETWEEN)])
+    prior = np.concatenate([np.full(2, prior_sd), np.full(len(types), _TYPE_SD), np.full(len(networks), _BETWEEN)])
     centre = np.concatenate([_PRIOR_LOG, np.zeros(len(types) + len(networks))])
 
     def residuals(location: FloatArray) -> FloatArray:

@@ -21,6 +21,7 @@ from .checkpoints import PRIOR, CheckpointModel
 from .compilation import CompileModel
 from .duration import REPLACEMENT_S, STARTUP_S, Conditions
 from .interruption_rates import HazardModel
+from .restarts import RestartModel
 
 RETRY_S = 60.0  # between two requests for machines that were not to be had
 
@@ -67,7 +68,9 @@ class Stated:
 class Learned:
     """What our own launches and interruptions have taught, each beside its prior.
 
-    `hazard` None: the pools' own rates hold. `availability` None: whatever is asked for can be had.
+    `hazard` None: the pools' own rates hold. `availability` None: whatever is asked for can be had. `restores` None:
+    reading a checkpoint lasts as long as writing it. Where `restarts` have seen machines replaced, they tell how long
+    that takes; else a machine's start-up does.
     """
 
     startup: StartupModel
@@ -76,25 +79,28 @@ class Learned:
     availability: AvailabilityModel | None = None
     retry_s: float = RETRY_S
     compilation: CompileModel = CompileModel()  # noqa: RUF009 (frozen)
+    restores: CheckpointModel | None = None
+    restarts: RestartModel = RestartModel()  # noqa: RUF009 (frozen)
 
     def gangs(self, pools: Sequence[Pool], counts: NDArray[np.int64], state_bytes: float) -> Conditions:
         """Of clusters of `counts` (clusters, pools) machines, whose checkpoints are of so many bytes.
 
-        One machine writes them: the slowest that the cluster has is meant. Reading one back is taken to last as long
-        as writing it. Raises ValueError for an unknown market.
+        One machine writes them, and all read them back: the slowest that the cluster has is meant. Raises ValueError
+        for an unknown market.
         """
         launch_s, launch_log_sd = self.startup.gangs([(one.instance_type, one.market) for one in pools], counts)
         startup_s, startup_log_sd = self._waited(launch_s, launch_log_sd, pools, counts)
         often, doubt, lasting, fleeting, rates = self._hazards(pools, counts)
-        alone = np.eye(len(pools), dtype=np.int64)
-        again_s, _ = self.startup.gangs([(one.instance_type, one.market) for one in pools], alone)
-        again_s, _ = self._waited(again_s, np.zeros_like(again_s), pools, alone)
+        again_s = self._replaced(pools)
         taken = np.where([one.market == "spot" for one in pools], counts, 0)
         shares = taken * rates
         shares = np.where(shares.sum(axis=1, keepdims=True) > 0, shares, taken)  # rates that are 0 tell none apart
-        seconds, log_sd = self.checkpoints.seconds(state_bytes, [one.instance_type for one in pools])
+        types = [one.instance_type for one in pools]
+        seconds, log_sd = self.checkpoints.seconds(state_bytes, types)
         writer = np.where(counts > 0, seconds, 0.0).argmax(axis=1) if len(pools) else np.zeros(0, dtype=np.intp)
-        write_s = seconds[writer]
+        write_s = read_s = seconds[writer]
+        if self.restores is not None and len(pools):
+            read_s = np.where(counts > 0, self.restores.seconds(state_bytes, types)[0], 0.0).max(axis=1)
         return Conditions(
             hazard_per_hour=often,
             doubt=doubt,
@@ -104,8 +110,16 @@ class Learned:
             startup_log_sd=startup_log_sd,
             checkpoint_s=write_s,
             checkpoint_log_sd=log_sd[writer],
-            replacement_s=write_s + (shares @ again_s) / np.maximum(shares.sum(axis=1), 1e-300),
+            replacement_s=read_s + (shares @ again_s) / np.maximum(shares.sum(axis=1), 1e-300),
         )
+
+    def _replaced(self, pools: Sequence[Pool]) -> FloatArray:
+        """(pools,) seconds from the loss of a machine until the job has another one at work, by refusals too."""
+        alone = np.eye(len(pools), dtype=np.int64)
+        again_s, _ = self.startup.gangs([(one.instance_type, one.market) for one in pools], alone)
+        if "replaced" in self.restarts.seen:
+            again_s = self.restarts.seconds("replaced", [one.instance_type for one in pools])
+        return self._waited(again_s, np.zeros_like(again_s), pools, alone)[0]
 
     def _waited(
         self, launch_s: FloatArray, log_sd: FloatArray, pools: Sequence[Pool], counts: NDArray[np.int64]

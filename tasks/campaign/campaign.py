@@ -18,7 +18,7 @@ from models.campaign.candidates import Measurement
 from models.campaign.run_value import Model, Past
 from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster
-from models.domain.setup_table import as_variants
+from models.domain.setup_table import as_variants, rows_of
 from models.domain.workload import Workload
 from models.planner.learning import unknown_learning
 from models.step_time.dataset import TrainingData, by_variant, valid_runs
@@ -68,15 +68,7 @@ def shop(
     workloads = [one for workload in known_workloads for one in workload.variants]
     read = TrainingData(**{name: frames.get(name, pd.DataFrame()) for name in reads.TRAINING_FRAMES})
     known = by_variant(read, [one.name for one in workloads])
-    bought = pure.Campaign(
-        max_usd=campaign.max_usd if max_usd is None else max_usd,
-        max_seconds=workspace.max_minutes * 60.0 if max_seconds is None else max_seconds,
-        max_hosts=campaign.max_hosts,
-        fits=lambda cluster: workspace.launches(cluster) or just_refused(cluster, refused),
-        seed=campaign.seed,
-        market=campaign.market,
-        costs=costs_of(workspace),
-    )
+    bought = _bought(workspace, max_usd, max_seconds, refused)
     learned = reads.learning(workspace.warehouse, workspace.provider.name)
     learning = pure.learning_launches(bought, unknown_learning(learned, known_workloads), offers)
     others = shopping_list(
@@ -94,6 +86,22 @@ def shop(
         model=None if champion is None else _model(workspace, champion.model, known_workloads, offers, known.runs),
     )
     return [*learning, *others]
+
+
+def _bought(
+    workspace: Workspace, max_usd: float | None, max_seconds: float | None, refused: Sequence[Cluster]
+) -> pure.Campaign:
+    """What launches may cost together, and on which clusters; as `shop` is asked."""
+    campaign = workspace.settings.campaign
+    return pure.Campaign(
+        max_usd=campaign.max_usd if max_usd is None else max_usd,
+        max_seconds=workspace.max_minutes * 60.0 if max_seconds is None else max_seconds,
+        max_hosts=campaign.max_hosts,
+        fits=lambda cluster: workspace.launches(cluster) or just_refused(cluster, refused),
+        seed=campaign.seed,
+        market=campaign.market,
+        costs=costs_of(workspace),
+    )
 
 
 def within(workspace: Workspace, champion: Champion | None, tally: Tally) -> Iterator[Launch]:
@@ -138,7 +146,34 @@ def within(workspace: Workspace, champion: Champion | None, tally: Tally) -> Ite
             reporter().say(f"not launched: {refusal}")
             break
         lists += champion is None or tally.runs == before  # a champion's lists end by themselves
+    if workspace.settings.campaign.elastic_runs:
+        yield from _elastic(workspace, tally)
     reporter().stop()
+
+
+def _elastic(workspace: Workspace, tally: Tally) -> Iterator[Launch]:
+    """A run of each workload that has none yet, on the machines that the table recommends, which loses one of them."""
+    if not workspace.simulated:
+        reporter().say(
+            f"no elastic run: machines of {workspace.provider.name} have no folder for checkpoints that all of them"
+            " see yet, and none is taken away on purpose"
+        )
+        return
+    runs = reads.mart(workspace.warehouse, "elastic_runs", provider=workspace.provider.name, status="measured")
+    told = set(zip(runs["workload"], runs["workload_digest"], strict=True))
+    offers = current_offers(workspace)
+    rows = rows_of(reads.mart(workspace.warehouse, "recommendations", provider=workspace.provider.name))
+    for workload in workspace.without(tally.lacking).measurable:
+        bought = _bought(workspace, tally.left_usd, tally.left_s, tally.refused)
+        own = [row for row in rows if row["workload"] == workload.name and (workload.name, workload.digest) not in told]
+        found = (pure.elastic_launch(bought, row, offers) for row in own)
+        launch = next((one for one in found if one is not None and tally.affords(one)), None)
+        if launch is None or launch.est_s > tally.left_s:
+            continue
+        if why := allowance(workspace, launch, tally, datetime.now(UTC), offers).refusal:
+            reporter().say(f"not launched: {why}")
+            continue
+        yield launch
 
 
 def with_requirements_installed(workspace: Workspace) -> Workspace:

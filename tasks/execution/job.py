@@ -18,7 +18,7 @@ from models.domain.workload import Setup
 from models.planner.learning import LEARNING_MOST_S, LEARNING_STEPS, LEARNING_WINDOWS
 
 from ..node.data import S3
-from ..node.record import ANY, CPU, LEARN, TRAINING, Devices, Item, WorkloadFile, write_json
+from ..node.record import ANY, CPU, ELASTIC, LEARN, TRAINING, Devices, Item, WorkloadFile, write_json
 from ..workspace.environments import environment_at
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.sources import Source
@@ -35,6 +35,7 @@ class Job:
 
     `expected` are the devices that each machine of the cluster is bought for. `rows` are those of its runs that cannot
     be made, since the data of their workloads are not to be had; `lacking` says of which workloads, and why.
+    `lose_after_s`: of elastic runs whose last machine is to be taken away, when, since all were let go.
     """
 
     lease_id: str
@@ -48,6 +49,7 @@ class Job:
     patience_s: float = 0.0  # for measuring again what was disturbed
     rows: tuple[dict[str, Any], ...] = ()
     lacking: Mapping[str, str] = field(default_factory=dict)
+    lose_after_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def fetched(self) -> dict[str, str]:
@@ -156,10 +158,13 @@ def job_of(
     deadline_s: float,
     data: Mapping[str, str] | None = None,
 ) -> Job:
-    """The job that serves `launch`; its runs are numbered within the lease. Raises SettingsError on a missing file.
+    """The job that serves `launch`; its runs are numbered within the lease.
+
+    Raises SettingsError on a missing file, and for an elastic run where it cannot be.
 
     `data`: where machines read the data of workloads that have some, by name.
     """
+    _refuse_elastic(launch)
     expected = expected_devices(launch.cluster, emulated=_emulated(settings))
     items = [_item(wanted, f"{lease_id}-{n:03d}", seed) for n, wanted in enumerate(launch.items)]
     names = workload_names(launch)
@@ -180,7 +185,29 @@ def job_of(
         files=files,
         seed=seed,
         deadline_s=deadline_s + START_UP_S,
+        lose_after_s={
+            item.run_id: wanted.lose_after_s
+            for item, wanted in zip(items, launch.items, strict=True)
+            if wanted.lose_after_s is not None
+        },
     )
+
+
+def _refuse_elastic(launch: Launch) -> None:
+    """Raises SettingsError for an elastic run on machines without a folder that all see, or whose first one may go."""
+    elastic = [one for one in launch.items if one.kind == ELASTIC]
+    provider, members = launch.cluster.members[0].instance_type.provider, launch.cluster.members
+    if elastic and not capabilities(provider).simulated:
+        raise SettingsError(
+            f"an elastic run needs a folder for checkpoints that all its machines see, and those of {provider} have"
+            " none yet: take local hosts. Nothing was launched"
+        )
+    for one in elastic:
+        if members[one.nodes[0]].interruptions_per_hour > 0:
+            raise SettingsError(
+                "the first machine of an elastic run, where the others meet, must stay, and that of"
+                f" {launch.cluster.name} may be taken away: buy it on demand. Nothing was launched"
+            )
 
 
 def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]:
@@ -227,6 +254,14 @@ def _item(wanted: Measurement, run_id: str, seed: int) -> Item:
         seed=seed,
         devices=list(wanted.devices),
     )
+    if wanted.kind == ELASTIC:
+        return replace(
+            item,
+            most_steps=wanted.steps,
+            checkpoint_every=wanted.checkpoint_every,
+            wait_s=wanted.wait_s,
+            most_s=wanted.est_s,
+        )
     if wanted.kind != LEARN:
         return item
     return replace(item, seed=wanted.seed, most_steps=LEARNING_STEPS, windows=LEARNING_WINDOWS, most_s=LEARNING_MOST_S)

@@ -66,13 +66,13 @@ def expected_s(item: Item) -> float:
 
 def decide(loss: MachineLoss, left: RemainingWork) -> Decision:
     """What becomes of a launch that loses machines. Asks nobody: whether a replacement is to be had shows later."""
-    needing = [item for item in left.items if not loss.nodes.isdisjoint(item.nodes)]
+    needing = [item for item in left.items if not loss.nodes.isdisjoint(item.needs)]
     hosts = left.host in loss.nodes
     if not needing and not (hosts and left.items):
         return Decision(how="go on", reason="no run that is left needs it")
     if loss.leaving_s is not None:
         first = left.items[:1]
-        if not (hosts or any(not loss.nodes.isdisjoint(item.nodes) for item in first)):
+        if not (hosts or any(not loss.nodes.isdisjoint(item.needs) for item in first)):
             return Decision(how="go on", reason="the run under way does not need it")
         if left.under_way_s + MARGIN_S <= loss.leaving_s:
             return Decision(how="go on", reason="the run under way ends before it goes")

@@ -96,12 +96,13 @@ class Mailbox:
 
     def forget(self, node: int) -> None:
         """Clear away what a machine said that another takes the place of; its records and logs stay."""
-        for name in ("heartbeat.json", "progress.json", "notice.json", DATA_FILE):
+        armed = (file.name for file in self._node(node).glob("armed-*.json"))
+        for name in ("heartbeat.json", "progress.json", "notice.json", DATA_FILE, *armed):
             (self._node(node) / name).unlink(missing_ok=True)
 
-    def armed(self, attempt: int) -> int:
-        """How many workers wait for go."""
-        return sum((self._node(node) / f"armed-{attempt}.json").is_file() for node in range(self.nodes))
+    def armed(self, attempt: int) -> set[int]:
+        """The nodes whose workers wait for go, or have been let go."""
+        return {node for node in range(self.nodes) if (self._node(node) / f"armed-{attempt}.json").is_file()}
 
     def pairs(self, attempt: int, node: int) -> dict[str, Any]:
         """What `node`, the first of the attempt, says of links between machines, in its own words; empty if nothing."""

@@ -54,7 +54,7 @@ class WireRecord(_Wire):
     run_id: str = Field(min_length=1)
     lease_id: str
     attempt: Whole
-    kind: Literal["train", "learn", "profile", "probe"]
+    kind: Literal["train", "learn", "elastic", "profile", "probe"]
     status: Literal["measured", "failed"]
     reason: str
     item: dict[str, Any]
@@ -94,6 +94,35 @@ class _Learn(_Values):
     diverged: bool
 
 
+class _Start(_Wire):
+    nodes: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(min_length=1)
+    step: int = Field(ge=0, lt=2**31)
+    lost_steps: int = Field(ge=0, lt=2**31)
+    last_unix: Unix | None
+    began_unix: Unix
+    restore_s: float | None = Field(ge=0)
+    restore_bytes: Whole | None
+
+
+class _Checkpoint(_Wire):
+    step: int = Field(gt=0, lt=2**31)
+    bytes: Whole
+    seconds: float = Field(gt=0)
+    ended_unix: Unix
+    steps: int = Field(gt=0, lt=2**31)
+    steps_s: float = Field(gt=0)
+
+
+class _Elastic(_Values):
+    steps: int = Field(gt=0, lt=2**31)
+    first_loss: float
+    last_loss: float
+    parameters: Whole
+    gradient_bytes: Whole
+    starts: list[_Start] = Field(min_length=1)
+    checkpoints: list[_Checkpoint] = Field(min_length=1)
+
+
 class _ProfileLine(_Wire):
     batch: int = Field(ge=1, lt=2**31)
     forward_s: float = Field(gt=0)
@@ -128,7 +157,13 @@ class _Probe(_Values):
     rows: list[_ProbeLine] = Field(min_length=1)
 
 
-_VALUES: dict[str, type[_Wire]] = {"train": _Train, "learn": _Learn, "profile": _Profile, "probe": _Probe}
+_VALUES: dict[str, type[_Wire]] = {
+    "train": _Train,
+    "learn": _Learn,
+    "elastic": _Elastic,
+    "profile": _Profile,
+    "probe": _Probe,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

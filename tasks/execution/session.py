@@ -5,6 +5,7 @@ What comes back lies in the mailbox; `collect` loads it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,19 +15,20 @@ from typing import Any
 from models.domain.workload import Mode
 
 from ..node.data import FAILED
-from ..node.record import Item, Plan, RankLayout, WorkloadFile, write_json
+from ..node.record import ELASTIC, Item, Plan, RankLayout, WorkloadFile, write_json
 from ..node.requirements import INSTALL_S
-from ..providers.base import ProviderError, RunningCluster
+from ..providers.base import NotSupported, ProviderError, Revocable, RunningCluster
 from .job import POLL_S, Job, Served, Stopwatch, Watch, with_acquired, write_rows
 from .liveness import MOST_REPLACEMENTS, Decision, MachineLoss, Machines, RemainingWork, decide, expected_s
 from .mailbox import MachineLog, Mailbox, benchmark_seconds
-from .outcomes import AttemptEnd, all_lost_a_peer, blame, item_row, launch_row, retry_id
+from .outcomes import AttemptEnd, all_lost_a_peer, blame, item_row, launch_row, planned_id, retry_id
 from .rank_order import links_matter, sending_order
 
 COMPILE_S = 600.0  # more for a collective, where ranks that compile wait for each other
 MOST_ATTEMPTS = 3  # that end by a fault of what is measured; losses of machines are counted apart
 ARMED_WITHIN_S = 90.0
 PEERS_REPORT_WITHIN_S = 5.0  # of the first node that failed: the one that was hit is to be heard, not only its peers
+MOST_ELASTIC_REPLACEMENTS = 20  # of one launch: a machine that ends before it joins would be replaced for ever
 LOSS_KNOWN_WITHIN_S = 45.0  # where all who speak just lost a peer: the provider, or silence, tells which
 
 
@@ -168,7 +170,7 @@ class Session:
         self.remaining = self._without(self.mailbox.recorded())
         under_way = "" if meanwhile or self.attempt is None else self.attempt.under_way()
         decision = decide(loss, self.remaining_work(self.remaining))
-        needed = sorted(loss.nodes & {node for item in self.remaining for node in item.nodes})
+        needed = sorted(loss.nodes & {node for item in self.remaining for node in item.needs})
         if decision.how == "replace" and not self._replace(needed):
             decision = decide(loss, self.remaining_work(self.remaining))
         if meanwhile:
@@ -178,6 +180,25 @@ class Session:
         if decision.how != "give up" or meanwhile:
             self.remaining = self._possible(self.remaining)
         return decision
+
+    def lose_meanwhile(self, run_id: str, ended: AttemptEnd) -> None:
+        """Machines of an elastic run are gone, which goes on: note when, and ask for others in their places."""
+        now_unix = self.running.now_unix()
+        losses = [{"node": node, "lost_unix": now_unix} for node in ended.nodes]
+        known = self.run_setups[run_id]
+        self.run_setups[run_id] = {**known, "losses": [*known.get("losses", ()), *losses]}
+        self._write_run_setups()
+        self.machines.gone |= set(ended.nodes)
+        self.machines.awaited -= set(ended.nodes)
+        for node in ended.nodes:
+            self.asked_s.pop(node, None)
+            self.log.lost(node, self._since_began_s(), interrupted=self.machines.was_interrupted(node))
+            if self.replaced < MOST_ELASTIC_REPLACEMENTS:
+                self._replace([node])
+
+    def at_work(self, node: int, waited_s: float = 0.0) -> None:
+        """A machine in the place of another is at work, after it waited so long for others."""
+        self.log.replaced(node, self._since_began_s() - self.asked_s.pop(node) - waited_s)
 
     def _wait_for_machines(self) -> AttemptEnd | None:
         """Wait for machines on their way, unless those that are here have something to do meanwhile."""
@@ -197,9 +218,9 @@ class Session:
         self.attempts += 1
         for node in self.asked_s.keys() & set(self.machines.here):
             # it may have waited for the attempt before this one to end
-            waited_s = max(0.0, self.running.now_unix() - self.mailbox.ready_of(node))
-            self.log.replaced(node, self._since_began_s() - self.asked_s.pop(node) - waited_s)
-        self.attempt = _Attempt(self, self._together(self._runnable()))
+            self.at_work(node, max(0.0, self.running.now_unix() - self.mailbox.ready_of(node)))
+        items = self._together(self._runnable())
+        self.attempt = (_ElasticAttempt if items[0].kind == ELASTIC else _Attempt)(self, items)
         return self.attempt.run()
 
     def _together(self, items: Sequence[Item]) -> list[Item]:
@@ -209,15 +230,17 @@ class Session:
         return [item for item in items if self._process_key(item) == chosen]
 
     def _process_key(self, item: Item) -> tuple[Any, ...]:
+        if item.kind == ELASTIC:
+            return (planned_id(item.run_id),)
         return next((spec.process_key for spec, _ in self.job.files if spec.name == item.workload), ())
 
     def _runnable(self) -> list[Item]:
         """What the machines that are here can do."""
         here = set(self.machines.here)
-        return [item for item in self.remaining if here.issuperset(item.nodes)]
+        return [item for item in self.remaining if here.issuperset(item.needs)]
 
     def _possible(self, items: Sequence[Item]) -> list[Item]:
-        return [item for item in items if self.machines.gone.isdisjoint(item.nodes)]
+        return [item for item in items if self.machines.gone.isdisjoint(item.needs)]
 
     def _without(self, run_ids: set[str]) -> list[Item]:
         return [item for item in self.remaining if item.run_id not in run_ids]
@@ -307,6 +330,7 @@ class _Attempt:
             patience_s=session.job.patience_s if self.number == 1 else 0.0,  # it may be spent
             ranks=self.nodes if len(self.nodes) < self.mailbox.nodes else [],
             pairs=links_matter(self.items, self.running.addresses),
+            checkpoints=self._checkpoints(),
         )
         self.host = RankLayout.of(plan).host
         within_s = max(ARMED_WITHIN_S, plan.meet_s + 30.0)
@@ -334,6 +358,10 @@ class _Attempt:
             return ended
         return blame(self._finished(), "", set())  # before any run began, none is to blame
 
+    def _checkpoints(self) -> str:
+        """The folder of the attempt's checkpoints, if it writes any."""
+        return ""
+
     def under_way(self) -> str:
         """What the nodes say they are at, else the first run without a record; "" before any began."""
         if not self.mailbox.gone(self.number):
@@ -346,7 +374,7 @@ class _Attempt:
         return [item for item in self.items if item.run_id not in recorded]
 
     def _armed(self) -> bool:
-        return self.mailbox.armed(self.number) == len(self.nodes)
+        return len(self.mailbox.armed(self.number)) == len(self.nodes)
 
     def _finished(self) -> list[dict[str, object]]:
         return self.mailbox.finished(self.number)
@@ -385,7 +413,7 @@ class _Attempt:
         """What is lost, or about to be, if that ends this attempt."""
         lost = self.machines.lost()
         if lost is not None:
-            needed = {self.host, *(node for item in missing for node in item.nodes)} if missing else set()
+            needed = {self.host, *(node for item in missing for node in item.needs)} if missing else set()
             if not lost.nodes or not needed.isdisjoint(lost.nodes):
                 return lost
             self.session.handle_loss(lost, meanwhile=True)
@@ -407,6 +435,64 @@ class _Attempt:
         whole_s = expected_s(missing[0])
         late_s = self.clock.monotonic() - self._since - whole_s
         return -late_s if late_s < 0 else max(0.0, min(whole_s, self.session.job.patience_s - late_s))
+
+
+class _ElasticAttempt(_Attempt):
+    """A torchrun that goes on with fewer machines, and with those that come in the place of lost ones."""
+
+    def __init__(self, session: Session, items: Sequence[Item]) -> None:
+        super().__init__(session, items)
+        self.nodes = [node for node in self.nodes if node in self.items[0].nodes]
+
+    def _checkpoints(self) -> str:
+        """By the planned id, so that a run that is tried again goes on where it was."""
+        folder = self.running.checkpoints
+        if folder is None:
+            raise NotSupported(
+                f"{self.items[0].run_id} needs a folder for checkpoints that all its machines see, and"
+                f" {self.running.cluster.members[0].instance_type.provider} has none yet: take local hosts"
+            )
+        return str(folder / planned_id(self.items[0].run_id))
+
+    def _armed(self) -> bool:
+        return self.mailbox.armed(self.number) >= set(self._here())
+
+    def _here(self) -> list[int]:
+        return [node for node in self.nodes if node not in self.machines.gone]
+
+    def _until_finished(self) -> AttemptEnd:
+        """As long as the first machine is there, losses of others end nothing."""
+        run_id = self.items[0].run_id
+        lose_at = self.clock.monotonic() + self.session.job.lose_after_s.get(run_id, math.inf)
+        while True:
+            self.session.watch(run_id, len(self.mailbox.recorded()), self.running.usd_so_far())
+            if self.clock.monotonic() > lose_at and isinstance(self.running, Revocable):
+                lose_at = math.inf
+                self.running.revoke(self.nodes[-1])
+            if not self._missing():
+                return AttemptEnd(how="finished")
+            lost = self.machines.lost()
+            if lost is not None:
+                if not lost.nodes or self.host in lost.nodes:
+                    return lost
+                self.session.lose_meanwhile(run_id, lost)
+            self._welcome()
+            finished = [one for one in self._finished() if one["node"] == self.host]
+            if finished and self._missing():
+                return blame(finished, run_id, {run_id})
+            ended = self.machines.out_of_time()
+            if ended is not None:
+                return ended
+            self.clock.sleep(POLL_S)
+
+    def _welcome(self) -> None:
+        """Let machines that joined compute with their own share from now on."""
+        self.machines.all_here()
+        joined = self.session.asked_s.keys() & self.mailbox.armed(self.number)
+        for node in joined:
+            self.session.at_work(node)
+        if joined:
+            self.running.settle()
 
 
 def _sooner_if_dearer(stop_at: float, now: float, job: Job, running: RunningCluster) -> float:

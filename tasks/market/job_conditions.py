@@ -14,10 +14,11 @@ from models.campaign.candidates import EC2_COSTS, Costs
 from models.job import duration as spot
 from models.job import launch_history as exposure
 from models.job.capacity import PRIOR_S, StartupModel, fit_availability, fit_startup
-from models.job.checkpoints import fit_checkpoints
+from models.job.checkpoints import fit_checkpoints, fit_restores
 from models.job.compilation import fit_compilation
 from models.job.interruption_rates import fit_hazard
 from models.job.job_conditions import JobConditions, Learned, Stated
+from models.job.restarts import fit_restarts
 from warehouse import reads
 
 from ..workspace.workspace import Workspace
@@ -35,7 +36,7 @@ def job_conditions(workspace: Workspace) -> JobConditions:
     Local hosts are revoked exactly as often as srift.toml states and refused only where they do not fit: nothing of
     that is learned, and until one was launched their start-up is taken to be known. They start alike in both markets.
     """
-    machines, refusals, written, compiled = reads.launched(workspace.warehouse, workspace.provider.name)
+    machines, refusals, written, compiled, restarts = reads.launched(workspace.warehouse, workspace.provider.name)
     launches = exposure.launches(machines)
     if workspace.simulated and not len(launches):
         return Stated()
@@ -43,6 +44,8 @@ def job_conditions(workspace: Workspace) -> JobConditions:
         startup=_startup(workspace, launches),
         checkpoints=fit_checkpoints(written),
         compilation=fit_compilation(compiled),
+        restores=fit_restores(_restored(restarts)),
+        restarts=fit_restarts(restarts),
     )
     if workspace.simulated:
         return learned
@@ -53,6 +56,14 @@ def job_conditions(workspace: Workspace) -> JobConditions:
         hazard=fit_hazard(windows, advised=advised, together=exposure.together(machines)),
         availability=fit_availability(exposure.requests(machines, refusals)),
     )
+
+
+def _restored(restarts: pd.DataFrame) -> pd.DataFrame:
+    """Checkpoints that were read back: workload, instance_type, bytes, seconds."""
+    if not len(restarts):
+        return restarts
+    read = restarts[restarts["restore_s"].notna()].drop(columns="seconds")
+    return read.rename(columns={"restore_bytes": "bytes", "restore_s": "seconds"})
 
 
 def _startup(workspace: Workspace, launches: pd.DataFrame) -> StartupModel:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -28,12 +29,15 @@ from .processes import (
     exit_reason,
     worker_exit_code,
 )
-from .record import Plan, RankLayout, plan_from_json, write_json
+from .record import Item, Plan, RankLayout, plan_from_json, write_json
 
 EXIT_DEADLINE = 3
 _POLL_S = 0.2
 _HEARTBEAT_S = 1.0
 DEVICES_WITHIN_S = 60.0  # from the first look at them on: what a driver may need after boot until CUDA works
+# Of elastic runs: a torchrun that was not heard of for so many times so many seconds is dead [torch's default: 3 of 5].
+# More misses: a host at a third of a core may be late. Each loss of a machine costs those left a restart.
+_ALIVE_EVERY_S, _ALIVE_MISSED, _MOST_RESTARTS = 1, 5, 1000
 _LOG_TAIL, _READ = 4000, 40_000  # characters of a log: sent to the controller, and searched for how each rank ended
 # of the environment; nothing else reaches a workload
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
@@ -101,6 +105,7 @@ class Agent:
         try:
             plan = plan_from_json(text)
             RankLayout.of(plan)
+            _ = plan.elastic
         except (ValueError, TypeError, KeyError) as error:
             self.complain(f"plan.json is not a plan that this node knows: {error!r}")
             return None
@@ -116,6 +121,9 @@ class Agent:
         if not plan.items or self.node not in RankLayout.of(plan).devices:
             return
         self.progress_path.unlink(missing_ok=True)
+        own = environment(self.address, self.scratch, threads=plan.expected[self.node].threads or cores())
+        if plan.elastic is not None:  # with torchrun's own store as the workers' a job ends when another joins [2.13]
+            own["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         with self.log_path.open("wb") as log:
             self.launch = subprocess.Popen(
                 self.command(plan),
@@ -123,7 +131,7 @@ class Agent:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.scratch,
-                env=environment(self.address, self.scratch, threads=plan.expected[self.node].threads or cores()),
+                env=own,
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
@@ -135,13 +143,19 @@ class Agent:
         """
         layout = RankLayout.of(plan)
         served = ("--mailbox", str(self.mailbox), "--plan", str(self.scratch / f"plan-{plan.attempt}.json"))
+        if plan.elastic is None:
+            meet = [
+                *("--nnodes", str(len(layout.devices)), "--node-rank", str(layout.order(self.node))),
+                *("--master-addr", plan.addresses[layout.host], "--master-port", str(plan.port + plan.attempt)),
+                *("--max-restarts", "0", "--rdzv-conf", f"timeout={plan.meet_s:.0f}"),
+            ]
+            worker = ["-m", "node.worker", *served]
+        else:
+            meet = self.elastic_meeting(plan, plan.elastic)
+            worker = ["-m", "node.elastic", *served, "--place", str(self.node)]
         torchrun = [
-            *(sys.executable, "-m", "torch.distributed.run"),
-            *("--nnodes", str(len(layout.devices)), "--node-rank", str(layout.order(self.node))),
-            *("--nproc-per-node", str(layout.devices[self.node])),
-            *("--master-addr", plan.addresses[layout.host], "--master-port", str(plan.port + plan.attempt)),
-            *("--max-restarts", "0", "--monitor-interval", "0.3", "--rdzv-conf", f"timeout={plan.meet_s:.0f}"),
-            *("-m", "node.worker", *served),
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(layout.devices[self.node])),
+            *(*meet, "--monitor-interval", "0.3", *worker),
         ]
         if any(one.process_key for one in plan.workloads):
             torchrun = [sys.executable, "-m", "node.prepare", *served, "--node", str(self.node), "--", *torchrun]
@@ -149,6 +163,26 @@ class Agent:
             return torchrun
         check = (sys.executable, "-m", "node.device_check", *served, "--node", str(self.node))
         return [*check, "--wait-s", f"{self.waits_s(plan.join_s):.1f}", "--", *torchrun]
+
+    def elastic_meeting(self, plan: Plan, item: Item) -> list[str]:
+        """torchrun's options by which whoever is there trains, and who comes later joins them.
+
+        All meet at the item's first node, which is not to be lost.
+        """
+        host = RankLayout.of(plan).host
+        settings = {
+            "is_host": int(self.node == host),
+            "join_timeout": math.ceil(plan.meet_s + item.wait_s),
+            "last_call_timeout": max(1, math.ceil(item.wait_s)),  # over at once when all are there
+            "keep_alive_interval": _ALIVE_EVERY_S,
+            "keep_alive_max_attempt": _ALIVE_MISSED,
+        }
+        return [
+            *("--nnodes", f"1:{len(item.nodes)}", "--max-restarts", str(_MOST_RESTARTS)),
+            *("--rdzv-backend", "c10d", "--rdzv-id", f"{plan.lease_id}-{plan.attempt}"),
+            *("--rdzv-endpoint", f"{plan.addresses[host]}:{plan.port + plan.attempt}", "--local-addr", self.address),
+            *("--rdzv-conf", ",".join(f"{name}={value}" for name, value in settings.items())),
+        ]
 
     def waits_s(self, join_s: float) -> float:
         """Seconds to wait for devices: a machine waits within `join_s` of its first plan, whatever is tried after."""

@@ -1,20 +1,29 @@
-"""One checkpoint, written as a training job would: the state of model and optimizer, to this machine's disk, timed."""
+"""Checkpoints: one of a measured run, timed and thrown away; and those that an elastic run resumes from."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import shutil
 import tempfile
-from typing import Any
+import time
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from .device import now
 from .entrypoint import LoadedWorkload
+from .record import write_json
 
 _MOST_BYTES = 4e9  # time on rented machines: what is larger is estimated from its bytes
 _MOST_OF_FREE = 0.5  # of the disk
+
+
+_KEPT = 2  # checkpoints: the newest, and the one before in case the newest turns out to be damaged
 
 
 def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
@@ -39,3 +48,84 @@ def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
     except OSError as error:  # a full or slow disk is no fault of what was measured
         print(f"no checkpoint could be written to {tempfile.gettempdir()}: {error.strerror}", flush=True)
     return values
+
+
+class Checkpoints:
+    """The checkpoints of one training, in a folder that outlives the machines which write there.
+
+    `step-<n>.pt` holds a state, and `step-<n>.json`, written once that is on disk, its manifest: the step, bytes and
+    checksum. A state without a manifest, or that its manifest does not fit, is none. Each object is written whole,
+    never changed and found by its name, so that a prefix of S3 could take the folder's place.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, step: int, state: dict[str, Any], **more: Any) -> dict[str, Any]:
+        """Write `state` and return its manifest, with `more` and the `seconds` until the disk had all of it.
+
+        States older than the last _KEPT are deleted; their manifests stay. Raises OSError.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        began, path = time.perf_counter(), self._state(step)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with beside.open("wb") as file:
+                summed = _Summed(file)
+                torch.save(state, summed)  # type: ignore[arg-type]
+                file.flush()
+                os.fsync(file.fileno())
+            beside.rename(path)
+        finally:
+            beside.unlink(missing_ok=True)
+        manifest: dict[str, Any] = {"step": step, "bytes": summed.bytes, "crc32": summed.crc32}
+        manifest |= {"seconds": time.perf_counter() - began, "ended_unix": time.time(), **more}
+        write_json(path.with_suffix(".json"), manifest)
+        for old in sorted(self.folder.glob("step-*.pt"))[:-_KEPT]:
+            old.unlink(missing_ok=True)
+        return manifest
+
+    def newest(self, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """(manifest, state) of the newest whole checkpoint, tensors on `device`; None where there is none."""
+        for path in sorted(self.folder.glob("step-*.pt"), reverse=True):
+            try:
+                manifest = json.loads(path.with_suffix(".json").read_text())
+                content = path.read_bytes()
+                if (len(content), zlib.crc32(content)) == (manifest["bytes"], manifest["crc32"]):
+                    # our own file, as its checksum says, by the code that is to train: it may hold more than tensors
+                    return manifest, torch.load(io.BytesIO(content), map_location=device, weights_only=False)
+            except (OSError, ValueError, KeyError, TypeError):  # half written, or being deleted
+                pass
+            print(f"{path.name} is not whole: the checkpoint before it is taken", flush=True)
+        return None
+
+    def note_start(self, start: dict[str, Any]) -> None:
+        """Keep what workers say when they begin; numbered in order. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / f"start-{len(self.starts()):06d}.json", start)
+
+    def starts(self) -> list[dict[str, Any]]:
+        """What was kept by `note_start`, in order."""
+        return [json.loads(path.read_text()) for path in sorted(self.folder.glob("start-*.json"))]
+
+    def manifests(self) -> list[dict[str, Any]]:
+        """Of all that were ever written whole, by their steps; one that was written again counts as it was last."""
+        return [json.loads(path.read_text()) for path in sorted(self.folder.glob("step-*.json"))]
+
+    def _state(self, step: int) -> Path:
+        return self.folder / f"step-{step:09d}.pt"
+
+
+class _Summed:
+    """A file to write to, with the bytes that went there and their checksum."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.bytes, self.crc32 = file, 0, 0
+
+    def write(self, content: bytes) -> int:
+        self.crc32 = zlib.crc32(content, self.crc32)
+        self.bytes += len(content)
+        return self._file.write(content)
+
+    def flush(self) -> None:
+        self._file.flush()

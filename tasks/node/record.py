@@ -39,7 +39,8 @@ from .machine import fingerprint, torch_version
 
 SCHEMA = 1
 LEARN = "learn"
-TRAINING = ("train", LEARN)  # kinds of items that train on all of their devices together
+ELASTIC = "elastic"
+TRAINING = ("train", LEARN, ELASTIC)  # kinds of items that train on all of their devices together
 KINDS = (*TRAINING, "profile", "probe")
 CPU = "cpu"  # a machine's processor, as torch names that kind of device
 MACHINE, DATA, INSTALL = "machine", "data", "install"  # of a failure's cause
@@ -115,6 +116,10 @@ class Item:
     train: `batches` holds samples per device and micro-step, one an entry of `nodes`.
     learn: `batches` as of train; `most_steps` in `windows` of equally many, from `seed`, or those that fit in `most_s`
         seconds; a rest of steps is left out. Of the same seed, nodes, devices and batches losses can be compared.
+    elastic: `batches` as of train, together with `accumulation_steps` the batch that whoever is there shares out by
+        these numbers; `most_steps` are trained, with a checkpoint every `checkpoint_every` of them. When a node is
+        lost, those left wait `wait_s` for one in its place before they go on without. The only item of its plan; its
+        first node is not to be lost.
     profile: one device of one node; `batches` are the batch sizes to profile.
     probe: `message_bytes` are the all-reduce sizes.
     """
@@ -136,11 +141,18 @@ class Item:
     seed: int = 0
     devices: list[int] = field(default_factory=list)
     windows: int = 10
+    checkpoint_every: int = 0
+    wait_s: float = 2.0
 
     @property
     def used(self) -> list[int]:
         """Devices used on each of `nodes`."""
         return self.devices or [1] * len(self.nodes)
+
+    @property
+    def needs(self) -> list[int]:
+        """Nodes without which it cannot run."""
+        return self.nodes[:1] if self.kind == ELASTIC else self.nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +164,7 @@ class Plan:
     for each other at the start: a new machine reads torch from a slow disk. One that looks for its devices before may
     take as long for that, and `prepare_s` goes to those that install requirements. `patience_s` may go into measuring
     again what was disturbed (measuring.py). `pairs`: whether machines measure the links between each two of them first.
+    `checkpoints` is the folder of an elastic item's, which all nodes see and which outlives each of them.
     """
 
     lease_id: str
@@ -167,7 +180,16 @@ class Plan:
     patience_s: float = 0.0
     ranks: list[int] = field(default_factory=list)
     pairs: bool = False
+    checkpoints: str = ""
     schema: int = SCHEMA
+
+    @property
+    def elastic(self) -> Item | None:
+        """The item, where it is an elastic one. Raises ValueError where there are others beside it."""
+        found = [item for item in self.items if item.kind == ELASTIC]
+        if found and len(self.items) > 1:
+            raise ValueError(f"{found[0].run_id} is elastic, and must be the only item of its plan")
+        return found[0] if found else None
 
     @property
     def meet_s(self) -> float:
@@ -192,11 +214,13 @@ class RankLayout:
 
     @classmethod
     def of(cls, plan: Plan) -> RankLayout:
-        """The places of `plan`. Raises ValueError where an item names a node that takes no part."""
+        """The places of `plan`. Raises ValueError where an item needs a node that takes no part."""
         devices = dict.fromkeys(plan.ranks or range(len(plan.addresses)), 1)
         for item in plan.items:
             for node, used in zip(item.nodes, item.used, strict=True):
                 if node not in devices:
+                    if node not in item.needs:
+                        continue
                     raise ValueError(f"{item.run_id} needs node {node}, which takes no part in this attempt")
                 devices[node] = max(devices[node], used)
         return cls(devices=devices)
@@ -263,6 +287,12 @@ class Record:
       learn    losses (of each window the mean over its steps, and over ranks by their samples), steps_a_window,
                diverged (whether training ended on a loss that is no number, in a window which is then not among the
                losses), steps_s (of all; nothing is timed otherwise)
+      elastic  steps, first_loss, last_loss, parameters, gradient_bytes; starts: of the workers of each rendezvous, in
+               order, {nodes, batches (samples of a step, one a device), micro_steps, step (where they began),
+               lost_steps (how many more the ones before had done), last_unix (their last step; null of the first),
+               restored_unix (weights are there), restore_s, restore_bytes (null where there was no checkpoint),
+               began_unix (before the first step)}; checkpoints: {step, bytes, seconds, ended_unix, steps and steps_s
+               (of those since the last one or the start, without the checkpoint)}
       profile  parameters, gradient_bytes, flops_per_sample,
                rows: [{batch, forward_s, backward_s, optimizer_s, input_s (part of forward_s: making the batch, of a
                loader too in this process itself), peak_bytes, repeats}],

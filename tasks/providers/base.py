@@ -132,7 +132,8 @@ class RunningCluster(Protocol):
     """Acquired machines, each with a node agent that reports to `mailbox`.
 
     `cluster` is what was got: its markets, zones and prices may differ from what was asked for, its types do not.
-    Machines that have not reported themselves within `ready_within_s` are taken for lost.
+    Machines that have not reported themselves within `ready_within_s` are taken for lost. `checkpoints` is a folder
+    that all of them see at that path and that outlives each; None where there is none yet.
     """
 
     lease_id: str
@@ -140,6 +141,7 @@ class RunningCluster(Protocol):
     mailbox: Path
     addresses: list[str]
     ready_within_s: float
+    checkpoints: Path | None
 
     @property
     def image_id(self) -> str:
@@ -165,6 +167,14 @@ class RunningCluster(Protocol):
 
         Afterwards `addresses[node]`, `nodes()[node]`, `cluster` and the mailbox's folder of the node are the new one's.
         """
+
+
+@runtime_checkable
+class Revocable(Protocol):
+    """A running cluster whose machines can be taken away to see what a job does then."""
+
+    def revoke(self, index: int) -> None:
+        """Take a machine away as its market would: at once, with everything that runs on it."""
 
 
 class Provider(Protocol):

@@ -78,7 +78,10 @@ class _Section(BaseModel):
 
 
 class Campaign(_Section):
-    """What one refresh may spend: dollars, minutes, and the most hosts of one cluster."""
+    """What one refresh may spend: dollars, minutes, and the most hosts of one cluster.
+
+    `elastic_runs`: whether what they leave goes to learning what the loss of a machine costs.
+    """
 
     max_usd: float = Field(default=1.0, ge=0)
     max_minutes: float = Field(default=7.5, gt=0)
@@ -86,6 +89,7 @@ class Campaign(_Section):
     stale_after_days: float = Field(default=30.0, gt=0)
     seed: int = 0
     market: Literal["spot", "on-demand"] = "spot"
+    elastic_runs: bool = False
 
 
 class Choice(_Section):

@@ -7,6 +7,7 @@
     adasum       steps to a loss with Adasum against averaging at tuned rates, as `adasum` has them
     placement    seconds of a step's traffic in the order of machines that is chosen, as `placement` has them
     update       ddp against zero1, whose optimizers share the update: losses, seconds and memory of a rank
+    elastic      torchrun jobs that lose machines: no checkpoint lost, and seconds as predicted, as `elastic` has them
     learning     losses of the learning runs that campaigns make, dense and compressed, and the planner's verdict on
                  each strategy, by `models/planner/learning.py`
     servers      steps with one, two and four parameter servers against their number by the sizing rule
@@ -27,7 +28,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
@@ -70,10 +72,11 @@ from tasks.node.strategies.mstopk import largest
 from tasks.reporting.progress import reporting_to
 from tasks.reporting.tables import live_reporter, print_frame
 from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace
-from tests.benchmarks import joint_choice, two_kinds
+from tests.benchmarks import elastic, joint_choice, two_kinds
 from tests.benchmarks.adasum import JOBS, adasum_steps
 from tests.benchmarks.choice_scores import RECOMMENDED
 from tests.benchmarks.commands import ROOT
+from tests.benchmarks.elastic import elastic_jobs, errors
 from tests.benchmarks.input_wait import cluster_of
 from tests.benchmarks.memory import SIZED, Sized
 from tests.benchmarks.placement import NOISE, as_network, host_networks, host_rows, networks, on_hosts, orders_of
@@ -96,6 +99,7 @@ USD_PER_HOUR = {f"b{mbit}": 0.04 + 0.01 * at for at, mbit in enumerate(MBITS)}  
 _OVER_BEST = 0.05
 _SAVING_OFF = 0.10  # of the states that are shared out
 _UPDATE_STEPS = 10  # whose losses are compared
+LEAST_LOSSES, _ELASTIC_OFF = 30, 0.05
 _REPEATS = 3
 _LEARNING_BATCH = 8  # of each of two ranks
 
@@ -447,6 +451,24 @@ def judge_updates(claims: Claims) -> None:
                bool(off.abs().max() <= _SAVING_OFF))  # fmt: skip
 
 
+def judge_elastic(claims: Claims, here: Workspace, rounds: int, minutes: float) -> None:
+    """Lost machines, checkpoints, and seconds of jobs."""
+    table = elastic_jobs(here, rounds=rounds, minutes=minutes)
+    print_frame(table, "elastic jobs, in the order in which they ran")
+    taken, wrong = int(table["taken"].sum()), int(table["wrong"].sum())
+    finite = bool(np.isfinite(table["loss"]).all())
+    claims.add(f"no checkpoint lost in at least {LEAST_LOSSES} revocations", f"{wrong} lost in {taken} revocations of"
+               f" {len(table)} jobs", f"{int(table['lost_steps'].sum())} steps made again",
+               wrong == 0 and finite and taken >= LEAST_LOSSES)  # fmt: skip
+    off, judged = errors(table), table[table["judged"]]
+    shown = f"{off['told']:.1%} off in the mean of {len(judged)} jobs with {int(judged['taken'].sum())} revocations"
+    shown += f"; with steps as the jobs made them {off['spot']:.1%}, {off['spot_running']:.1%} from the first step on"
+    shown += f"; as told {off['running']:.1%} from the first step on; all together {off['sum']:+.1%}"
+    shown += f"; moments unknown {off['blind']:+.1%}; by the prior {off['prior']:.0%}"
+    claims.add("seconds of elastic jobs within 5 %", shown, f"standard error {off['noise']:.1%}",
+               off["told"] <= _ELASTIC_OFF)  # fmt: skip
+
+
 def judge_steps(claims: Claims, data: TrainingData, here: Workspace, seed: int) -> None:
     """Speed, crossing and signs."""
     table = setups_of(data, models_of(data, here, seed))
@@ -519,6 +541,23 @@ def judge_choice(claims: Claims, data: TrainingData, seed: int) -> None:
                    bool(ours["mean"].mean() <= 100 * _MOST_REGRET))  # fmt: skip
 
 
+@contextmanager
+def project(text: str, workloads: Iterable[str], home: Path | None) -> Iterator[Workspace]:
+    """A folder with `text` as its srift.toml and built-in workloads beside it; `home` outlives it, where given."""
+    with tempfile.TemporaryDirectory() as folder, reporting_to(live_reporter()):
+        Path(folder, "srift.toml").write_text(text)
+        for name in workloads:
+            shutil.copy(WORKLOADS / f"{name}.py", folder)
+        os.environ["SRIFT_HOME"] = str((home or Path(folder, "home")).resolve())
+        os.chdir(folder)
+        here, now = open_workspace("local"), datetime.now(UTC)
+        here.warehouse.migrate()
+        note_definitions.fn(here, now)
+        snapshot_offers.fn(here, new_refresh_id(now), now)
+        yield here
+        os.chdir(ROOT)
+
+
 def main(
     hosts: Annotated[list[int], typer.Option(help="machines of a cluster, several times")] = [2, 3],  # noqa: B006
     scales: Annotated[list[int], typer.Option(help="times the usual batch, several times")] = [1, 2],  # noqa: B006
@@ -527,7 +566,9 @@ def main(
     steps: Annotated[int, typer.Option(min=40, help="of each training")] = 200,
     parts: Annotated[
         str, typer.Option(help="what to judge")
-    ] = "selection,bytes,adasum,placement,update,learning,steps,servers,tables,choice",
+    ] = "selection,bytes,adasum,placement,update,elastic,learning,steps,servers,tables,choice",
+    rounds: Annotated[int, typer.Option(min=1, help="of twelve elastic jobs each")] = 1,
+    minutes: Annotated[float, typer.Option(help="after which no elastic job begins; `--home` has those before")] = 60.0,
     home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
     seed: int = 0,
 ) -> None:
@@ -545,25 +586,16 @@ def main(
         judge_updates(claims)
     if "learning" in parts:
         print_frame(learning(BATCHES, seeds=seeds, steps=steps), f"losses after {steps} steps")
+    if "elastic" in parts:
+        with project(elastic.settings(), elastic.WORKLOADS, home and home / "elastic") as here:
+            judge_elastic(claims, here, rounds, minutes)
     if {"steps", "servers", "tables", "choice"} & set(parts.split(",")):
-        with tempfile.TemporaryDirectory() as folder, reporting_to(live_reporter()):
-            Path(folder, "srift.toml").write_text(settings())
-            for name in BATCHES:
-                shutil.copy(WORKLOADS / f"{name}.py", folder)
-            os.environ["SRIFT_HOME"] = str((home or Path(folder, "home")).resolve())
-            os.chdir(folder)
-            here, now = open_workspace("local"), datetime.now(UTC)
-            here.warehouse.migrate()
-            note_definitions.fn(here, now)
-            snapshot_offers.fn(here, new_refresh_id(now), now)
+        with project(settings(), BATCHES, home) as here:
             launches = [wanted(here, *both) for both in product(hosts, scales)] if "steps" in parts else []
             launches += [joint_choice.wanted(here, list(USD_PER_HOUR), BATCHES)] if "choice" in parts else []
             launches += [served_launches(here)] if "servers" in parts else []
-            launches += (
-                [two_kinds.launches(here, training_frames(here.warehouse, "local")["runs"])]
-                if "tables" in parts
-                else []
-            )
+            runs = training_frames(here.warehouse, "local")["runs"]
+            launches += [two_kinds.launches(here, runs)] if "tables" in parts else []
             for some in launches:
                 measure_all(here, some, f"strategies-{new_refresh_id(datetime.now(UTC))}")
             every = TrainingData(**training_frames(here.warehouse, "local"))
@@ -576,7 +608,6 @@ def main(
                 judge_tables(claims, every.runs)
             if "choice" in parts:
                 judge_choice(claims, data, seed)
-            os.chdir(ROOT)
     print_frame(pd.DataFrame(claims.rows), "claims")
     if not claims.hold:
         raise typer.Exit(1)

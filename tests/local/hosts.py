@@ -43,6 +43,7 @@ TYPES = {
     "narrow": instance_type(),
     "tenth": instance_type(cores=0.1),
     "wide": instance_type(bandwidth_gbps=1.0),
+    "replaced": instance_type(spot_replaced=True),
     "hunted": instance_type(spot_interruptions_per_hour=36_000.0),  # lives a tenth of a second
 }
 

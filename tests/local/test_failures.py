@@ -93,9 +93,9 @@ def here(project: Path) -> Workspace:
     return Workspace(settings=settings, warehouse=warehouse, provider=provider)
 
 
-def job(installation: Workspace, count: int, runs: dict[str, dict[str, Any]]) -> Job:
-    """Short runs of the tiny workload on `count` hosts, each changed as `runs` says."""
-    content = TINY.encode()
+def job(installation: Workspace, count: int, runs: dict[str, dict[str, Any]], text: str = TINY) -> Job:
+    """Short runs of the tiny workload, whose file is `text`, on `count` hosts, each changed as `runs` says."""
+    content = text.encode()
     spec = WorkloadFile(name="tiny", digest=digest_of(content, "build", {}), file="workloads/tiny.py", function="build")
     item = Item(
         run_id="",

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,9 +14,22 @@ import pytest
 
 from tasks.providers.base import NoCapacity, NotSupported, ProviderError
 from tasks.providers.local import catalogue as local_catalogue
-from tasks.providers.local.processes import hosts
+from tasks.providers.local.cluster import draw_revocations
+from tasks.providers.local.cpu_shares import members
+from tasks.providers.local.processes import Process, hosts
 from tasks.providers.local.provider import LocalProvider
-from tests.local.hosts import HERE, SHARE, cluster, left_over, needs_network, provider, ready, wait_for
+from tests.local.hosts import (
+    HERE,
+    SHARE,
+    cluster,
+    left_over,
+    needs_network,
+    needs_quota,
+    provider,
+    rate_gbps,
+    ready,
+    wait_for,
+)
 
 pytestmark = pytest.mark.local
 
@@ -87,7 +101,54 @@ def test_the_spot_market_takes_hosts_away(local: LocalProvider) -> None:
         assert "spot market" in running.nodes()[0].reason
     with local.acquire(cluster(local, "hunted"), lease_id="kept", deadline_s=60, seed=1) as running:
         ready(running)
-        assert running.nodes()[0].alive and not running._revocations
+        assert running.nodes()[0].alive and not draw_revocations(running.cluster, 1)
+
+
+@needs_network
+def test_another_host_takes_the_place_of_a_lost_one_where_there_is_one(local: LocalProvider) -> None:
+    pair = cluster(local, "wide", "narrow")
+    with local.acquire(pair, lease_id="none", deadline_s=60, seed=1) as running:
+        ready(running)
+        running.revoke(1)
+        assert not running.replace(1), "srift.toml does not say that there is another"
+    pair = cluster(local, "wide", "replaced")
+    with local.acquire(pair, lease_id="another", deadline_s=60, seed=1) as running:
+        ready(running)
+        running.settle()
+        for number in (3, 4):
+            running.revoke(1)
+            assert not running.nodes()[1].alive
+            (running.mailbox / "node-1" / "ready.json").unlink()
+            assert running.replace(1) and running.addresses == ["10.77.0.1", f"10.77.0.{number}"]
+            ready(running)
+            assert all(node.alive for node in running.nodes())
+            for job in (running.mailbox / "node-1").glob("*-*.json"):
+                job.unlink()
+            assert rate_gbps(running, 0, 1) > 0.05, "they reach each other"
+        running.settle()
+    assert left_over(local) == []
+
+
+@needs_quota
+def test_a_host_that_starts_while_the_one_before_is_being_ended_is_not_ended_with_it(
+    local: LocalProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(group: Path) -> list[Process]:
+        threading.Event().wait(0.5)
+        return members(group)
+
+    with local.acquire(cluster(local, "wide", "replaced"), lease_id="race", deadline_s=60, seed=1) as running:
+        ready(running)
+        monkeypatch.setattr("tasks.providers.local.cluster.members", late)
+        ending = threading.Thread(target=running.revoke, args=(1,))
+        ending.start()
+        wait_for(lambda: not running.nodes()[1].alive)
+        (running.mailbox / "node-1" / "ready.json").unlink()
+        assert running.replace(1)
+        ending.join()
+        ready(running)
+        assert running.nodes()[1].alive, running.nodes()[1].reason
+    assert left_over(local) == []
 
 
 def test_two_controllers_share_the_machine_until_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +192,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from models.domain.cluster import Cluster
 from tasks.providers.local import catalogue as local_catalogue
+from tasks.providers.local.cluster import draw_revocations
 from tests.local import hosts as here
 local = here.provider(Path(sys.argv[1]))
 local_catalogue.most_cores = lambda: 64.0

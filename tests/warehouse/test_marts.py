@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,43 @@ def test_a_checkpoint_is_recorded_of_its_writer_and_its_bytes_of_its_workload(
     columns = ["run_id", "workload", "instance_type", "bytes", "seconds"]
     assert written[columns].values.tolist() == [["a", "tiny", "small", 1200, 0.25]]
     assert mart(warehouse, "workloads").checkpoint_bytes.tolist() == [1200]
+
+
+def elastic(run_id: str, *starts: tuple[int, float, int], losses: Sequence[float] = (), **of: Any) -> dict[str, Any]:
+    """A run whose workers started on so many machines, so many seconds after noon, having lost so many steps."""
+    noon = NOON.timestamp()
+    told = [
+        {
+            "nodes": list(range(machines)),
+            "step": 4 * at,
+            "lost_steps": lost,
+            "last_unix": noon + after - 9 if at else None,
+        }
+        | {"began_unix": noon + after, "restore_s": 0.5 if at else None, "restore_bytes": 1200 if at else None}
+        for at, (machines, after, lost) in enumerate(starts)
+    ]
+    written = {"step": 20, "bytes": 1200, "seconds": 0.25, "ended_unix": noon + 99, "steps": 4, "steps_s": 2.0}
+    values = {"steps": 20, "first_loss": 2.0, "last_loss": 1.0, "starts": told, "checkpoints": [written]}
+    known = setup(kind="elastic", losses=[{"node": 1, "lost_unix": noon + one} for one in losses], **of)
+    return body(run_id, of=known, kind="elastic", values=values, item={"checkpoint_every": 4})
+
+
+def test_restarts_of_elastic_runs_are_told_by_what_went_before(warehouse: Warehouse) -> None:
+    define(warehouse)
+    lost = elastic("a", (2, 0, 0), (1, 30, 3), (2, 50, 1), (2, 80, 2), losses=[20, 60])
+    load(warehouse, lost, elastic("old", (2, 0, 0), (1, 30, 3), losses=[20], instance_digests=["s0", "s0"]))
+    restarts = launched(warehouse, "local")[4]
+    columns = ["run_id", "workload", "instance_type", "outcome", "machines", "seconds", "restore_s", "lost_steps"]
+    assert restarts[columns].values.tolist() == [
+        ["a", "tiny", "small", "fewer", 1, 9.5, 0.5, 3],
+        ["a", "tiny", "small", "grown", 2, 8.5, 0.5, 1],  # from its last step on
+        ["a", "tiny", "small", "replaced", 2, 19.5, 0.5, 2],
+    ]
+    written = launched(warehouse, "local")[2]
+    assert written[["run_id", "instance_type", "bytes", "seconds"]].values.tolist() == [["a", "small", 1200, 0.25]]
+    (run, _) = mart(warehouse, "elastic_runs").to_dict("records")
+    assert (run["starts"], run["lost_machines"], run["lost_steps"], run["checkpoint_every"]) == (4, 2, 6, 4)
+    assert run["seconds"] == 99 and training_frames(warehouse, "local")["runs"].empty
 
 
 def test_seconds_of_compiling_are_recorded_of_runs_that_compiled(warehouse: Warehouse) -> None:
@@ -358,5 +396,5 @@ def test_what_a_file_of_an_older_version_lacks_is_empty(warehouse: Warehouse) ->
     with warehouse.transact() as connection:
         connection.execute("drop view machines; drop view refusals; drop view drift")
     for one in (warehouse, snapshot(warehouse, "local", "tiny")):
-        assert [len(frame) for frame in launched(one, "local")] == [0, 0, 0, 0]
+        assert [len(frame) for frame in launched(one, "local")] == [0, 0, 0, 0, 0]
     assert drifting(warehouse, "local").empty

@@ -36,6 +36,7 @@ class Ec2Cluster:
     """A RunningCluster. Safe to ask from several threads."""
 
     ready_within_s = READY_WITHIN_S
+    checkpoints: Path | None = None  # a prefix of S3 could be one; nothing writes checkpoints there yet
 
     def __init__(self, api: Ec2Api, launcher: Launcher, rung: Rung, mailbox: Path, mirror: Mirror) -> None:
         self._api, self._launcher, self._rung = api, launcher, rung

@@ -7,14 +7,14 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import Popen
 
 from models.domain.cluster import Cluster
-from tasks.providers.base import NodeState, ProviderError
+from tasks.providers.base import NoCapacity, NodeState, ProviderError
 from tasks.providers.local import network as local_hosts
 from tasks.providers.local.cpu_shares import CpuShares, members, pin, place, promised_to_others
 from tasks.providers.local.leases import LeaseStore, LocalLease
@@ -26,7 +26,11 @@ _LOG_TAIL = 300  # characters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What every lease of one provider shares. `python` runs the agents, `node_package` is copied for them."""
+    """What every lease of one provider shares. `python` runs the agents, `node_package` is copied for them.
+
+    `replaced` are the types of which another spot host is to be had when one was taken away; `refuse_if_taken` raises
+    NoCapacity where other hosts leave less than so many cores.
+    """
 
     store: LeaseStore
     isolation: Isolation
@@ -34,6 +38,8 @@ class Surroundings:
     node_package: Path
     python: str
     environment: dict[str, str]
+    replaced: frozenset[str]
+    refuse_if_taken: Callable[[float], None]
 
 
 class LocalCluster:
@@ -49,15 +55,18 @@ class LocalCluster:
         self.lease_id = lease.lease_id
         self.cluster = cluster
         self.mailbox = self._directory / "mailbox"
+        self.checkpoints: Path | None = self._directory / "checkpoints"
         count = len(cluster.members)
         self.addresses = [f"10.77.0.{i + 1}" for i in range(count)] if around.isolation.namespaces else ["127.0.0.1"]
         self._switch: Popen[bytes] | None = None
         self._hosts: list[Host] = []
+        self._before: list[Host] = []  # in whose places others are
+        self._seed, self._started = seed, count
         self._revoked: dict[int, str] = {}
         self._lock = threading.Lock()
+        self._ending = threading.RLock()  # a host in the place of one that is being ended must not be ended with it
         self._over = threading.Event()
         self._began = time.monotonic()
-        self._revocations = draw_revocations(cluster, seed)
 
     def start(self) -> None:
         """Start every host, join them and let their agents go. Raises ProviderError or OSError; then `release`."""
@@ -67,8 +76,7 @@ class LocalCluster:
         self.mailbox.mkdir()
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(around.node_package, directory / "code" / "node", ignore=ignored)
-        environment = {**around.environment, "PYTHONPATH": str(directory / "code"), "TMPDIR": str(scratch)}
-        environment["CUDA_VISIBLE_DEVICES"] = ""  # a share of the processor is what is sold here
+        environment = self._environment()
         if around.isolation.namespaces:
             self._switch = local_hosts.start_switch(around.isolation, environment, scratch / "switch.log")
         plans = [self._plan(index) for index in range(len(self.cluster.members))]
@@ -87,8 +95,8 @@ class LocalCluster:
         self._began = time.monotonic()
         for host in self._hosts:
             host.go()
-        if self._revocations:
-            threading.Thread(target=self._revoke_in_time, name=f"spot-{self.lease_id}", daemon=True).start()
+        for index, after_s in draw_revocations(self.cluster, self._seed).items():
+            self._revoke_later(index, after_s)
 
     def settle(self) -> None:
         """Put the CPU shares in force, each on cores of its own as far as they go."""
@@ -111,8 +119,47 @@ class LocalCluster:
         return time.time()
 
     def replace(self, node: int) -> bool:
-        """No: what was taken away is not for sale again, as long as the others are held."""
-        return False
+        """Start another host, at an address of its own, where srift.toml says that one is to be had."""
+        around, offer = self._around, self.cluster.members[node]
+        if offer.instance_type.name not in around.replaced or self._switch is None:
+            return False
+        self.revoke(node, "let go for another in its place")
+        try:
+            with self._ending, around.store.locked():
+                around.refuse_if_taken(offer.instance_type.cores)
+                self._start_another(node)
+        except NoCapacity:
+            return False
+        except OSError as error:
+            raise ProviderError(f"another host could not be started: {error}") from error
+        drawn = draw_revocations(self.cluster, self._seed + self._started).get(node)
+        if drawn is not None:
+            self._revoke_later(node, drawn)
+        return True
+
+    def _start_another(self, node: int) -> None:
+        """In the place of a host that is gone, with its share if that is settled. Raises ProviderError, OSError."""
+        around, name = self._around, self._name(node)
+        self.addresses[node] = f"10.77.0.{self._started + 1}"
+        plan = self._plan(node)
+        host = local_hosts.start_host(around.isolation, self._switch, plan, self._environment())
+        with self._lock:
+            self._before.append(self._hosts[node])
+            self._hosts[node] = host
+            self._revoked.pop(node, None)
+        local_hosts.find_inner(host)
+        self._record()
+        around.shares.add(name, host.pids, self.cluster.members[node].instance_type.cores)
+        if self._switch is not None:
+            local_hosts.join(around.isolation, self._switch, [(host, plan)], first=self._started)
+        self._started += 1
+        host.go()
+
+    def _environment(self) -> dict[str, str]:
+        """Of the agents; a share of the processor is what is sold here."""
+        directory = self._directory
+        own = {"PYTHONPATH": str(directory / "code"), "TMPDIR": str(directory / "scratch"), "CUDA_VISIBLE_DEVICES": ""}
+        return {**self._around.environment, **own}
 
     def usd_so_far(self) -> float | None:
         """Dollars since the agents were let go."""
@@ -121,15 +168,16 @@ class LocalCluster:
 
     def revoke(self, index: int, why: str = "revoked on request") -> None:
         """Take a host away as a spot market does: at once, with everything that runs on it. Once is enough."""
-        with self._lock:
-            host = self._hosts[index]
-            if index in self._revoked or host.process.poll() is not None:
-                return
-            self._revoked[index] = f"host {index} ({self._type(index)}): {why}"
-        end([process for pid in host.pids if (process := identify(pid)) is not None])
-        group = self._around.shares.group(self._name(index))
-        if group is not None:
-            end(members(group))
+        with self._ending:
+            with self._lock:
+                host = self._hosts[index]
+                if index in self._revoked or host.process.poll() is not None:
+                    return
+                self._revoked[index] = f"host {index} ({self._type(index)}): {why}"
+            end([process for pid in host.pids if (process := identify(pid)) is not None])
+            group = self._around.shares.group(self._name(index))
+            if group is not None:
+                end(members(group))
 
     def release(self) -> None:
         """End all that was started and wait until it is gone. May be called at any stage, and again."""
@@ -138,7 +186,9 @@ class LocalCluster:
             self._around.store.end(self.lease_id, self._around.shares)
         finally:
             # Those just started may not be recorded yet: they are our children, so their numbers are still theirs.
-            started = [host.process for host in self._hosts] + ([self._switch] if self._switch else [])
+            started = [host.process for host in [*self._hosts, *self._before]] + (
+                [self._switch] if self._switch else []
+            )
             for process in started:
                 if process.poll() is None:
                     process.kill()
@@ -200,11 +250,15 @@ class LocalCluster:
             return ""
         return f": {text[-_LOG_TAIL:]}" if text else ""
 
-    def _revoke_in_time(self) -> None:
-        for after_s, index in sorted((after_s, index) for index, after_s in self._revocations.items()):
-            if self._over.wait(max(0.0, self._began + after_s - time.monotonic())):
-                return
-            self.revoke(index, f"revoked by the spot market after {after_s:.0f} s")
+    def _revoke_later(self, index: int, after_s: float) -> None:
+        """Take the host away that is in this place now, unless it is gone before."""
+        host = self._hosts[index]
+
+        def revoke() -> None:
+            if not self._over.wait(min(after_s, threading.TIMEOUT_MAX)) and self._hosts[index] is host:
+                self.revoke(index, f"revoked by the spot market after {after_s:.0f} s")
+
+        threading.Thread(target=revoke, name=f"spot-{self.lease_id}-{index}", daemon=True).start()
 
     def _log(self, index: int) -> Path:
         return self._directory / f"host-{index}.log"

@@ -132,4 +132,6 @@ class LocalProvider(LocalCatalogue):
             node_package=self._node_package,
             python=self._python,
             environment={name: os.environ[name] for name in _CARRIED if name in os.environ},
+            replaced=frozenset(name for name, one in self._specs.items() if one.spot_replaced),
+            refuse_if_taken=self.refuse_if_taken,
         )

@@ -8,7 +8,10 @@ from models.domain.suggestions import refuse_odd_names
 
 
 class LocalInstanceType(BaseModel):
-    """A local host: CPU share, memory, sustained bandwidth in gigabit/s, illustrative prices in dollars an hour."""
+    """A local host: CPU share, memory, sustained bandwidth in gigabit/s, illustrative prices in dollars an hour.
+
+    `spot_replaced`: whether another is to be had at once in the place of a spot host that was taken away.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -18,6 +21,7 @@ class LocalInstanceType(BaseModel):
     usd_per_hour: float | None = Field(default=None, gt=0)
     spot_usd_per_hour: float | None = Field(default=None, gt=0)
     spot_interruptions_per_hour: float = Field(default=0.0, ge=0)
+    spot_replaced: bool = False
 
 
 class Local(BaseModel):

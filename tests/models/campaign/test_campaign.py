@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from models.campaign.campaign import Campaign, Launch, after, learning_launches, shopping_list
+from models.campaign.campaign import Campaign, Launch, after, elastic_launch, learning_launches, shopping_list
 from models.campaign.candidates import Costs, Expected, Measurement, training_runs
 from models.campaign.run_value import DecisionValue, Model, Past
 from models.campaign.value_of_information import Belief, choice, choice_set_of
@@ -564,3 +564,26 @@ def test_learning_runs_are_bought_on_the_two_cheapest_machines_that_can_be_had_a
     for less in ({"max_hosts": 1}, {"max_seconds": 0.9 * launch.est_s}, {"max_usd": 0.9 * launch.est_usd}):
         assert learning_launches(replace(campaign, **less), wanted, [cheapest]) == []
     assert learning_launches(replace(campaign, max_seconds=1.6 * launch.est_s), wanted, offers())
+
+
+def test_an_elastic_run_is_of_a_row_of_the_table_with_its_first_machine_on_demand() -> None:
+    campaign = Campaign(max_usd=1.0, max_seconds=900.0, max_hosts=4, fits=cores_fit, seed=7)
+    name = offers()[0].instance_type.name
+    row = {"workload": "job", "cluster": f"2x{name}", "layout": "1", "batch_per_device": "8", "accumulation_steps": 2}
+    row |= {"step_s": 0.5, "precision": "bf16", "strategy": "ddp", "switches": "none"}
+    launch = elastic_launch(campaign, row, offers())
+    assert launch is not None and [one.market for one in launch.cluster.members] == ["on-demand", "spot"]
+    (run,) = launch.items
+    assert (run.kind, run.trained[0], run.batches, run.accumulation_steps) == ("elastic", "job", (8, 8), 2)
+    assert run.steps == 10 * run.checkpoint_every == 60 and run.steps * 0.5 == 30
+    assert run.lose_after_s is not None and run.checkpoint_every * 0.5 < run.lose_after_s < 30
+    assert run.est_s > 60 and launch.est_s == campaign.costs.billed_s(run.est_s) and launch.est_usd > 0
+    for other in (
+        {"cluster": f"1x{name}"},
+        {"cluster": float("nan"), "layout": float("nan")},
+        {"cluster": "2xunknown"},
+        {"strategy": "fsdp"},
+        {"switches": "compile"},
+    ):
+        assert elastic_launch(campaign, row | other, offers()) is None
+    assert elastic_launch(replace(campaign, fits=lambda _: "too large"), row, offers()) is None

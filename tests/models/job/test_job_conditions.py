@@ -11,10 +11,12 @@ import pytest
 from models.domain.cluster import Cluster, bucket_hazard
 from models.domain.workload import Setup
 from models.job.capacity import fit_availability, fit_startup
+from models.job.checkpoints import fit_restores
 from models.job.cost import job_costs
 from models.job.duration import Conditions
 from models.job.interruption_rates import fit_hazard
 from models.job.job_conditions import JobConditions, Learned, Stated, pools_of
+from models.job.restarts import fit_restarts
 from models.planner.ranking import recommend
 from tests.models.planning import LineModel, frame, offer, workload
 
@@ -53,6 +55,21 @@ def test_a_mixed_cluster_is_lost_as_its_spot_machines_are_and_starts_as_its_slow
     assert mixed.hazard_per_hour[0] == spot.hazard_per_hour[0] > 0
     assert mixed.startup_s[0] == pytest.approx(spot.startup_s[0], rel=0.01)
     assert mixed.replacement_s[0] == spot.replacement_s[0]
+
+
+def test_what_was_measured_of_replacing_and_reading_takes_the_place_of_what_is_stated() -> None:
+    two = Cluster.of((1, offer("small", "spot")), (1, offer("large", "spot")))
+    stated = met(LEARNED, two, state_bytes=1e8)
+    read = pd.DataFrame({"workload": "tiny", "instance_type": "small", "bytes": [10**8] * 9, "seconds": 0.5})
+    seen = pd.DataFrame({"outcome": "replaced", "instance_type": ["small", "large"] * 9, "seconds": 33.0})
+    known = replace(LEARNED, restores=fit_restores(read))
+    faster = met(known, two, state_bytes=1e8)
+    assert stated.replacement_s[0] - faster.replacement_s[0] == pytest.approx(5.6 - 0.5, abs=1.5), "of writing: 5.6 s"
+    fewer = replace(known, restarts=fit_restarts(seen.assign(outcome="fewer")))
+    assert met(fewer, two, state_bytes=1e8).replacement_s[0] == faster.replacement_s[0], "tells of no replacement"
+    both = met(replace(known, restarts=fit_restarts(seen)), two, state_bytes=1e8)
+    assert both.replacement_s[0] == pytest.approx(33.5, abs=2)
+    assert both.startup_s[0] == stated.startup_s[0]
 
 
 def test_what_is_replaced_is_what_is_lost() -> None:

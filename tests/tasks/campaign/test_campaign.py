@@ -25,6 +25,7 @@ from tasks.node import device_check
 from tasks.node.record import Devices, Item, Plan
 from tasks.providers.ec2.settings import Ec2
 from tasks.training.registry import Champion
+from tasks.workspace.settings import SettingsError
 from tasks.workspace.workspace import Workspace
 from tests.benchmarks.trial import key, keys_of
 from tests.installed import NOON, DescribedMachines, champion, install, measured, model
@@ -513,3 +514,45 @@ def test_what_holds_a_refused_cluster_is_refused_and_what_is_smaller_is_not(here
 
 def _names(launch: Launch) -> list[str]:
     return [one.instance_type.name for one in launch.cluster.members]
+
+
+def test_what_the_caps_leave_goes_to_a_run_that_loses_a_machine_where_it_is_asked_for(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading(monkeypatch)
+    monkeypatch.setattr(campaign, "shop", lambda *_, **__: [])
+    (conv, _) = here.workloads
+    name = next(one.instance_type.name for one in here.provider.offers(NOON))
+    row = {"workload": conv.name, "cluster": f"2x{name}", "layout": "1", "batch_per_device": "8", "step_s": 0.5}
+    row |= {"accumulation_steps": 1, "precision": "fp32", "strategy": "ddp", "switches": "none"}
+    marts = {"recommendations": [row], "elastic_runs": [{"workload": "another", "workload_digest": "x"}]}
+    monkeypatch.setattr(reads, "mart", lambda _, name, **__: pd.DataFrame(marts[name]))
+
+    def launches(on: bool, seconds: float = 400.0) -> list[Launch]:
+        asked = here.settings.campaign.model_copy(update={"elastic_runs": on})
+        installation = replace(here, settings=here.settings.model_copy(update={"campaign": asked}))
+        return list(campaign.within(installation, None, Tally(cap_usd=1.0, stop_at=time.monotonic() + seconds)))
+
+    (launch,) = launches(on=True)
+    job = job_of(launch, here.settings, lease_id="l-00", seed=9, deadline_s=60.0)
+    (item,) = job.items
+    assert (item.kind, item.nodes, item.most_steps, item.checkpoint_every) == ("elastic", [0, 1], 60, 6)
+    assert job.lose_after_s == {item.run_id: 12.0}
+    assert launches(on=False) == [] == launches(on=True, seconds=30.0)
+    marts["elastic_runs"] = [{"workload": conv.name, "workload_digest": conv.digest}]
+    assert launches(on=True) == [], "once for each definition of a workload"
+
+
+def test_an_elastic_run_is_refused_where_it_cannot_be(here: Workspace) -> None:
+    offers = {one.market: replace(one, interruptions_per_hour=0.5) for one in here.provider.offers(NOON)}
+    run = Measurement(kind="elastic", workload=here.workloads[0].name, nodes=(0, 1), batches=(8, 8), est_s=60.0)
+
+    def refused(*members: Offer) -> str:
+        launch = Launch(cluster=Cluster(members=members), items=(run,), est_s=90.0, est_usd=0.1, reason="r")
+        with pytest.raises(SettingsError) as told:
+            job_of(launch, here.settings, lease_id="l-00", seed=9, deadline_s=60.0)
+        return str(told.value)
+
+    assert "buy it on demand" in refused(offers["spot"], offers["spot"])
+    rented = replace(offers["spot"], instance_type=replace(offers["spot"].instance_type, provider="ec2"))
+    assert "none yet: take local hosts" in refused(rented, rented)

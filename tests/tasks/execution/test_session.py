@@ -533,3 +533,72 @@ def test_a_machine_in_anothers_place_gets_its_data_before_it_gets_work(tmp_path:
     seen, cluster = served(tmp_path, with_data("ab", tmp_path / "w.py"), *script)
     assert seen.recorded == {"a", "b-again-2"} and cluster.replaced == [1], seen.outcome
     assert not (cluster.mailbox / "node-0" / "wrong").exists(), "what the one before said of its data was believed"
+
+
+def elastic() -> Job:
+    item = Item(run_id="e", kind="elastic", nodes=[0, 1], workload="tiny", batches=[8, 8], checkpoint_every=2)
+    return job_of([item])
+
+
+def keeps(cluster: FakeCluster) -> None:
+    cluster.checkpoints = cluster.mailbox.parent / "checkpoints"
+    ready(cluster)
+
+
+def losses(seen: Served) -> list[int]:
+    assert seen.mailbox is not None
+    setups = json.loads((seen.mailbox / "controller" / "envelopes.json").read_text())
+    return [one["node"] for one in setups["e"].get("losses", ())]
+
+
+def test_an_elastic_run_goes_on_without_a_machine_that_is_lost(tmp_path: Path) -> None:
+    script = (keeps, armed(1), *waits(3), becomes(1, TAKEN), *waits(50), reported("e"))
+    seen, cluster = served(tmp_path, elastic(), *script)
+    assert seen.outcome == "finished" and rows(seen) == [] and losses(seen) == [1]
+    assert plan(seen)["attempt"] == 1 and cluster.replaced == []
+    assert plan(seen)["checkpoints"].endswith("checkpoints/e")
+
+
+def test_a_machine_in_the_place_of_a_lost_one_gets_its_share_once_it_joined(tmp_path: Path) -> None:
+    before: list[int] = []
+    lost = (becomes(1, TAKEN), *waits(20), new(1), *waits(5), lambda cluster: before.append(len(cluster.settled)))
+    script = (keeps, sells(1), armed(1), *waits(3), *lost, only(1, "armed-1.json"), *waits(5), reported("e"))
+    seen, cluster = served(tmp_path, elastic(), *script)
+    assert seen.outcome == "finished" and losses(seen) == [1] and cluster.replaced == [1]
+    assert (before, cluster.settled) == ([1], [True, True]), "when all were armed, and when the new one was"
+
+
+def test_an_elastic_run_that_loses_its_first_machine_goes_on_in_another_attempt_or_is_given_up(tmp_path: Path) -> None:
+    script = (keeps, armed(1), *waits(3), becomes(0, TAKEN))
+    seen, _ = served(tmp_path / "none", elastic(), *script)
+    assert [(run, status) for run, status, _ in rows(seen)] == [("e", "interrupted")]
+    again = (keeps, sells(1), *script[1:], *waits(3), new(0), armed(2), reported("e-again-2"))
+    seen, _ = served(tmp_path / "another", elastic(), *again)
+    assert seen.outcome.startswith("finished") and "e-again-2" in seen.recorded
+    assert plan(seen)["checkpoints"].endswith("checkpoints/e"), "it goes on from the same checkpoints"
+
+
+def test_an_elastic_run_without_a_folder_that_all_see_is_refused(tmp_path: Path) -> None:
+    provider = FakeProvider(tmp_path, (ready,))
+    seen = serving(provider, elastic())
+    assert "needs a folder for checkpoints" in seen.outcome and provider.held == []
+
+
+def test_a_torchrun_that_ends_where_all_meet_ends_an_elastic_run(tmp_path: Path) -> None:
+    seen, _ = served(
+        tmp_path, elastic(), keeps, armed(1), finished(1, 1, **LOST_PEER), *waits(9), finished(1, 0, **FAULT)
+    )
+    assert rows(seen) == [("e", "failed", "node 0: ValueError: row 17 is not a number")]
+
+
+def test_a_run_that_is_to_lose_a_machine_loses_its_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+
+    def revoke(cluster: FakeCluster, index: int) -> None:
+        taken.append(index)
+        becomes(index, TAKEN)(cluster)
+
+    monkeypatch.setattr(FakeCluster, "revoke", revoke, raising=False)
+    of = replace(elastic(), lose_after_s={"e": 2.0})
+    seen, _ = served(tmp_path, of, keeps, armed(1), *waits(40), reported("e"))
+    assert seen.outcome == "finished" and losses(seen) == taken == [1]

@@ -1,0 +1,327 @@
+"""The worker of an elastic run: trains with whoever is there, and resumes from the newest checkpoint when that changes.
+
+torchrun ends and starts it whenever a node is lost or joins. Its global batch stays the same: those that are there
+share it out as the item's batches say, in as many micro-steps as keep each device within its own. The first rank of the
+item's first node writes checkpoints, notes what happened, and in the end the run's record.
+
+    loss of a step = sum over ranks and micro-steps of n / B x (mean loss of n samples)
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import struct
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .checkpoint import Checkpoints
+from .data import data_path
+from .device import NoSuchDevice, backend, name_of, now, own_device
+from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
+from .launch import explain, leave
+from .loader import running
+from .measuring import gather
+from .precision import arithmetic
+from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, EXIT_MAILBOX, EXIT_NO_DEVICE, die_with_parent
+from .record import Devices, Item, Plan, RankLayout, plan_from_json, record_of, write_json
+from .strategies import DDP, no_sync, strategy
+from .switches import NONE
+from .worker import lost_peer
+
+_MARK = struct.Struct("<qd")  # the last step that was done, and when
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Samples of each rank in a step of the global batch, and the micro-steps in which all of them make it."""
+
+    samples: tuple[int, ...]
+    micro_steps: int
+
+    def micro_batches(self, rank: int) -> list[int]:
+        """Of one rank, the largest last: that one communicates. Some may be 0."""
+        whole, more = divmod(self.samples[rank], self.micro_steps)
+        return [whole] * (self.micro_steps - more) + [whole + 1] * more
+
+
+def shares(global_batch: int, batches: Sequence[int]) -> Share:
+    """`global_batch` shared out in proportion to `batches`, the most samples that each rank's device takes at once.
+
+    By largest remainders: equal ranks differ by at most a sample. Raises ValueError for a batch below the ranks.
+    """
+    if global_batch < len(batches) or min(batches) < 1:
+        raise ValueError(f"a batch of {global_batch} for {len(batches)} ranks of {' and '.join(map(str, batches))}")
+    exact = [global_batch * one / sum(batches) for one in batches]
+    samples = [max(1, math.floor(one)) for one in exact]
+    by_rest = sorted(range(len(batches)), key=lambda rank: samples[rank] - exact[rank])
+    for rank in by_rest[: global_batch - sum(samples)]:
+        samples[rank] += 1
+    for rank in reversed(by_rest):  # where some had to be raised to one sample
+        samples[rank] -= min(samples[rank] - 1, max(0, sum(samples) - global_batch))
+    steps = max(-(-mine // most) for mine, most in zip(samples, batches, strict=True))
+    return Share(tuple(samples), steps)
+
+
+class ElasticRun:
+    """One rank's part in the run, from this start of its worker on."""
+
+    def __init__(self, mailbox: Path, plan: Plan, item: Item, node: int) -> None:
+        self.mailbox, self.plan, self.item, self.node = mailbox, plan, item, node
+        self.started_unix = time.time()
+        self.own = mailbox / f"node-{node}"
+        self.device = own_device(plan.expected[node])
+        self.leads = node == RankLayout.of(plan).host and os.environ["LOCAL_RANK"] == "0"
+        self.checkpoints = Checkpoints(Path(plan.checkpoints))
+        self.workload = next((one for one in plan.workloads if one.name == item.workload), None)
+        threads = torch.get_num_threads()
+        self.devices = [Devices(name=name_of(self.device), count=used, threads=threads) for used in item.used]
+        self.nodes: list[int] = []  # of each rank, once they met
+        self.restored_unix = 0.0
+
+    @property
+    def mark_path(self) -> Path:
+        """Where the rank that leads keeps the last step that was done, on its own disk."""
+        return self.own / f"elastic-{self.item.run_id}"
+
+    def built(self) -> LoadedWorkload:
+        """The workload, tried once before there is any checkpoint. Raises what is wrong with it or with the item."""
+        item, workload = self.item, self.workload
+        if workload is None:
+            raise WorkloadError(f"the plan names no workload {item.workload!r}")
+        if item.strategy != DDP or item.switches != NONE:
+            named = f"{item.strategy}, switches {item.switches}"
+            raise ValueError(f"an elastic run in {named}: each rank must hold the whole state; take {DDP}")
+        if item.checkpoint_every < 1 or item.most_steps < 1:
+            raise ValueError(
+                f"{item.most_steps} steps with a checkpoint every {item.checkpoint_every}: both at least 1"
+            )
+        if len(item.batches) != len(item.nodes):
+            raise ValueError(f"{len(item.batches)} batches for {len(item.nodes)} nodes")
+        found = build(
+            self.own / "scratch" if workload.folder else self.mailbox,
+            replace(workload, data=data_path(self.mailbox, workload) if workload.data else ""),
+            seed=item.seed,
+            rank=int(os.environ["RANK"]),
+            computing=arithmetic(item.precision, self.device),
+        )
+        if not self.checkpoints.starts():
+            try_once(found, item.batches[item.nodes.index(self.node)])
+        return found
+
+    def join(self) -> None:
+        """Meet the others of this start."""
+        dist.init_process_group(backend(self.device), timeout=timedelta(seconds=self.plan.timeout_s))
+        self.nodes = [int(one[0]) for one in gather([self.node], dist.group.WORLD)]
+
+    def restore(self, built: LoadedWorkload, rank: int) -> tuple[int, dict[str, Any]]:
+        """The step to go on from, with model, optimizer and generator as they were there; and what that took.
+
+        A rank that there was not before draws from a seed of its own. Raises RuntimeError where ranks differ.
+        """
+        began = now(self.device)
+        found = self.checkpoints.newest(self.device)
+        step = 0
+        taken: dict[str, Any] = {"restore_s": None, "restore_bytes": None}
+        if found is not None:
+            manifest, state = found
+            step = int(manifest["step"])
+            built.model.load_state_dict(state["model"])
+            built.optimizer.load_state_dict(state["optimizer"])
+            if built.arithmetic.scaler is not None:
+                built.arithmetic.scaler.load_state_dict(state["scaler"])
+            if rank < len(state["generators"]):
+                self.set_generators(state["generators"][rank])
+            else:
+                torch.manual_seed(self.item.seed + 1000 * (rank + 1) + step)
+            taken = {"restore_s": now(self.device) - began, "restore_bytes": int(manifest["bytes"])}
+        steps = [int(one[0]) for one in gather([step], dist.group.WORLD)]
+        if len(set(steps)) > 1:
+            raise RuntimeError(f"ranks found checkpoints of steps {sorted(set(steps))}: they see different folders")
+        return step, taken
+
+    def generators(self) -> list[torch.Tensor]:
+        """The state of this rank's random numbers: of the processor, and of a GPU if it has one."""
+        own = [torch.get_rng_state()]
+        return own if self.device.type == "cpu" else [*own, torch.cuda.get_rng_state(self.device)]
+
+    def set_generators(self, states: Sequence[torch.Tensor]) -> None:
+        """Go on from there."""
+        torch.set_rng_state(states[0].cpu())
+        if self.device.type == "cuda" and len(states) > 1:
+            torch.cuda.set_rng_state(states[1].cpu(), self.device)
+
+    def start(self, step: int, share: Share, taken: dict[str, Any]) -> None:
+        """Note how this start began; of the rank that leads alone."""
+        last_step, last_unix = _read_mark(self.mark_path)
+        start = {"nodes": self.nodes, "batches": list(share.samples), "micro_steps": share.micro_steps, "step": step}
+        start |= {"lost_steps": max(0, last_step - step), "last_unix": last_unix, **taken}
+        self.checkpoints.note_start(start | {"restored_unix": self.restored_unix, "began_unix": time.time()})
+
+    def train(self, built: LoadedWorkload) -> dict[str, Any]:
+        """Train to the last step. Returns the record's values at the rank that leads. Raises FloatingPointError."""
+        item, nodes, rank = self.item, self.nodes, dist.get_rank()
+        global_batch = item.accumulation_steps * sum(n * b for n, b in zip(item.used, item.batches, strict=True))
+        share = shares(global_batch, [item.batches[item.nodes.index(node)] for node in nodes])
+        step, taken = self.restore(built, rank)
+        module = built.model
+        if len(nodes) > 1:
+            assert dist.group.WORLD is not None
+            module = strategy(DDP)(built.model, built.optimizer, dist.group.WORLD, self.device)
+        self.restored_unix = time.time()
+        self.wait_for_go()
+        sizes = share.micro_batches(rank)
+        mark = os.open(self.mark_path, os.O_RDWR | os.O_CREAT) if self.leads else -1
+        if self.leads:
+            self.start(step, share, taken)
+        part, at = math.nan, step
+        with running(built.loader):
+            began = now(self.device)
+            while step < item.most_steps:
+                part = one_step(built, module, sizes, global_batch, len(nodes))
+                step += 1
+                if self.leads:
+                    os.pwrite(mark, _MARK.pack(step, time.time()), 0)
+                if step % item.checkpoint_every == 0 or step == item.most_steps:
+                    about = {"steps": step - at, "steps_s": now(self.device) - began}
+                    self.checkpoint(built, step, part, about)
+                    at, began = step, now(self.device)
+        return self.values(built) if self.leads else {}
+
+    def checkpoint(self, built: LoadedWorkload, step: int, part: float, about: dict[str, Any]) -> None:
+        """Write the state after `step`; `part` is this rank's of its loss. Raises FloatingPointError for no number."""
+        told: list[Any] | None = [None] * dist.get_world_size() if self.leads else None
+        dist.gather_object((self.generators(), part), told, dst=self.leader)
+        if told is None:
+            return
+        loss = sum(one[1] for one in told)
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"the loss is {loss} after {step} steps: not a number to train with")
+        state = {"step": step, "model": built.model.state_dict(), "optimizer": built.optimizer.state_dict()}
+        state |= {"generators": [one[0] for one in told]}
+        if built.arithmetic.scaler is not None:
+            state["scaler"] = built.arithmetic.scaler.state_dict()
+        self.checkpoints.write(step, state, loss=loss, **about)
+
+    @property
+    def leader(self) -> int:
+        """The rank that leads. Raises RuntimeError where its node is not there."""
+        host = RankLayout.of(self.plan).host
+        if host not in self.nodes:
+            raise RuntimeError(f"node {host}, at which all meet, is not among {self.nodes}")
+        return self.nodes.index(host)
+
+    def values(self, built: LoadedWorkload) -> dict[str, Any]:
+        """Of the record."""
+        written = self.checkpoints.manifests()
+        told = ("step", "bytes", "seconds", "ended_unix", "steps", "steps_s")
+        return {
+            "steps": self.item.most_steps,
+            "first_loss": written[0]["loss"],
+            "last_loss": written[-1]["loss"],
+            "parameters": built.parameters,
+            "gradient_bytes": built.gradient_bytes,
+            "starts": self.checkpoints.starts(),
+            "checkpoints": [{name: one[name] for name in told} for one in written],
+        }
+
+    def wait_for_go(self) -> None:
+        """Say that this node is ready to train, and wait until the controller lets all go; at once after a restart."""
+        if os.environ["LOCAL_RANK"] == "0":
+            self.put(f"armed-{self.plan.attempt}.json", {"armed_unix": time.time()})
+        while not (self.mailbox / f"go-{self.plan.attempt}.json").exists():
+            time.sleep(0.05)
+        if os.environ["LOCAL_RANK"] == "0":
+            self.put("progress.json", {"attempt": self.plan.attempt, "run_id": self.item.run_id, "index": 0})
+
+    def record(self, problem: str, values: dict[str, Any] | None = None) -> None:
+        """Write the run's record; that of a failure by the rank that failed."""
+        starts = (values or {}).get("starts") or [{"began_unix": self.started_unix}]
+        record = record_of(
+            self.plan,
+            self.item,
+            started_unix=starts[0]["began_unix"],
+            problem=problem,
+            values=values,
+            devices=self.devices,
+        )
+        self.put(f"records/{self.item.run_id}.json", record)
+
+    def put(self, name: str, body: Any) -> None:
+        """Write into the node's folder, or end saying why."""
+        try:
+            write_json(self.own / name, body)
+        except OSError as error:
+            leave(EXIT_MAILBOX, f"node {self.node} could not write {name}: {error.strerror}; free some space there")
+
+
+def one_step(built: LoadedWorkload, module: nn.Module, sizes: Sequence[int], global_batch: int, ranks: int) -> float:
+    """One optimizer step of this rank's micro-batches; returns its part of the step's loss, to be added up."""
+    built.optimizer.zero_grad(set_to_none=True)
+    part = 0.0
+    for micro, size in enumerate(sizes):
+        if not size:
+            continue
+        with nullcontext() if micro == len(sizes) - 1 else no_sync(module):
+            loss = built.loss_of(module, size)
+            built.arithmetic.backward(loss * (ranks * size / global_batch))  # gradients are averaged over ranks
+        part += float(loss.detach()) * size / global_batch
+    built.arithmetic.update(built.optimizer)
+    return part
+
+
+def _read_mark(path: Path) -> tuple[int, float | None]:
+    """The last step that was done and when; 0 and None before any."""
+    try:
+        step, unix = _MARK.unpack(path.read_bytes())
+    except (OSError, struct.error):
+        return 0, None
+    return int(step), float(unix)
+
+
+def main() -> None:
+    """Serve one start. Exits 0 once the steps are done, else with the reason as the log's last line."""
+    parser = argparse.ArgumentParser(prog="node.elastic")
+    parser.add_argument("--mailbox", type=Path, required=True)
+    parser.add_argument("--plan", type=Path, required=True)
+    parser.add_argument("--place", type=int, required=True, help="index of this node: --node is torchrun's own")
+    given = parser.parse_args()
+    die_with_parent()
+    plan = plan_from_json(given.plan.read_text())
+    item = plan.elastic
+    if item is None:
+        parser.error("the plan has no elastic item")
+    try:
+        run = ElasticRun(given.mailbox, plan, item, given.place)
+    except NoSuchDevice as error:
+        leave(EXIT_NO_DEVICE, str(error))
+    try:
+        built = run.built()
+        run.join()
+        values = run.train(built)
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        reason = explain(error, run.workload)
+        if lost_peer(error):  # torchrun starts this again, with those that are left
+            leave(EXIT_LOST_PEER, f"node {run.node} lost a peer: {reason}")
+        run.record(f"node {run.node}: {reason}")
+        leave(EXIT_ITEM_FAILED, f"{item.run_id} ended on node {run.node}: {reason}")
+    if run.leads:
+        run.record("", values)
+    built.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""An elastic run on real hosts that loses one: it goes on, without it or with another, from its newest checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.domain.cluster import Cluster
+from tasks.campaign.campaign import serve
+from tasks.execution.collect import collect
+from tasks.execution.job import Served
+from tasks.providers.local import catalogue as local_catalogue
+from tasks.providers.local.cluster import LocalCluster
+from tasks.providers.local.provider import LocalProvider
+from tasks.workspace.workspace import Workspace
+from tests.local.hosts import left_over
+from tests.local.test_failures import PROJECT, TINY, here, job, needs_two_hosts
+from tests.warehouse.builders import NOON, TYPES
+from warehouse.append import note_instance_types
+from warehouse.reads import launched, mart
+
+pytestmark = pytest.mark.local
+
+STEPS, EVERY = 400, 20
+# a step is to take longer than the controller's look at the host
+SLOW = TINY.replace("import torch", "import time\nimport torch").replace(
+    "        return torch.randn", "        time.sleep(0.02)\n        return torch.randn"
+)
+
+
+@pytest.fixture(params=["fewer", "replaced"])
+def outcome(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str) -> Iterator[Path]:
+    stated = f"usd_per_hour = 0.05\nspot_usd_per_hour = 0.02\nspot_replaced = {str(outcome == 'replaced').lower()}"
+    (tmp_path / "srift.toml").write_text(PROJECT.replace("usd_per_hour = 0.05", stated))
+    (tmp_path / "tiny.py").write_text(SLOW)
+    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(local_catalogue, "most_cores", lambda: 64.0)  # other hosts of this machine do not matter here
+    yield tmp_path
+    here(tmp_path).provider.reap(datetime.now(UTC), all_of_them=True)
+
+
+class Loss:
+    """Takes a cluster's second host away once so many checkpoints were written."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+        self.cluster: LocalCluster | None = None
+
+    def watch(self, run_id: str, _done: int, _usd: float | None) -> None:
+        assert self.cluster is not None and self.cluster.checkpoints is not None
+        if self.after and len(list((self.cluster.checkpoints / run_id).glob("step-*.json"))) >= self.after:
+            self.after = 0
+            self.cluster.revoke(1)
+
+    def acquired(self, acquire: Callable[..., Any]) -> Callable[..., Any]:
+        @contextmanager
+        def acquired(*arguments: Any, **named: Any) -> Iterator[LocalCluster]:
+            with acquire(*arguments, **named) as self.cluster:
+                yield self.cluster
+
+        return acquired
+
+
+def served(installation: Workspace, loss: Loss, monkeypatch: pytest.MonkeyPatch) -> Served:
+    run = {"kind": "elastic", "most_steps": STEPS, "checkpoint_every": EVERY, "wait_s": 30.0}
+    offers = {one.market: one for one in installation.provider.offers(datetime.now(UTC))}
+    cluster = Cluster(members=(offers["on-demand"], offers["spot"]))
+    if not installation.settings.local.instance_types["part"].spot_replaced:
+        run["wait_s"] = 1.0
+    asked = replace(job(installation, 2, {"run": run}, SLOW), cluster=cluster)
+    monkeypatch.setattr(LocalProvider, "acquire", loss.acquired(LocalProvider.acquire))
+    return serve(installation.provider, asked, stop_at=time.monotonic() + 100.0, watch=loss.watch)
+
+
+@needs_two_hosts
+def test_a_lost_host_costs_the_steps_since_the_last_checkpoint_and_no_more(
+    project: Path, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    installation = here(project)
+    with installation.warehouse.transact() as connection:
+        note_instance_types(connection, TYPES, noted_at=NOON)
+    seen = served(installation, Loss(after=5), monkeypatch)
+    assert seen.outcome == "finished" and seen.rows == [], seen.outcome
+    assert left_over(installation.home) == []
+    collect.fn(installation, "r", datetime.now(UTC))
+    body = json.loads(installation.warehouse.select("select body from raw_elastic")["body"].iloc[0])
+    first, second = body["values"]["starts"]
+    assert (first["step"], first["nodes"], first["batches"]) == (0, [0, 1], [8, 8])
+    assert second["nodes"] == ([0, 1] if outcome == "replaced" else [0])
+    assert (sum(second["batches"]), second["micro_steps"]) == (16, 1 if outcome == "replaced" else 2)
+    written = body["values"]["checkpoints"]
+    assert second["step"] == max(one["step"] for one in written if one["ended_unix"] < second["began_unix"])
+    assert 5 * EVERY <= second["step"] < STEPS and 0 <= second["lost_steps"] < EVERY
+    assert [one["step"] for one in written] == list(range(EVERY, STEPS + 1, EVERY))
+    assert math.isfinite(body["values"]["last_loss"])
+    (restart,) = launched(installation.warehouse, "local")[4].to_dict("records")
+    assert restart["outcome"] == outcome and 1 < restart["seconds"] < 60 and restart["restore_bytes"] > 0
+    machines = mart(installation.warehouse, "machines").sort_values(["node", "number"])
+    assert machines["interrupted"].tolist() == [False, True, *([False] if outcome == "replaced" else [])]
+    assert machines["startup_s"].gt(0).all()

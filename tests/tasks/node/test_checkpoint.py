@@ -1,0 +1,82 @@
+"""Checkpoints that an elastic run resumes from: whole or none, whenever their writer ends."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.node.checkpoint import Checkpoints
+
+CPU = torch.device("cpu")
+
+
+def state(value: float) -> dict[str, Any]:
+    return {"model": {"weight": torch.full((300,), value)}}
+
+
+def value_of(found: tuple[dict[str, Any], dict[str, Any]] | None) -> float:
+    assert found is not None
+    return float(found[1]["model"]["weight"][0])
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Checkpoints:
+    """Of steps 10 and 20."""
+    one = Checkpoints(tmp_path / "run")
+    assert one.newest(CPU) is None, "before the folder is there"
+    for step in (10, 20):
+        manifest = one.write(step, state(step), loss=0.5)
+        assert manifest["step"] == step and manifest["bytes"] > 1200 and manifest["seconds"] > 0
+    return one
+
+
+def test_the_newest_is_taken(written: Checkpoints) -> None:
+    found = written.newest(CPU)
+    assert value_of(found) == 20 and found is not None and found[0]["loss"] == 0.5
+
+
+@pytest.mark.parametrize("left", [0, 100, -1])
+def test_one_that_is_cut_short_is_passed_over(written: Checkpoints, left: int) -> None:
+    path = written.folder / "step-000000020.pt"
+    path.write_bytes(path.read_bytes()[:left])
+    assert value_of(written.newest(CPU)) == 10
+
+
+def test_one_whose_bytes_changed_is_passed_over(written: Checkpoints) -> None:
+    path = written.folder / "step-000000020.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+    assert value_of(written.newest(CPU)) == 10
+
+
+def test_one_without_a_manifest_is_none(written: Checkpoints) -> None:
+    (written.folder / "step-000000020.json").unlink()
+    assert value_of(written.newest(CPU)) == 10
+
+
+def test_a_writer_that_ends_midway_leaves_the_one_before(written: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", ends)
+    with pytest.raises(OSError, match="No space"):
+        written.write(30, state(30))
+    assert value_of(written.newest(CPU)) == 20
+    assert not list(written.folder.glob(".*")), "nothing half written stays"
+
+
+def test_states_of_old_checkpoints_go_and_their_manifests_stay(written: Checkpoints) -> None:
+    written.write(30, state(30))
+    assert [path.name for path in sorted(written.folder.glob("*.pt"))] == ["step-000000020.pt", "step-000000030.pt"]
+    assert [one["step"] for one in written.manifests()] == [10, 20, 30]
+
+
+def test_starts_are_kept_in_order(written: Checkpoints) -> None:
+    for step in (0, 10):
+        written.note_start({"step": step})
+    assert [one["step"] for one in written.starts()] == [0, 10]

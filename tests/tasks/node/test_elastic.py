@@ -1,0 +1,66 @@
+"""How those that are there share out the batch of an elastic run, and that their steps are those of one batch."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.node.elastic import one_step, shares
+from tasks.node.entrypoint import LoadedWorkload
+
+BATCHES = st.lists(st.integers(1, 50), min_size=1, max_size=6)
+
+
+@given(BATCHES, st.integers(0, 300))
+def test_all_of_the_batch_is_shared_out_and_no_device_gets_more_at_once_than_it_takes(
+    batches: list[int], more: int
+) -> None:
+    found = shares(len(batches) + more, batches)
+    assert sum(found.samples) == len(batches) + more and min(found.samples) >= 1
+    for rank, most in enumerate(batches):
+        sizes = found.micro_batches(rank)
+        assert len(sizes) == found.micro_steps and sum(sizes) == found.samples[rank]
+        assert 1 <= sizes[-1] == max(sizes) <= most
+
+
+@given(st.integers(1, 8), st.integers(1, 40))
+def test_equal_ranks_differ_by_a_sample_at_most(ranks: int, most: int) -> None:
+    samples = shares(ranks * most, [most] * ranks).samples
+    assert max(samples) - min(samples) <= 1
+
+
+def test_unequal_ranks_share_by_their_batches() -> None:
+    assert shares(48, [16, 8]).samples == (32, 16)
+
+
+@pytest.mark.parametrize(("batch", "batches"), [(1, [4, 4]), (8, [4, 0])])
+def test_what_cannot_be_shared_is_refused(batch: int, batches: list[int]) -> None:
+    with pytest.raises(ValueError, match=f"a batch of {batch} for 2 ranks"):
+        shares(batch, batches)
+
+
+def test_micro_steps_add_up_to_the_step_of_the_whole_batch() -> None:
+    torch.manual_seed(0)
+    model, samples = torch.nn.Linear(5, 2), torch.randn(12, 5)
+    seen: list[torch.nn.Linear] = []
+    losses = []
+    for sizes in ([12], [3, 4, 5], [0, 12]):
+        mine = copy.deepcopy(model)
+        left = samples
+
+        def make_batch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+            nonlocal left
+            batch, left = left[:count], left[count:]
+            return batch, batch.sum(dim=1, keepdim=True).expand(-1, 2)
+
+        optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
+        built = LoadedWorkload(model=mine, loss=torch.nn.MSELoss(), make_batch=make_batch, optimizer=optimizer)
+        losses.append(one_step(built, mine, sizes, global_batch=12, ranks=1))
+        seen.append(mine)
+    assert losses == pytest.approx([losses[0]] * 3)
+    for other in seen[1:]:
+        torch.testing.assert_close(other.weight, seen[0].weight)
