@@ -179,6 +179,7 @@ def train(
     """Values of a train record, or the reason why there are none. `place` is one's own node's in `item.nodes`."""
     clock_s = partial(now, built.device)
     started = clock_s()
+    parameters, gradient_bytes = built.parameters, built.gradient_bytes  # of the whole model
     module, step, weight = _ready(item, built, group, place)
     build_s = clock_s() - started
 
@@ -245,8 +246,8 @@ def train(
         "warmup_s": max(warmups_s),
         "steps_s": by_rank[0].elapsed_s,
         "peak_bytes": int(max(peaks)),
-        "parameters": built.parameters,
-        "gradient_bytes": built.gradient_bytes,
+        "parameters": parameters,
+        "gradient_bytes": gradient_bytes,
         "bucket_bytes": bucket_bytes(module),
         "first_loss": first_loss,
         "last_loss": last_loss,

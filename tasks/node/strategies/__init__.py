@@ -7,6 +7,8 @@ ddp-fp16, ddp-powersgd, ddp-mstopk
         ddp, with gradients sent in fewer bytes (compression.py)
 adasum, adasum-delta
         as ddp, with gradients, or the changes of weights, combined by their directions instead of averaged (adasum.py)
+tensor-1d, tensor-2d, tensor-2.5d
+        linear and transformer layers are divided, and activations exchanged in place of gradients (tensor.py)
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..switches import NONE, OFFLOAD, blocks, on
-from . import adasum, compression
+from . import adasum, compression, tensor
 from .adasum import ADASUM, combining
 from .compression import COMPRESSED, compressed
+from .grid import TENSOR
+from .tensor import Divided, divided
 
 Strategy = Callable[[nn.Module, torch.optim.Optimizer, dist.ProcessGroup, torch.device], nn.Module]
 
@@ -50,6 +54,8 @@ def strategy(
         compression.refuse(name, machines)
     if name in ADASUM:
         adasum.refuse(name, machines)
+    if name in TENSOR:
+        tensor.refuse(name, machines, switches)
     if OFFLOAD not in on(switches):
         return partial(STRATEGIES[name], machines=machines) if name in (*COMPRESSED, *ADASUM) else STRATEGIES[name]
     if not shares_out(name):
@@ -57,6 +63,12 @@ def strategy(
     if device.type == "cpu":
         raise ValueError(f"{OFFLOAD}: this device is the host's processor, whose memory holds the states already")
     return partial(STRATEGIES[name], offload_policy=CPUOffloadPolicy())
+
+
+def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
+    """Raises ValueError where the strategy called `name` cannot train such a model on `machines`; says what can."""
+    if name in TENSOR:
+        tensor.refuse_model(name, model, machines)
 
 
 def shares_out(name: str) -> bool:
@@ -68,12 +80,14 @@ def no_sync(module: nn.Module) -> AbstractContextManager[None]:
     """Leaves what a strategy does with gradients out of a micro-step; a model of one device does nothing."""
     if isinstance(module, FSDPModule):
         return _unsummed(module)
-    return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
+    return module.no_sync() if isinstance(module, (DistributedDataParallel, Divided)) else nullcontext()
 
 
 def communicates_always(module: nn.Module) -> bool:
-    """Whether a step without `no_sync`'s part communicates all the same: weights that are shared out are gathered."""
-    return isinstance(module, FSDPModule)
+    """Whether a step without `no_sync`'s part communicates all the same: weights that are shared out are gathered, or
+    activations of layers that are divided.
+    """
+    return isinstance(module, (FSDPModule, Divided))
 
 
 def bucket_bytes(module: nn.Module) -> list[int]:
@@ -126,6 +140,13 @@ def _combined(
     return combining(name, model, optimizer, group, machines)
 
 
+def _divided(
+    model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, device: torch.device, *, name: str
+) -> nn.Module:
+    """The model with its layers divided, and the rest of it as `_replicated`."""
+    return divided(name, model, optimizer, group, device)
+
+
 def _sharded(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -172,4 +193,5 @@ STRATEGIES: dict[str, Callable[..., nn.Module]] = {
     "zero2": partial(_sharded, reshard_after_forward=False),
     **{name: partial(_compressed, name=name) for name in COMPRESSED},
     **{name: partial(_combined, name=name) for name in ADASUM},
+    **{name: partial(_divided, name=name) for name in TENSOR},
 }
