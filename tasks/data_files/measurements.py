@@ -143,7 +143,8 @@ class Measurement(BaseModel):
             if not Mode(strategy=plain).runs_on(*sizes)[0]:
                 raise ValueError(
                     f"{plain} cannot train on {'+'.join(map(str, devices))} devices: gradients are sent between"
-                    " several, by ddp-mstopk between machines with equally many each, by adasum between 2, 4, 8 ..."
+                    " several, by ddp-mstopk between machines with equally many each, by adasum between 2, 4, 8 ...;"
+                    " tensor-2d divides layers among q x q, tensor-2.5d among q x q x d"
                 )
         return plain
 

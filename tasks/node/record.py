@@ -241,7 +241,9 @@ class Record:
       learn    losses (of each window the mean over its steps, and over ranks by their samples), steps_a_window,
                diverged (whether training ended on a loss that is no number, in a window which is then not among the
                losses), steps_s (of all; nothing is timed otherwise)
-      profile  parameters, gradient_bytes, flops_per_sample,
+      profile  parameters, gradient_bytes, flops_per_sample; where tensor parallelism can divide layers, elements of
+               their weights, divided_weights, and for one sample of their inputs, divided_inputs, and of what enters
+               and leaves pairs of them, divided_pairs;
                rows: [{batch, forward_s, backward_s, optimizer_s, input_s (part of forward_s: making the batch, of a
                loader too in this process itself), peak_bytes, repeats}],
                buckets: [{bytes, ready_fraction}] in the order in which they become ready; and of a loader

@@ -205,6 +205,11 @@ class WorkloadSettings(_Section):
             elif Mode(strategy=others[0]).combined:
                 why = "a scaled loss leaves steps out rank by rank, and what is left out cannot be combined"
             raise ValueError(f"fp16 with {others[0]}: {why}; take bf16")
+        if not self.modes and any(Mode(strategy=one).divided for one in self.strategies):
+            raise ValueError(
+                f"{self.strategies[0]} with {self.switches[0]}: divided layers are neither recomputed nor compiled; let"
+                ' `switches` have "none", or add another strategy'
+            )
         if not self.modes:
             raise ValueError("offload without a strategy that shares states out: take fsdp or zero2 with it")
         return self

@@ -111,6 +111,37 @@ def divided(
     return Divided(module, blocks)
 
 
+def volumes(model: nn.Module, forward: Callable[[], object]) -> dict[str, float]:
+    """What divided layers of a model would exchange, counted in a `forward` pass of it: elements of their weights,
+    `divided_weights`; of their inputs, `divided_inputs`; and of inputs of the first and outputs of the second layer of
+    each pair, `divided_pairs`. Empty where there is nothing to divide.
+    """
+    runs = list(_divided_parts(model))
+    found = {"divided_weights": 0.0, "divided_inputs": 0.0, "divided_pairs": 0.0}
+    hooks = []
+
+    def count(module: nn.Module, inputs: tuple[Any, ...], output: Any, *, place: int) -> None:
+        if isinstance(module, nn.TransformerEncoderLayer):
+            rows, width, hidden = inputs[0].numel(), module.linear1.in_features, module.linear1.out_features
+            found["divided_inputs"] += rows * (3 + hidden / width)
+            found["divided_pairs"] += 4 * rows
+        else:
+            found["divided_inputs"] += inputs[0].numel()
+            found["divided_pairs"] += output.numel() if place % 2 else inputs[0].numel()
+
+    for run in runs:
+        linear = [one for one in run if isinstance(one, (nn.Linear, nn.TransformerEncoderLayer))]
+        for place, one in enumerate(linear):
+            found["divided_weights"] += sum(weight.numel() for weight in one.parameters() if weight.dim() > 1)
+            hooks.append(one.register_forward_hook(partial(count, place=place)))
+    try:
+        forward()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found if found["divided_inputs"] else {}
+
+
 class Divided(nn.Module):
     """A model whose layers are divided: called as the model is; its gradients are complete after each backward pass."""
 
@@ -415,21 +446,32 @@ class _Sequence(nn.Module):
 
 def _divisible(model: nn.Module) -> Iterator[nn.Module]:
     """Linear layers, LayerNorms and attentions that `_replaced` divides."""
+    for run in _divided_parts(model):
+        for one in run:
+            if isinstance(one, nn.TransformerEncoderLayer):
+                yield from (one.self_attn, one.linear1, one.linear2, one.norm1, one.norm2)
+            else:
+                yield one
+
+
+def _divided_parts(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Runs, and layers of each encoder, that `_replaced` divides."""
     uses = _uses(model)
 
-    def within(module: nn.Module) -> Iterator[nn.Module]:
+    def within(module: nn.Module) -> Iterator[list[nn.Module]]:
         encoder = _encoder(module, uses)
         if encoder is not None:
-            for layer in encoder[0]:
-                yield from (layer.self_attn, layer.linear1, layer.linear2, layer.norm1, layer.norm2)
-            return
-        if _plain(module, nn.Sequential):
+            yield list(encoder[0])
+        elif _plain(module, nn.Sequential):
             for run in _runs(module, uses):
-                for one in run:
-                    yield from [one] if _linear_layers(run) else within(one)
-            return
-        for part in module.children():
-            yield from within(part)
+                if _linear_layers(run):
+                    yield run
+                else:
+                    for one in run:
+                        yield from within(one)
+        else:
+            for part in module.children():
+                yield from within(part)
 
     return within(model)
 
