@@ -4,6 +4,8 @@
 
     selection    MSTopK against torch.topk: seconds and energy of what is picked
     bytes        sent on a link, against the formula
+    tensor       divided layers: how exact, bytes on links, where one grid overtakes another, and what several squares
+                 gain over one where activations dominate, as `tensor` has them
     adasum       steps to a loss with Adasum against averaging at tuned rates, as `adasum` has them
     learning     losses of the learning runs that campaigns make, dense and compressed, and the planner's verdict on
                  each strategy, by `models/planner/learning.py`
@@ -38,7 +40,7 @@ from flows.cli import explained
 from models.campaign.campaign import Launch
 from models.domain.numeric import FloatArray
 from models.domain.setup_table import read_setups
-from models.domain.workload import ADASUM, COMPRESSED, MSTOPK_SENT, Mode, Workload, variant
+from models.domain.workload import ADASUM, COMPRESSED, MSTOPK_SENT, TENSOR_2D, TENSOR_25D, Mode, Workload, variant
 from models.planner.compression import unproven
 from models.planner.learning import LEARNING_WINDOWS, verdict
 from models.step_time.compression import adasum_bytes, dense_bytes, sparse_bytes
@@ -53,6 +55,7 @@ from tasks.node.strategies.mstopk import largest
 from tasks.reporting.progress import reporting_to
 from tasks.reporting.tables import live_reporter, print_frame
 from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace
+from tests.benchmarks import tensor
 from tests.benchmarks.adasum import JOBS, adasum_steps
 from tests.benchmarks.commands import ROOT
 from tests.benchmarks.input_wait import cluster_of
@@ -68,6 +71,7 @@ CROSSING = "wide_mlp"  # of the four the one with most bytes: it has something t
 ADASUM_SEEDS, FEWER_STEPS = 5, 0.30
 _LEAST_ENERGY, _BYTES_OFF, _CROSSING_OFF, _LEAST_GAIN, _LEAST_SIGNS = 0.9, 0.02, 0.20, 0.25, 0.95
 _MOST_REGRET = 0.03
+_NOT_EXACT, _LEAST_TIMES = 1e-5, 1.45
 _REPEATS = 3
 _LEARNING_BATCH = 8  # of each of two ranks
 
@@ -293,6 +297,35 @@ def judge_adasum(claims: Claims, seeds: int) -> None:
                f"sd of {seeds} seeds {best['sd']:.2f}", bool(best["ratio"] <= 1 - FEWER_STEPS))  # fmt: skip
 
 
+def judge_tensor(claims: Claims) -> None:
+    """Tensor parallelism: exactness, bytes, crossings of grids, and steps where activations dominate."""
+    exact = tensor.exactness()
+    print_frame(exact, "weights after three steps against the whole model's, as parts of the largest")
+    off = float(exact["off"].max())
+    claims.add("divided layers train as whole ones to 1e-5", f"{off:.1e}", "rounding", off <= _NOT_EXACT)
+    sent = tensor.link_bytes()
+    print_frame(sent, "bytes that a rank sends in a step, without packets' headers")
+    off = float(sent["off"].abs().max())
+    claims.add("bytes of [2,2,1], [2,2,2] and [4,4,1] within 2 % of the formula", f"{off:.2%} off", "none",
+               off <= _BYTES_OFF)  # fmt: skip
+    steps, crossed = tensor.crossings()
+    print_frame(steps, "steps about the crossings")
+    print_frame(crossed, "rows of a rank from which the other grid is faster")
+    for row in crossed.to_dict("records"):
+        pair = f"{row['other']} overtakes {row['one']} on {row['ranks']} ranks of {row['width']} features"
+        claims.add(f"{pair} within 20 % of the rows",
+                   f"{row['measured']:.0f} rows, predicted {row['predicted']:.0f} ({row['off']:+.0%})",
+                   f"{row['noise']:.0%} of the rows", bool(abs(row["off"]) <= _CROSSING_OFF))  # fmt: skip
+    large = tensor.dominated()
+    print_frame(large, "steps where activations weigh more than weights")
+    square, squares = (large[large["strategy"] == one].iloc[0] for one in (TENSOR_2D, TENSOR_25D))
+    times = float(square["step_s"] / squares["step_s"])
+    noise = times * math.hypot(float(square["spread"]), float(squares["spread"]))
+    claims.add("tensor-2.5d at least 1.45 times as fast as tensor-2d where activations dominate",
+               f"{times:.2f} times; by bytes {square['formula'] / squares['formula']:.2f}", f"{noise:.2f}",
+               times >= _LEAST_TIMES)  # fmt: skip
+
+
 def judge_steps(claims: Claims, data: TrainingData, here: Workspace, seed: int) -> None:
     """Speed, crossing and signs."""
     table = setups_of(data, models_of(data, here, seed))
@@ -330,7 +363,7 @@ def main(
     most_values: Annotated[int, typer.Option(help="of a selection")] = SIZES[-1],
     seeds: Annotated[int, typer.Option(help="trainings in each mode", min=2)] = 2,
     steps: Annotated[int, typer.Option(min=40, help="of each training")] = 200,
-    parts: Annotated[str, typer.Option(help="what to judge")] = "selection,bytes,adasum,learning,steps",
+    parts: Annotated[str, typer.Option(help="what to judge")] = "selection,bytes,adasum,tensor,learning,steps",
     home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
     seed: int = 0,
 ) -> None:
@@ -342,6 +375,8 @@ def main(
         judge_bytes(claims)
     if "adasum" in parts:
         judge_adasum(claims, max(seeds, ADASUM_SEEDS))
+    if "tensor" in parts:
+        judge_tensor(claims)
     if "learning" in parts:
         print_frame(learning(BATCHES, seeds=seeds, steps=steps), f"losses after {steps} steps")
     if "steps" in parts:
