@@ -364,7 +364,7 @@ def test_divided_layers_are_measured_as_others_are_and_what_cannot_be_divided_is
     whole, divided = (records[run]["values"] for run in ("whole", "divided"))
     for name in ("first_loss", "parameters", "gradient_bytes"):
         assert divided[name] == pytest.approx(whole[name], rel=1e-5)
-    assert divided["sync_s"] is None and divided["last_loss"] < divided["first_loss"]
+    assert divided["sync_s"] is None and divided["last_loss"] == pytest.approx(1.0, abs=0.1), "of noise alone"
     said = {run: one["reason"] for run, one in records.items()}
     assert "tensor-1d with batches of 6 and 2: ranks compute with each other's samples" in said["unequal"]
     assert "tensor-1d: this model has nothing to divide" in said["nothing"]

@@ -383,7 +383,13 @@ def hooked() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("model", [Tied, hooked])
+def patched() -> nn.Module:
+    model = layers(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    model[2].forward = lambda inputs: inputs
+    return model
+
+
+@pytest.mark.parametrize("model", [Tied, hooked, patched])
 def test_what_does_more_than_torchs_own_layers_stays_whole(model: Any) -> None:
     with pytest.raises(ValueError, match="nothing to divide"):
         refuse_model("tensor-1d", model(), (2,))
