@@ -1,8 +1,9 @@
 """Does the model pick the right grid: steps of local hosts in plain data parallelism and with divided layers.
 
 `python -m tests.benchmarks.strategies --parts grids` measures two workloads on two and four hosts of a slow and a
-faster link at two batches, in every strategy that so many hosts can train in. Beside it is what the planner would take, by a
-model that has seen no divided layers but counted what they exchange, and by one that has seen them on the other link.
+faster link at two batches, in every strategy that so many hosts can train in. Beside it is what the planner would take,
+by a model that has seen no divided layers but counted what they exchange, and by one that has seen them on the other
+link.
 """
 
 from __future__ import annotations

@@ -84,41 +84,50 @@ class Grid:
         """This rank's part of `values`, as many as there are `peers` along `dim`."""
         return values.chunk(len(peers), dim)[peers.index(dist.get_rank(self.group))]
 
-    def swapped(self, parts: Sequence[Tensor], peers: Sequence[int]) -> list[Tensor]:
-        """What each of `peers` has for this rank, which has `parts` for them: all of one shape.
+    def swapped(self, *wanted: tuple[Sequence[Tensor], Sequence[int]]) -> list[list[Tensor]]:
+        """For parts and peers, what each peer has for this rank, which has the parts for them: all of one shape.
 
-        Raises RuntimeError where one does not come within the group's timeout.
+        Several are under way at once, each in turns in which a rank hears of one other: more overrun its link. No two
+        have a peer in common. Raises RuntimeError where one does not come within the group's timeout.
         """
-        own = peers.index(dist.get_rank(self.group))
-        found = [part if at == own else torch.empty_like(part) for at, part in enumerate(parts)]
-        asked = [
-            dist.P2POp(how, what[at], group=self.group, group_peer=peer)
-            for at, peer in enumerate(peers)
-            if at != own
-            for how, what in ((dist.isend, parts), (dist.irecv, found))
+        rank = dist.get_rank(self.group)
+        owns = [peers.index(rank) for _, peers in wanted]
+        found = [
+            [part if at == own else torch.empty_like(part) for at, part in enumerate(parts)]
+            for own, (parts, _) in zip(owns, wanted, strict=True)
         ]
-        for work in dist.batch_isend_irecv(asked) if asked else ():
-            work.wait()
+        for distance in range(1, max(len(peers) for _, peers in wanted)):
+            asked = []
+            for own, (parts, peers), received in zip(owns, wanted, found, strict=True):
+                if distance < len(peers):
+                    to, of = (own + distance) % len(peers), (own - distance) % len(peers)
+                    asked.append(dist.P2POp(dist.isend, parts[to], group=self.group, group_peer=peers[to]))
+                    asked.append(dist.P2POp(dist.irecv, received[of], group=self.group, group_peer=peers[of]))
+            for work in dist.batch_isend_irecv(asked):
+                work.wait()
         return found
 
-    def gathered(self, values: Tensor, dim: int, peers: Sequence[int]) -> Tensor:
-        """The values of all `peers` one after another along `dim`."""
-        if len(peers) == 1:
-            return values
-        return torch.cat(self.swapped([values.contiguous()] * len(peers), peers), dim)
+    def gathered(self, *wanted: tuple[Tensor, int, Sequence[int]]) -> list[Tensor]:
+        """For values, dimension and peers: those of all peers one after another along the dimension."""
+        found = self.swapped(*(([values.contiguous()] * len(peers), peers) for values, _, peers in wanted))
+        return [
+            values if len(own) == 1 else torch.cat(own, dim)
+            for own, (values, dim, _) in zip(found, wanted, strict=True)
+        ]
 
-    def scattered(self, values: Tensor, dim: int, peers: Sequence[int]) -> Tensor:
-        """This rank's part along `dim` of the sum over `peers`."""
-        if len(peers) == 1:
-            return values
-        parts = [one.contiguous() for one in values.chunk(len(peers), dim)]
-        return torch.stack(self.swapped(parts, peers)).sum(dim=0)
+    def scattered(self, *wanted: tuple[Tensor, int, Sequence[int]]) -> list[Tensor]:
+        """For values, dimension and peers: this rank's part along the dimension of the sum over peers."""
+        found = self.swapped(
+            *(([one.contiguous() for one in values.chunk(len(peers), dim)], peers) for values, dim, peers in wanted)
+        )
+        return [own[0] if len(own) == 1 else torch.stack(own).sum(dim=0) for own in found]
 
     def summed(self, values: Tensor, peers: Sequence[int]) -> Tensor:
         """(n,) the sum over `peers` of `values` (n,), the same bits on all of them."""
         many = len(peers)
         padded = functional.pad(values, (0, -len(values) % many))
-        return self.gathered(self.scattered(padded, 0, peers), 0, peers)[: len(values)]
+        own = self.scattered((padded, 0, peers))[0]
+        return self.gathered((own, 0, peers))[0][: len(values)]
 
 
 def summa(x: Tensor, weight: Tensor, grid: Grid) -> Tensor:
@@ -159,40 +168,43 @@ class _Summa(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, grid: Grid) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.grid = grid
-        return functional.linear(grid.gathered(x, -1, grid.row), grid.gathered(weight, 1, grid.column))
+        return functional.linear(*grid.gathered((x, -1, grid.row), (weight, 1, grid.column)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), grid, (gradient,) = ctx.saved_tensors, ctx.grid, gradients
-        of_x = of_weight = None
-        if ctx.needs_input_grad[0]:
-            of_x = grid.scattered(gradient @ grid.gathered(weight, 1, grid.column), -1, grid.row)
-        if ctx.needs_input_grad[1]:
-            every = grid.gathered(x, -1, grid.row).flatten(0, -2)
-            of_weight = grid.scattered(gradient.flatten(0, -2).T @ every, 1, grid.column)
-        return of_x, of_weight, None
+        of_x, of_weight = ctx.needs_input_grad[:2]
+        wanted = [(weight, 1, grid.column)] * of_x + [(x, -1, grid.row)] * of_weight
+        every = grid.gathered(*wanted)
+        sums = []
+        if of_x:
+            sums.append((gradient @ every[0], -1, grid.row))
+        if of_weight:
+            sums.append((gradient.flatten(0, -2).T @ every[-1].flatten(0, -2), 1, grid.column))
+        found = grid.scattered(*sums)
+        return found[0] if of_x else None, found[-1] if of_weight else None, None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, grid: Grid) -> Tensor:
         ctx.dim, ctx.grid = dim, grid
-        return grid.gathered(x, dim, grid.row)
+        return grid.gathered((x, dim, grid.row))[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.grid.scattered(gradients[0], ctx.dim, ctx.grid.row), None, None
+        return ctx.grid.scattered((gradients[0], ctx.dim, ctx.grid.row))[0], None, None
 
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, grid: Grid) -> Tensor:
         ctx.dim, ctx.grid = dim, grid
-        return grid.scattered(x, dim, grid.row)
+        return grid.scattered((x, dim, grid.row))[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.grid.gathered(gradients[0], ctx.dim, ctx.grid.row), None, None
+        return ctx.grid.gathered((gradients[0], ctx.dim, ctx.grid.row))[0], None, None
 
 
 class _Turn(torch.autograd.Function):
@@ -209,7 +221,7 @@ class _Turn(torch.autograd.Function):
 
 def _turned(x: Tensor, given: int, kept: int, grid: Grid) -> Tensor:
     parts = [one.contiguous() for one in x.chunk(len(grid.row), given)]
-    return torch.cat(grid.swapped(parts, grid.row), kept)
+    return torch.cat(grid.swapped((parts, grid.row))[0], kept)
 
 
 class _Standardize(torch.autograd.Function):
@@ -218,7 +230,7 @@ class _Standardize(torch.autograd.Function):
         own, many = x.shape[-1], len(grid.row)
         mean = x.mean(dim=-1)
         squares = (x - mean[..., None]).square().sum(dim=-1)
-        told = torch.stack(grid.swapped([torch.stack([mean, squares])] * many, grid.row))
+        told = torch.stack(grid.swapped(([torch.stack([mean, squares])] * many, grid.row))[0])
         middle = told[:, 0].mean(dim=0)
         variance = (told[:, 1].sum(dim=0) + own * (told[:, 0] - middle).square().sum(dim=0)) / (own * many)
         scale = (variance + eps).rsqrt()[..., None]
@@ -231,5 +243,6 @@ class _Standardize(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (found, scale), grid, (gradient,) = ctx.saved_tensors, ctx.grid, gradients
         own = torch.stack([gradient.sum(dim=-1), (gradient * found).sum(dim=-1)])
-        sums = torch.stack(grid.swapped([own] * len(grid.row), grid.row)).sum(dim=0) / (found.shape[-1] * len(grid.row))
+        told = torch.stack(grid.swapped(([own] * len(grid.row), grid.row))[0])
+        sums = told.sum(dim=0) / (found.shape[-1] * len(grid.row))
         return scale * (gradient - sums[0][..., None] - found * sums[1][..., None]), None, None

@@ -378,7 +378,8 @@ class _Encoder(nn.Module):
         if mask is not None and mask.dim() != 2:
             raise ValueError("a mask of each sample and head cannot be divided: pass one of (length, length)")
         if src_key_padding_mask is not None:
-            every = self.grid.gathered(_added(src_key_padding_mask, src.dtype), 0, self.grid.row)[:, None, None]
+            own = _added(src_key_padding_mask, src.dtype)
+            every = self.grid.gathered((own, 0, self.grid.row))[0][:, None, None]
             mask, is_causal = every if mask is None else every + mask, False
         x = self.enters(src)
         for layer in self.layers:
