@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import NamedTuple
@@ -16,16 +17,18 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 # What each device holds: everything; a share of everything; the weights, and a share of gradients and states. Then ddp
 # with gradients sent in fewer bytes: 16 bits each; products of narrow matrices; between machines the largest alone.
 # Then Adasum in place of averages: of gradients; of what each device's own step changed. Then ddp in which each device
-# holds the optimizer's states of a share of the weights alone, updates these and sends them to all.
+# holds the optimizer's states of a share of the weights alone, updates these and sends them to all. Then layers divided
+# over a row of devices, a square of them, or several squares.
 FP16_SENT, POWERSGD_SENT, MSTOPK_SENT = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
 ADASUM, ADASUM_DELTA = COMBINED = ("adasum", "adasum-delta")
+UPDATES_SHARED = "zero1"
+TENSOR_1D, TENSOR_2D, TENSOR_25D = TENSOR = ("tensor-1d", "tensor-2d", "tensor-2.5d")
 # As ddp, with gradients averaged by one, two or four parameter servers instead of in a ring.
 SERVED = ("ps-1", "ps-2", "ps-4")
 # As ddp, but that each embedding table lies on one device.
 TABLES = "tables"
 _GATHERED = ("fsdp", "zero2")
-UPDATES_SHARED = "zero1"
-STRATEGIES = ("ddp", *_GATHERED, *COMPRESSED, *COMBINED, UPDATES_SHARED, *SERVED, TABLES)
+STRATEGIES = ("ddp", *_GATHERED, *COMPRESSED, *COMBINED, UPDATES_SHARED, *TENSOR, *SERVED, TABLES)
 # Activations are computed again in the backward pass instead of kept; the model is compiled; states that are shared out
 # lie in the host's memory, and are updated there.
 _SWITCHES = ("checkpointing", "compile", "offload")
@@ -83,20 +86,25 @@ class Mode(NamedTuple):
 
     @property
     def sends_otherwise(self) -> bool:
-        """Whether each device holds and computes what it does in plain data parallelism, and another thing is sent, or
-        another way.
-        """
-        return self.compressed or self.combined or self.servers > 0
+        """Whether devices compute what they do in plain data parallelism, and another thing is sent, or another way."""
+        return self.compressed or self.combined or self.divided or self.servers > 0
+
+    @property
+    def has_to_be_faster(self) -> bool:
+        """Whether it is taken only where a step is known to be faster than in plain data parallelism."""
+        return self.compressed or self.divided or self.servers > 0
+
+    @property
+    def divided(self) -> bool:
+        """Whether layers are divided among devices, which exchange activations in place of gradients."""
+        return self.strategy in TENSOR
 
     @property
     def of_equal_batches(self) -> bool:
-        """Whether every device has to have the same batch: its own step does not tell how many samples it is of."""
-        return self.strategy == ADASUM_DELTA
-
-    @property
-    def only_if_faster(self) -> bool:
-        """Whether it is taken in place of its dense mode only where its steps are surely faster."""
-        return self.compressed or self.servers > 0
+        """Whether every device has to have the same batch: its own step does not tell how many samples it is of, or it
+        computes with others' samples.
+        """
+        return self.strategy == ADASUM_DELTA or self.divided
 
     @property
     def changes_learning(self) -> bool:
@@ -128,11 +136,13 @@ class Mode(NamedTuple):
             return np.asarray((machines > 1) & (machines >= self.servers), dtype=bool)
         if self.strategy == MSTOPK_SENT:  # exchanged between devices of one place on all machines
             return np.asarray((machines > 1) & (fewest == most), dtype=bool)
+        if self.divided:
+            return np.array([grid_shape(self.strategy, int(many)) is not None for many in ranks], dtype=bool)
         return np.asarray((machines > 1) | (most > 1) | (not self.of_several), dtype=bool)
 
     @property
     def dense(self) -> Mode:
-        """The same with gradients sent as they are, and averaged."""
+        """The same in plain data parallelism, where something else is sent than there."""
         return self._replace(strategy=STRATEGIES[0]) if self.sends_otherwise else self
 
     @property
@@ -148,7 +158,8 @@ _MODES = (Mode(*parts) for parts in product(PRECISIONS, STRATEGIES, SWITCHES))
 MODES = tuple(
     mode
     for mode in _MODES
-    if (mode.gathered or not mode.offloaded) and (mode.strategy != TABLES or mode.switches == SWITCHES[0])
+    if (mode.gathered or not mode.offloaded)
+    and (mode.switches == SWITCHES[0] or not (mode.divided or mode.strategy == TABLES))
 )
 _IN = " in "
 _OTHERS = {str(mode): mode for mode in MODES[1:]}
@@ -215,6 +226,17 @@ class Workload:
     def variants(self) -> tuple[Workload, ...]:
         """The workload in each of its modes, as a workload of its own."""
         return tuple(replace(self, name=variant(self.name, one), modes=MODES[:1]) for one in self.modes)
+
+
+def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
+    """Rows, columns and depth of the grid of so many devices (tasks/node/strategies/grid.py); None if they are none."""
+    if strategy == TENSOR_1D:
+        return (1, ranks, 1) if ranks > 1 else None
+    side = math.isqrt(ranks)
+    if strategy == TENSOR_2D:
+        return (side, side, 1) if side > 1 and side**2 == ranks else None
+    sides = (one for one in range(math.isqrt(ranks // 2), 1, -1) if ranks % one**2 == 0)
+    return next(((one, one, ranks // one**2) for one in sides), None)
 
 
 def variant(workload: str, mode: Mode) -> str:

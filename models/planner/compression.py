@@ -1,9 +1,9 @@
 """Whether to send something else than plain data parallelism does: only where that is known to be better.
 
-Compressed gradients where they are faster by more than what is not known of it: a survey found that 6 of more than 200
-setups gain from it [Shi et al. 2021]; dense is right until shown otherwise. So are parameter servers, whose busiest
-machine sends no less than one in a ring does. Adasum nowhere: it may take fewer steps to
-the same loss, and users report more of them otherwise; nothing that is measured here tells which.
+Compressed gradients and divided layers where they are faster by more than what is not known of it: a survey found that
+6 of more than 200 setups gain from compression [Shi et al. 2021]; dense is right until shown otherwise. Likewise
+parameter servers, whose busiest machine sends no less than one in a ring does. Adasum nowhere: it may take fewer steps
+to the same loss, and users report more of them otherwise; nothing that is measured here tells which.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def unproven(model: StepModel, arrays: SetupArrays, predicted: pd.DataFrame, tol
     combined = [workload_and_mode(one)[1].combined for one in arrays.workloads.names]
     for code, name in enumerate(arrays.workloads.names):
         workload, mode = workload_and_mode(name)
-        if mode.only_if_faster and variant(workload, mode.dense) in tolerated:
+        if mode.has_to_be_faster and variant(workload, mode.dense) in tolerated:
             dense[code] = variant(workload, mode.dense)
     found = np.array(combined, dtype=bool)[arrays.workloads.codes] & averaged
     at = np.flatnonzero(np.isin(arrays.workloads.codes, list(dense)))
@@ -62,14 +62,14 @@ def compared(setup: Setup, workload: Workload, model: StepModel) -> str:
 def _compressing(setup: Setup, able: Sequence[Mode], model: StepModel) -> str:
     ours = setup.mode
     alike = [one for one in able if one.dense == ours.dense and not one.combined]
-    others = [one for one in alike if one.only_if_faster != ours.only_if_faster]
+    others = [one for one in alike if one.has_to_be_faster != ours.has_to_be_faster]
     if not others or ours.combined:
         return ""
     rows = [replace(setup, **mode._asdict()).row() for mode in (ours, *others)]
     predicted = model.predict_arrays(read_setups(pd.DataFrame(rows), {}))
     own_s, *steps_s = predicted["step_s"].astype(float).tolist()
     own_high_s, *high_s = predicted["step_high_s"].astype(float).tolist()
-    if ours.only_if_faster:
+    if ours.has_to_be_faster:
         return _against(ours, own_s, own_high_s, others[0], steps_s[0])
     others_s = zip(others, steps_s, high_s, strict=True)
     return "; ".join(_against(mode, step_s, at_most, ours, own_s) for mode, step_s, at_most in others_s)

@@ -111,9 +111,9 @@ def _more(setup: Setup, *, workload: Workload, model: StepModel, vetoes: Mapping
 def _with_what_is_not_allowed(rows: Sequence[Row], workload: Workload, supply: Supply, model: StepModel) -> list[Row]:
     """`rows`, where a goal is infeasible with the setup that would meet it and may not be chosen, and why not.
 
-    Such are setups of modes that change what is learned: vetoed, or not surely faster than the dense one.
+    Such are setups of modes that have to be faster than plain data parallelism: vetoed, or not surely faster.
     """
-    changing = tuple(one for one in workload.modes if one.changes_learning and one.dense in workload.modes)
+    changing = tuple(one for one in workload.modes if one.has_to_be_faster and one.dense in workload.modes)
     if not changing:
         return list(rows)
     others = plan(replace(workload, modes=changing), replace(supply, vetoes={}), model, top=1).rows

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..domain.numeric import FloatArray
-from ..domain.workload import ADASUM, ADASUM_DELTA, COMBINED, FP16_SENT, MSTOPK_SENT, POWERSGD_SENT, Mode
+from ..domain.workload import ADASUM, ADASUM_DELTA, COMBINED, FP16_SENT, MSTOPK_SENT, POWERSGD_SENT, TENSOR, Mode
 from .machine_specs import Machine
 
 DENSITY = 0.01  # part of the entries that ddp-mstopk sends; tasks/node/strategies/compression.py has the same
@@ -63,8 +63,10 @@ def sent_everywhere(strategy: str) -> float:
 
 
 def in_turn(strategy: str) -> bool:
-    """Whether the backward pass waits while a bucket is exchanged: compressing takes the device that computes it."""
-    return strategy in (POWERSGD_SENT, MSTOPK_SENT, *COMBINED)
+    """Whether the backward pass waits while a bucket is exchanged: compressing takes the device that computes it, and a
+    divided layer waits for what the one before exchanges.
+    """
+    return strategy in (POWERSGD_SENT, MSTOPK_SENT, *COMBINED, *TENSOR)
 
 
 def beside_gradients(strategy: str) -> float:

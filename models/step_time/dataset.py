@@ -25,6 +25,7 @@ from ..domain.numeric import FloatArray, IntArray
 from ..domain.setup_table import SetupArrays, as_variants, column, in_one_order, read_setups
 from ..domain.workload import MODE_COLUMNS, MODES, UPDATES_SHARED, variant, workload_and_mode
 from .compression import in_turn, sent_everywhere
+from .tensor import NOTHING, Volumes
 
 # More setups than this are thinned: the regression's cost and memory grow with them.
 _MOST_SETUPS = 9000
@@ -260,18 +261,22 @@ def training_rows(data: TrainingData, *, seed: int) -> TrainingRows:
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """What a workload exchanges: bytes of its gradients, 0 where unknown; the part of one device's seconds that comes
-    after its first bucket is ready, and the bytes of its last one, NaN where nobody recorded buckets.
+    after its first bucket is ready, and the bytes of its last one, NaN where nobody recorded buckets; and what tensor
+    parallelism divides.
     """
 
     gradient_bytes: float
     hidden_part: float = float("nan")
     last_bucket_bytes: float = float("nan")
+    divided: Volumes = NOTHING
 
 
 def exchanges(data: TrainingData) -> dict[str, Exchange]:
     """By workload, of all whose buckets or gradient bytes are known."""
     sizes = {name: 4.0 * many for name, many in facts_of(data, "parameters").items()}  # fp32
     found = {name: Exchange(size) for name, size in (sizes | facts_of(data, "gradient_bytes")).items()}
+    volumes = [facts_of(data, f"divided_{name}") for name in Volumes._fields]
+    divided = {name: Volumes(*(one.get(name, 0.0) for one in volumes)) for name in found}
     for workload, rows in data.buckets.groupby("workload") if len(data.buckets) else ():
         ordered = rows.groupby("bucket")[["bytes", "ready_fraction"]].median().sort_index()
         size = ordered["bytes"].to_numpy(float)
@@ -280,7 +285,7 @@ def exchanges(data: TrainingData) -> dict[str, Exchange]:
             hidden_part=BACKWARD_PART * (1 - float(ordered["ready_fraction"].min())),
             last_bucket_bytes=float(size[-1]),
         )
-    return {name: sent(one, name) for name, one in found.items()}
+    return {name: sent(replace(one, divided=divided.get(name, NOTHING)), name) for name, one in found.items()}
 
 
 def sent(one: Exchange, workload: str) -> Exchange:

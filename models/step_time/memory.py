@@ -13,13 +13,15 @@
     adasum           1.5 G                 at most                     max(a b, G)
     adasum-delta     3.5 G                 weights before, changes     max(a b, G)
     zero1            G - (1 - 1/n) (S - W)                             max(a b, G)
+    tensor-...       G                     states as in ddp, at most   max(a b (c + 1) / 2, G)
     fsdp             3 W' + 2 G' - (1 - 1/n) S                         max(a b, G / n)
     zero2            W (1 - 1/n) + W' + 2 G' - (1 - 1/n) S             max(a b, G / n)
     fsdp, offload    3 W' + 2 G' + (W' + G') / n - S                   a b
     zero2, offload   W + W' + 2 G' + (W' + G') / n - S                 a b
     peak      <= memory of any device on which that batch or a larger one has run
 
-with S bytes of weights and optimizer's states, W = G of weights, n ranks. Activations are freed as gradients come to
+with S bytes of weights and optimizer's states, W = G of weights, n ranks, c columns of a grid, whose samples a divided
+layer gathers and tensor-1d keeps. Activations are freed as gradients come to
 be, which is why the larger of both counts; of several micro-steps each but the first finds gradients there: then, and
 from facts, both count, and gradients are whole on every rank until the last micro-step sums them. A group of weights is
 gathered into W', by a buffer of as many bytes, while the next one is; its gradients G' are copied to be summed, while
@@ -41,7 +43,7 @@ import pandas as pd
 
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import SetupArrays
-from ..domain.workload import MSTOPK_SENT, UPDATES_SHARED, Mode, workload_and_mode
+from ..domain.workload import MSTOPK_SENT, UPDATES_SHARED, Mode, grid_shape, workload_and_mode
 from .compression import beside_gradients
 from .dataset import TrainingData, exchanges, facts_of, flops_per_sample, sent_part
 from .machine_specs import Machine
@@ -107,6 +109,8 @@ class MemoryModel:
             return float("nan")
         base, sample = line
         held, activations = self.held.get(workload, Held()), sample * batch
+        shape = grid_shape(mode.strategy, ranks) if mode.divided else None
+        activations *= 1.0 if shape is None else (shape[1] + 1) / 2
         sharing = mode.sharded and ranks > 1
         summed = 0.0 if mode.offloaded else held.gradients / ranks
         gradients = summed if sharing and mode.gathered and not accumulates else held.gradients
@@ -114,12 +118,12 @@ class MemoryModel:
         beside = _shared(mode, held, ranks) if sharing else held.gradients * beside_gradients(mode.strategy)
         beside += 2 * held.group * (mode.strategy == MSTOPK_SENT)
         peak = (max(base + beside, 0.0) + working) * (1 + _HEADROOM * measured)
-        ran = self.ran.get(workload, ())
+        ran = () if mode.divided else self.ran.get(workload, ())  # on more ranks a divided layer gathers more
         if accumulates:
             # samples whose activations, of (memory - 2 G) / batch at most, make room for the gradients
             least = [max(1 - held.gradients / max(memory - 2 * held.gradients, 1.0), 0.0) for memory, _, _ in ran]
             fewer = [(memory, most * part, few) for (memory, most, few), part in zip(ran, least, strict=True)]
-            ran = (*self.accumulated.get(workload, ()), *fewer)
+            ran = () if mode.divided else (*self.accumulated.get(workload, ()), *fewer)
         return min([peak, *(memory for memory, most, fewest in ran if batch <= most and ranks >= fewest)])
 
     def _line(self, workload: str, instance_type: str) -> tuple[Line | None, bool]:

@@ -20,6 +20,7 @@ from .formula import Line, known_overlap
 from .levels import Rows
 from .machine_specs import Machine, device_kind
 from .one_device import OneDevice, Points
+from .tensor import machine_bytes
 
 # What stands for a workload where an all-reduce was timed alone.
 PROBE = "(all-reduce alone)"
@@ -175,11 +176,26 @@ class Facts:
             strategy = modes[code].strategy
             at = np.flatnonzero(setups.workloads.codes == code)
             own = setups.take(at)
+            if modes[code].divided:
+                sent[at] = self._divided(setups.workloads.names[code], own, size[at], most[at])
+                continue
             rates = {name: seconds_per_value(machine) for name, machine in self.machines.items()}
             per_value = own.by_type(rates, 0.0).max(axis=1)
             sent[at] = sent_between(strategy, own.instances, own.ranks)
             chosen[at] = selection_seconds(strategy, size[at], most[at], per_value)
         return {"sent_between": sent, "selection_s": chosen}
+
+    def _divided(self, workload: str, setups: SetupArrays, size: FloatArray, most: FloatArray) -> FloatArray:
+        """What a machine sends of layers that are divided, as a part of 2 (n - 1)/n of all gradients; 1 where nobody
+        counted what these layers exchange.
+        """
+        divided = self.exchanges.get(workload, Exchange(0.0)).divided
+        if not divided.known:
+            return np.ones_like(size)
+        ranks, samples = setups.ranks, setups.samples / setups.ranks
+        strategy, gradients = workload_and_mode(workload)[1].strategy, self.exchanges[workload].gradient_bytes
+        found = machine_bytes(strategy, divided, gradients, ranks=ranks, most=most, samples=samples)
+        return np.nan_to_num(found / (2 * (ranks - 1) / ranks * size), nan=1.0)
 
     def _by_link(self, setups: SetupArrays) -> list[str]:
         """Instance types from the slowest link on."""

@@ -17,6 +17,7 @@ from .memory import Held, MemoryModel, Ran
 from .model import Measured, StepTimeModel, lay_out
 from .one_device import OneDevice
 from .rows import Facts
+from .tensor import Volumes
 
 _FORMAT = "srift-step-time-10"
 
@@ -35,7 +36,7 @@ def dump(model: StepTimeModel) -> str:
         "machines": {name: asdict(one) for name, one in facts.machines.items()},
         "alone": facts.alone.to_dict(),
         # an unknown number is null: JSON has no NaN
-        "exchanges": {name: [_known(one) for one in asdict(own).values()] for name, own in facts.exchanges.items()},
+        "exchanges": {name: [_known(one) for one in _exchange(own)] for name, own in facts.exchanges.items()},
         "optimizer_part": [[*pair, one] for pair, one in facts.optimizer_part.items()],
         "slowness": facts.slowness,
         "input_part": [[*pair, one] for pair, one in facts.input_part.items()],
@@ -79,7 +80,7 @@ def load(text: str) -> StepTimeModel:
     facts = Facts(
         machines={name: Machine(**one) for name, one in body["machines"].items()},
         alone=OneDevice.from_dict(body["alone"]),
-        exchanges={name: Exchange(*(_or_nan(one) for one in own)) for name, own in body["exchanges"].items()},
+        exchanges={name: _read_exchange(own) for name, own in body["exchanges"].items()},
         optimizer_part={(workload, kind): one for workload, kind, one in body["optimizer_part"]},
         slowness=body["slowness"],
         input_part={(workload, kind): one for workload, kind, one in body["input_part"]},
@@ -116,6 +117,16 @@ def _loaders(body: dict[str, Any] | None) -> Loaders:
         fixed_s=body["fixed_s"],
         off={name: (mean, sd) for name, (mean, sd) in body["off"].items()},
     )
+
+
+def _read_exchange(own: list[float | None]) -> Exchange:
+    """Older models know nothing of what is divided."""
+    size, hidden, last, *divided = map(_or_nan, own)
+    return Exchange(size, hidden, last, Volumes(*divided))
+
+
+def _exchange(own: Exchange) -> list[float]:
+    return [own.gradient_bytes, own.hidden_part, own.last_bucket_bytes, *own.divided]
 
 
 def _known(value: float) -> float | None:

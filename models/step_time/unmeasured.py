@@ -1,8 +1,9 @@
-"""Modes that nobody measured and physics can tell of: a workload whose gradients are compressed or combined by Adasum.
+"""Modes that nobody measured and physics can tell of: a workload whose gradients are compressed or combined by Adasum,
+or whose layers are divided, once a profile counted what these exchange.
 
 One device computes as it does in plain data parallelism, so that all that is known of that holds; bytes and what
-compressing costs are those of compression.py. How a workload answers to its links in such a mode is learned from its
-own rows alone, so that intervals are those of a workload never measured on several devices.
+compressing costs are those of compression.py and tensor.py. How a workload answers to its links in such a mode is
+learned from its own rows alone, so that intervals are those of a workload never measured on several devices.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from ..domain.workload import Workload, variant
+from ..domain.workload import Workload, variant, workload_and_mode
 from .dataset import sent
 from .model import StepTimeModel
 from .one_device import Sheet
@@ -30,6 +31,10 @@ def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
         variant(workload.name, one): variant(workload.name, one.alone) for one in workload.modes if one.sends_otherwise
     }
     new = {name: base for name, base in new.items() if name not in alone.workloads and base in alone.workloads}
+    undivided = {
+        base for base in new.values() if base not in facts.exchanges or not facts.exchanges[base].divided.known
+    }
+    new = {name: base for name, base in new.items() if not (workload_and_mode(name)[1].divided and base in undivided)}
     if not new:
         return model
     known = {name: facts.exchanges[base] for name, base in new.items() if base in facts.exchanges}

@@ -144,7 +144,8 @@ class Measurement(BaseModel):
                 raise ValueError(
                     f"{plain} cannot train on {'+'.join(map(str, devices))} devices: gradients are sent between"
                     " several, by ddp-mstopk between machines with equally many each, by adasum between 2, 4, 8 ...,"
-                    " by ps-S between S machines at least"
+                    " by ps-S between S machines at least; tensor-2d divides layers among q x q, tensor-2.5d among"
+                    " q x q x d"
                 )
         return plain
 

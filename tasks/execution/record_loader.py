@@ -140,6 +140,9 @@ class _Bucket(_Wire):
 class _Profile(_Values):
     parameters: Whole
     gradient_bytes: Whole
+    divided_weights: float | None = Field(default=None, gt=0)
+    divided_inputs: float | None = Field(default=None, gt=0)
+    divided_pairs: float | None = Field(default=None, gt=0)
     rows: list[_ProfileLine] = Field(min_length=1)
     buckets: list[_Bucket]
     loader_workers: Workers | None = None

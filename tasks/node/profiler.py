@@ -19,6 +19,7 @@ from .entrypoint import LoadedWorkload
 from .loader import Cost, Loader
 from .measuring import Patience
 from .record import Item
+from .strategies.tensor import volumes
 
 _BATCH_S, _BUCKETS_S = 1.0, 0.8  # about this long for one batch, and for the buckets
 _BURN_IN, _REBUILD, _REPEATS_LEAST, _REPEATS_MOST = 1, 2, 3, 25
@@ -53,6 +54,7 @@ def profile(
         "parameters": built.parameters,
         "gradient_bytes": built.gradient_bytes,
         "flops_per_sample": _flops(built, min(item.batches)),
+        **_divided(built, min(item.batches)),
         "rows": rows,
         "buckets": _buckets(built, typical, group),
     }
@@ -128,6 +130,14 @@ def _flops(built: LoadedWorkload, batch: int) -> float:
         built.loss(built.model(inputs), target).backward()  # type: ignore[no-untyped-call]
     built.optimizer.zero_grad(set_to_none=True)
     return float(counter.get_total_flops()) / batch
+
+
+def _divided(built: LoadedWorkload, batch: int) -> dict[str, float]:
+    """`volumes` of tensor parallelism: of weights, and for one sample of activations."""
+    inputs, _ = built.make_batch(batch)
+    with torch.no_grad():
+        found = volumes(built.model, lambda: built.model(inputs))
+    return {name: value / (1 if name == "divided_weights" else batch) for name, value in found.items()}
 
 
 def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> list[dict[str, float]]:

@@ -293,7 +293,9 @@ class Record:
                restored_unix (weights are there), restore_s, restore_bytes (null where there was no checkpoint),
                began_unix (before the first step)}; checkpoints: {step, bytes, seconds, ended_unix, steps and steps_s
                (of those since the last one or the start, without the checkpoint)}
-      profile  parameters, gradient_bytes, flops_per_sample,
+      profile  parameters, gradient_bytes, flops_per_sample; where tensor parallelism can divide layers, elements of
+               their weights, divided_weights, and for one sample of their inputs, divided_inputs, and of what enters
+               and leaves pairs of them, divided_pairs;
                rows: [{batch, forward_s, backward_s, optimizer_s, input_s (part of forward_s: making the batch, of a
                loader too in this process itself), peak_bytes, repeats}],
                buckets: [{bytes, ready_fraction}] in the order in which they become ready; and of a loader

@@ -178,8 +178,8 @@ def train(
 ) -> tuple[dict[str, Any], str]:
     """Values of a train record, or the reason why there are none. `place` is one's own node's in `item.nodes`."""
     clock_s = partial(now, built.device)
-    sizes = {"parameters": built.parameters, "gradient_bytes": built.gradient_bytes}  # a strategy may take weights out
     started = clock_s()
+    parameters, gradient_bytes = built.parameters, built.gradient_bytes  # of the whole model
     module, step, weight = _ready(item, built, group, place)
     build_s = clock_s() - started
 
@@ -246,7 +246,8 @@ def train(
         "warmup_s": max(warmups_s),
         "steps_s": by_rank[0].elapsed_s,
         "peak_bytes": int(max(peaks)),
-        **sizes,
+        "parameters": parameters,
+        "gradient_bytes": gradient_bytes,
         "bucket_bytes": bucket_bytes(module),
         "first_loss": first_loss,
         "last_loss": last_loss,

@@ -33,6 +33,7 @@ from .record import KINDS, LEARN, TRAINING, Item, RankLayout, plan_from_json, re
 from .steps import learn, train
 from .strategies import DDP, ZERO1, refuse_model, shares_out, strategy
 from .strategies.adasum import ADASUM, DELTAS, GRADIENTS
+from .strategies.grid import TENSOR
 from .strategies.servers import SERVED
 from .strategies.tables import TABLES
 from .switches import compiled_nothing, switch_on
@@ -137,6 +138,11 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
                 f"{DELTAS} with batches of {' and '.join(map(str, item.batches))}: a rank's own step does not tell of"
                 f" how many samples it is; take equal batches, or {GRADIENTS}"
             )
+        if item.strategy in TENSOR and len(set(item.batches)) > 1:
+            raise ValueError(
+                f"{item.strategy} with batches of {' and '.join(map(str, item.batches))}: ranks compute with each"
+                " other's samples, block by block; take equal batches, or ddp"
+            )
         workload = launch.workload(item)
         if workload is None:
             raise WorkloadError(f"the plan names no workload {item.workload!r}")
@@ -151,7 +157,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
             shared=shared,
         )
         try:
-            refuse_model(item.strategy, built.model)
+            refuse_model(item.strategy, built.model, item.used)
             switch_on(built.model, item.switches, whole=not shares_out(item.strategy))
             batch = item.batches[item.nodes.index(launch.node)] if item.kind in TRAINING else min(item.batches)
             try_once(built, batch, shared=shared)

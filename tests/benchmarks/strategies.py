@@ -4,6 +4,9 @@
 
     selection    MSTopK against torch.topk: seconds and energy of what is picked
     bytes        sent on a link, against the formula
+    tensor       divided layers: how exact, bytes on links, where one grid overtakes another, and what several squares
+                 gain over one where activations dominate, as `tensor` has them
+    grids        which grid the planner takes on local hosts, and what that costs, as `tensor_choice` has them
     adasum       steps to a loss with Adasum against averaging at tuned rates, as `adasum` has them
     placement    seconds of a step's traffic in the order of machines that is chosen, as `placement` has them
     update       ddp against zero1, whose optimizers share the update: losses, seconds and memory of a rank
@@ -51,7 +54,10 @@ from models.domain.workload import (
     COMPRESSED,
     MSTOPK_SENT,
     SERVED,
+    STRATEGIES,
     TABLES,
+    TENSOR_2D,
+    TENSOR_25D,
     UPDATES_SHARED,
     Mode,
     Workload,
@@ -72,7 +78,7 @@ from tasks.node.strategies.mstopk import largest
 from tasks.reporting.progress import reporting_to
 from tasks.reporting.tables import live_reporter, print_frame
 from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace
-from tests.benchmarks import elastic, joint_choice, two_kinds
+from tests.benchmarks import elastic, joint_choice, tensor, tensor_choice, two_kinds
 from tests.benchmarks.adasum import JOBS, adasum_steps
 from tests.benchmarks.choice_scores import RECOMMENDED
 from tests.benchmarks.commands import ROOT
@@ -100,6 +106,7 @@ _OVER_BEST = 0.05
 _SAVING_OFF = 0.10  # of the states that are shared out
 _UPDATE_STEPS = 10  # whose losses are compared
 LEAST_LOSSES, _ELASTIC_OFF = 30, 0.05
+_NOT_EXACT, _LEAST_TIMES = 1e-5, 1.45
 _REPEATS = 3
 _LEARNING_BATCH = 8  # of each of two ranks
 
@@ -469,6 +476,49 @@ def judge_elastic(claims: Claims, here: Workspace, rounds: int, minutes: float) 
                off["told"] <= _ELASTIC_OFF)  # fmt: skip
 
 
+def judge_tensor(claims: Claims) -> None:
+    """Tensor parallelism: exactness, bytes, crossings of grids, and steps where activations dominate."""
+    exact = tensor.exactness()
+    print_frame(exact, "weights after three steps against the whole model's, as parts of the largest")
+    off = float(exact["off"].max())
+    claims.add("divided layers train as whole ones to 1e-5", f"{off:.1e}", "rounding", off <= _NOT_EXACT)
+    sent = tensor.link_bytes()
+    print_frame(sent, "bytes that a rank sends in a step, without packets' headers")
+    off = float(sent["off"].abs().max())
+    claims.add("bytes of [2,2,1], [2,2,2] and [4,4,1] within 2 % of the formula", f"{off:.2%} off", "none",
+               off <= _BYTES_OFF)  # fmt: skip
+    steps, crossed = tensor.crossings()
+    print_frame(steps, "steps about the crossings")
+    print_frame(crossed, "rows of a rank from which the other grid is faster")
+    for row in crossed.to_dict("records"):
+        pair = f"{row['other']} overtakes {row['one']} on {row['ranks']} ranks of {row['width']} features"
+        claims.add(f"{pair} within 20 % of the rows",
+                   f"{row['measured']:.0f} rows, predicted {row['predicted']:.0f} ({row['off']:+.0%})",
+                   f"{row['noise']:.0%} of the rows", bool(abs(row["off"]) <= _CROSSING_OFF))  # fmt: skip
+    large = tensor.dominated()
+    print_frame(large, "steps where activations weigh more than weights")
+    square, squares = (large[large["strategy"] == one].iloc[0] for one in (TENSOR_2D, TENSOR_25D))
+    times = float(square["step_s"] / squares["step_s"])
+    noise = times * math.hypot(float(square["spread"]), float(squares["spread"]))
+    claims.add("tensor-2.5d at least 1.45 times as fast as tensor-2d where activations dominate",
+               f"{times:.2f} times; by bytes {square['formula'] / squares['formula']:.2f}", f"{noise:.2f}",
+               times >= _LEAST_TIMES)  # fmt: skip
+
+
+def judge_grids(claims: Claims, data: TrainingData, here: Workspace, seed: int) -> None:
+    """What the planner takes against what is fastest."""
+    table = tensor_choice.choices(data, here, seed)
+    print_frame(table, "steps in plain data parallelism and with divided layers")
+    for label, when in (("before", "before any run of it"), ("seen", "seen on another link")):
+        mean, most = float(table[f"{label}_regret"].mean()), float(table[f"{label}_regret"].max())
+        right = float((table[f"{label}_fastest"] == table["best"]).mean())
+        measured = table[[f"{one}_s" for one in STRATEGIES if f"{one}_s" in table]]
+        always = float((table["ddp_s"] / measured.min(axis=1)).mean())
+        claims.add(f"regret of choosing grids at most 3 % in the mean, {when}",
+                   f"{mean:.1%}, at most {most:.0%}; the fastest named in {right:.0%} of {len(table)}",
+                   f"always ddp {always - 1:.0%}", mean <= _MOST_REGRET)  # fmt: skip
+
+
 def judge_steps(claims: Claims, data: TrainingData, here: Workspace, seed: int) -> None:
     """Speed, crossing and signs."""
     table = setups_of(data, models_of(data, here, seed))
@@ -566,7 +616,7 @@ def main(
     steps: Annotated[int, typer.Option(min=40, help="of each training")] = 200,
     parts: Annotated[
         str, typer.Option(help="what to judge")
-    ] = "selection,bytes,adasum,placement,update,elastic,learning,steps,servers,tables,choice",
+    ] = "selection,bytes,adasum,tensor,grids,placement,update,elastic,learning,steps,servers,tables,choice",
     rounds: Annotated[int, typer.Option(min=1, help="of twelve elastic jobs each")] = 1,
     minutes: Annotated[float, typer.Option(help="after which no elastic job begins; `--home` has those before")] = 60.0,
     home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
@@ -580,6 +630,8 @@ def main(
         judge_bytes(claims)
     if "adasum" in parts:
         judge_adasum(claims, max(seeds, ADASUM_SEEDS))
+    if "tensor" in parts:
+        judge_tensor(claims)
     if "placement" in parts:
         judge_placement(claims, seed)
     if "update" in parts:
@@ -608,6 +660,12 @@ def main(
                 judge_tables(claims, every.runs)
             if "choice" in parts:
                 judge_choice(claims, data, seed)
+    if "grids" in parts:
+        with project(tensor_choice.settings(), tensor_choice.BATCHES, home and home / "grids") as here:
+            known = training_frames(here.warehouse, "local")["runs"]
+            if not len(known):
+                measure_all(here, tensor_choice.launches(here), f"grids-{new_refresh_id(datetime.now(UTC))}")
+            judge_grids(claims, TrainingData(**training_frames(here.warehouse, "local")), here, seed)
     print_frame(pd.DataFrame(claims.rows), "claims")
     if not claims.hold:
         raise typer.Exit(1)

@@ -11,10 +11,19 @@ import torch
 
 from models.planner.placement import halvings, ring
 from tasks.node.strategies.adasum import ADASUM, pair
-from tests.benchmarks import strategies
+from tests.benchmarks import strategies, tensor
 from tests.benchmarks.adasum import AVERAGED, JOBS, adasum_of, steps_to_target, trainer
 from tests.benchmarks.placement import Hosts, Network, host_rows, networks, orders_of, rewired
-from tests.benchmarks.strategies import BATCHES, MBITS, Claims, crossing, judge_adasum, judge_placement, settings
+from tests.benchmarks.strategies import (
+    BATCHES,
+    MBITS,
+    Claims,
+    crossing,
+    judge_adasum,
+    judge_placement,
+    judge_tensor,
+    settings,
+)
 
 
 @pytest.mark.parametrize("at", [0.06, 0.2, 0.5, 2.9])
@@ -23,6 +32,38 @@ def test_the_crossing_lies_where_the_gain_is_nothing_and_is_unknown_where_it_nev
     table = pd.DataFrame({"gbps": gbps, "gain": np.log(at / gbps)}).sample(frac=1.0, random_state=1)
     assert crossing(table, "gain") == pytest.approx(at)
     assert np.isnan(crossing(table.assign(gain=1.0), "gain")) and np.isnan(crossing(table.assign(gain=-1.0), "gain"))
+
+
+@pytest.mark.parametrize(("one", "other", "ranks"), [("tensor-1d", "tensor-2d", 4), ("tensor-2d", "tensor-2.5d", 16)])
+def test_grids_send_as_much_at_the_rows_of_their_crossing_and_it_is_found_from_seconds(
+    one: str, other: str, ranks: int
+) -> None:
+    rows = tensor.crossing_rows(one, other, ranks, 256)
+    sent = [tensor.Case(strategy=name, width=256, rows=0).sent_bytes(ranks, rows) for name in (one, other)]
+    assert rows > 0 and sent[0] == pytest.approx(sent[1])
+    asked = [part * rows for part in (0.5, 0.8, 1.3, 2.0)]
+    logs = [np.log(many / rows) for many in asked]
+    assert tensor.crossed_at(asked[::-1], logs[::-1]) == pytest.approx(rows)
+    assert tensor.crossed_at(asked, [-one for one in logs]) == pytest.approx(rows)
+    assert np.isnan(tensor.crossed_at(asked, [1.0] * 4))
+
+
+@pytest.mark.parametrize(("off", "holds"), [(0.0, True), (0.3, False)])
+def test_a_claim_of_tensor_parallelism_holds_by_its_figure(
+    monkeypatch: pytest.MonkeyPatch, off: float, holds: bool
+) -> None:
+    exact = pd.DataFrame({"off": [1e-7 + off]})
+    sent = pd.DataFrame({"off": [0.001, -off]})
+    crossed = {"ranks": 4, "width": 8, "one": "tensor-1d", "other": "tensor-2d", "predicted": 9.0, "measured": 9.0}
+    crossed |= {"off": off, "noise": 0.01}
+    large = {"strategy": ["tensor-2d", "tensor-2.5d"], "step_s": [1.5 - off, 1.0], "spread": 0.01, "formula": [2, 1]}
+    monkeypatch.setattr(tensor, "exactness", lambda: exact)
+    monkeypatch.setattr(tensor, "link_bytes", lambda: sent)
+    monkeypatch.setattr(tensor, "crossings", lambda: (exact, pd.DataFrame([crossed])))
+    monkeypatch.setattr(tensor, "dominated", lambda: pd.DataFrame(large))
+    claims = Claims()
+    judge_tensor(claims)
+    assert [row["holds"] for row in claims.rows] == ["yes" if holds else "NO"] * 4
 
 
 def test_every_type_and_workload_has_its_settings() -> None:

@@ -390,6 +390,42 @@ def test_adasum_is_measured_as_others_are_and_what_it_cannot_combine_is_said(age
     assert "adasum in fp16: a scaled loss leaves steps out" in records["scaled"]["reason"]
 
 
+def test_divided_layers_are_measured_as_others_are_and_what_cannot_be_divided_is_said(agents: Agents) -> None:
+    def item(run_id: str, workload: str, batches: list[int], **changes: Any) -> Item:
+        asked = QUICK | {"strategy": "tensor-1d"} | changes
+        return Item(run_id=run_id, kind="train", nodes=[0, 1], workload=workload, batches=batches, **asked)
+
+    items = [
+        item("whole", "wide", [4, 4], strategy="ddp", accumulation_steps=2),
+        item("divided", "wide", [4, 4], accumulation_steps=2),
+        item("unequal", "wide", [6, 2]),
+        item("nothing", "two", [4, 4]),
+        item("odd", "thin", [4, 4]),
+        item("square", "wide", [4, 4], strategy="tensor-2d"),
+        item("scaled", "wide", [4, 4], precision="fp16"),
+        item("compiled", "wide", [4, 4], switches="compile"),
+        Item(run_id="profile", kind="profile", nodes=[0], workload="wide", batches=[8]),
+    ]
+    known = [workload("two"), workload("wide", width=300, frames=2), workload("wide", "thin", width=301, frames=1)]
+    agents.plan(1, known, items)
+    assert [one["exit_code"] for one in agents.finished(1)] == [0, 0]
+    records = agents.records()
+    whole, divided = (records[run]["values"] for run in ("whole", "divided"))
+    for name in ("first_loss", "parameters", "gradient_bytes"):
+        assert divided[name] == pytest.approx(whole[name], rel=1e-5)
+    assert divided["sync_s"] is None and divided["last_loss"] == pytest.approx(1.0, abs=0.1), "of noise alone"
+    said = {run: one["reason"] for run, one in records.items()}
+    assert "tensor-1d with batches of 6 and 2: ranks compute with each other's samples" in said["unequal"]
+    assert "tensor-1d: this model has nothing to divide" in said["nothing"]
+    assert "tensor-1d on 2 devices: 0 (Linear of 512 to 301 features) does not divide by 2" in said["odd"]
+    assert "tensor-2d on 2 devices: it needs q x q with q of 2 or more; take ddp, or 4 devices" in said["square"]
+    assert "tensor-1d in fp16: no rank sees all gradients" in said["scaled"]
+    assert "tensor-1d with compile: divided layers are neither recomputed nor compiled" in said["compiled"]
+    counted = records["profile"]["values"]
+    assert counted["divided_weights"] == 2 * 512 * 300 + 300 * 300
+    assert counted["divided_inputs"] == 2 * (512 + 300 + 300) and counted["divided_pairs"] == 2 * (512 + 300 + 300)
+
+
 def test_states_made_with_the_optimizer_are_shared_out_and_no_whole_weight_is_kept() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)

@@ -42,7 +42,8 @@ COLUMNS = {  # of each frame, as the contract has them
     " peak_bytes reference_s usual_reference_s loader_workers load_s load_wait_s sample_bytes",
     "buckets": "provider workload precision switches bucket bytes ready_fraction",
     "probes": "run_id provider cluster bytes seconds",
-    "workloads": "provider workload digest parameters gradient_bytes flops_per_sample samples checkpoint_bytes",
+    "workloads": "provider workload digest parameters gradient_bytes flops_per_sample samples checkpoint_bytes"
+    " divided_weights divided_inputs divided_pairs",
     "instance_types": "provider name devices device cores memory_gib device_memory_gib bandwidth_gbps"
     " device_tflops digest",
 }

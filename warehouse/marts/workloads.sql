@@ -1,6 +1,7 @@
 -- Grain: one row a provider and workload that was defined, measured or imported. What an import's facts file or the
 -- definition says comes first, then what the current definition's runs measured, then what import rows say. The digest
--- of a workload whose runs or facts were imported and that nobody defined is 'imported'.
+-- of a workload whose runs or facts were imported and that nobody defined is 'imported'. `divided_...`: elements of what
+-- tensor parallelism divides, of weights, and for a sample of inputs and of what enters and leaves pairs of layers.
 create or replace view workloads as
 with measured as (
     select
@@ -9,7 +10,10 @@ with measured as (
         max(try_cast(json_extract_string(measured, '$.parameters') as bigint)) as parameters,
         max(try_cast(json_extract_string(measured, '$.gradient_bytes') as bigint)) as gradient_bytes,
         max(try_cast(json_extract_string(measured, '$.flops_per_sample') as double)) as flops_per_sample,
-        max(try_cast(json_extract_string(measured, '$.checkpoint_bytes') as bigint)) as checkpoint_bytes
+        max(try_cast(json_extract_string(measured, '$.checkpoint_bytes') as bigint)) as checkpoint_bytes,
+        max(try_cast(json_extract_string(measured, '$.divided_weights') as double)) as divided_weights,
+        max(try_cast(json_extract_string(measured, '$.divided_inputs') as double)) as divided_inputs,
+        max(try_cast(json_extract_string(measured, '$.divided_pairs') as double)) as divided_pairs
     from stg_current
     where workload_same and machine_same and kind <> 'probe'
     group by provider, workload
@@ -43,7 +47,10 @@ select
     coalesce(facts.flops_per_sample, defined.flops_per_sample, measured.flops_per_sample, imported.flops_per_sample)
         as flops_per_sample,
     coalesce(defined.samples, facts.samples) as samples,
-    measured.checkpoint_bytes
+    measured.checkpoint_bytes,
+    measured.divided_weights,
+    measured.divided_inputs,
+    measured.divided_pairs
 from known
 left join stg_workloads as defined on defined.provider = known.provider and defined.workload = known.workload
 left join stg_workload_facts as facts on facts.provider = known.provider and facts.workload = known.workload

@@ -11,6 +11,8 @@ ps-1, ps-2, ps-4
 tables  ddp, but that each embedding table lies on one rank alone (tables.py)
 adasum, adasum-delta
         as ddp, with gradients, or the changes of weights, combined by their directions instead of averaged (adasum.py)
+tensor-1d, tensor-2d, tensor-2.5d
+        linear and transformer layers are divided, and activations exchanged in place of gradients (tensor.py)
 """
 
 from __future__ import annotations
@@ -30,11 +32,13 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..switches import NONE, OFFLOAD, blocks, on
-from . import adasum, compression, servers, tables
+from . import adasum, compression, servers, tables, tensor
 from .adasum import ADASUM
 from .compression import COMPRESSED
+from .grid import TENSOR
 from .servers import SERVED
 from .tables import TABLES, Elsewhere
+from .tensor import Divided, divided
 
 Strategy = Callable[[nn.Module, torch.optim.Optimizer, dist.ProcessGroup, torch.device], nn.Module]
 
@@ -65,6 +69,8 @@ def strategy(
         raise ValueError(f"unknown strategy {name!r}; known: {', '.join(sorted(STRATEGIES))}")
     if name in _SENDS_OTHERWISE:
         _SENDS_OTHERWISE[name].refuse(name, machines)
+    if name in TENSOR:
+        tensor.refuse(name, machines, switches)
     if name == TABLES and switches != NONE:
         raise ValueError(f"{name} with {switches}: what takes a table's place is neither recomputed nor compiled")
     if OFFLOAD not in on(switches):
@@ -76,27 +82,31 @@ def strategy(
     return partial(STRATEGIES[name], offload_policy=CPUOffloadPolicy())
 
 
+def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
+    """Raises ValueError where the strategy called `name` cannot train such a model on `machines`; says what can."""
+    if name in TENSOR:
+        tensor.refuse_model(name, model, machines)
+    if name == TABLES:
+        tables.refuse_model(name, model)
+
+
 def shares_out(name: str) -> bool:
     """Whether each rank holds but a part of the weights, or of their gradients."""
     return name in _GATHERED
-
-
-def refuse_model(name: str, model: nn.Module) -> None:
-    """Raises ValueError where a model cannot be trained so by what it is made of; says why."""
-    if name == TABLES:
-        tables.refuse_model(name, model)
 
 
 def no_sync(module: nn.Module) -> AbstractContextManager[None]:
     """Leaves what a strategy does with gradients out of a micro-step; a model of one device does nothing."""
     if isinstance(module, FSDPModule):
         return _unsummed(module)
-    return module.no_sync() if isinstance(module, (DistributedDataParallel, Elsewhere)) else nullcontext()
+    return module.no_sync() if isinstance(module, (DistributedDataParallel, Divided, Elsewhere)) else nullcontext()
 
 
 def communicates_always(module: nn.Module) -> bool:
-    """Whether a step without `no_sync`'s part communicates all the same: weights that a rank lacks, or has to send."""
-    return isinstance(module, (FSDPModule, _SharedUpdate, Elsewhere))
+    """Whether a step without `no_sync`'s part communicates all the same: for weights that a rank lacks or has to send,
+    or for activations.
+    """
+    return isinstance(module, (FSDPModule, _SharedUpdate, Divided, Elsewhere))
 
 
 def bucket_bytes(module: nn.Module) -> list[int]:
@@ -173,6 +183,13 @@ def _sending_otherwise(
     return module
 
 
+def _divided(
+    model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, device: torch.device, *, name: str
+) -> nn.Module:
+    """The model with its layers divided, and the rest of it as `_replicated`."""
+    return divided(name, model, optimizer, group, device)
+
+
 def _sharded(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -219,4 +236,5 @@ STRATEGIES: dict[str, Callable[..., nn.Module]] = {
     "fsdp": partial(_sharded, reshard_after_forward=True),
     "zero2": partial(_sharded, reshard_after_forward=False),
     **{name: partial(_sending_otherwise, name=name) for name in _SENDS_OTHERWISE},
+    **{name: partial(_divided, name=name) for name in TENSOR},
 }

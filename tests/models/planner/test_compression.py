@@ -96,6 +96,17 @@ def test_what_wins_by_more_than_its_uncertainty_is_chosen_and_what_does_not_is_n
     assert all("s at most, against" in one for one in several)
 
 
+def test_divided_layers_are_chosen_on_machines_that_are_a_grid_of_them_and_the_others_say_why_not() -> None:
+    square = Mode(strategy="tensor-2d")
+    surely, perhaps = planned(0.5, 1.5, Mode(), square), planned(0.5, 2.5, Mode(), square)
+    assert any(row["strategy"] == "tensor-2d" for row in surely.rows)
+    for row in surely.rows:
+        assert row["strategy"] == ("tensor-2d" if row["cluster"] == "4xsmall" else "ddp")
+        assert ("tensor-2d: faster than ddp by more than" in row["reason"]) is (row["cluster"] == "4xsmall")
+    assert {row["strategy"] for row in [*perhaps.rows, *perhaps.frontier]} == {"ddp"}
+    assert any("tensor-2d: no faster than ddp by more than its uncertainty" in row["reason"] for row in perhaps.rows)
+
+
 @pytest.mark.parametrize("mode", [SPARSE, ADASUM])
 def test_who_tolerates_nothing_else_gets_it_unsaid(mode: Mode) -> None:
     alone = planned(0.5, 9.0, mode)
@@ -122,6 +133,9 @@ def test_adasum_is_never_chosen_by_the_seconds_of_its_steps_and_the_table_says_w
         (Mode(strategy="ddp-fp16"), {(1, 1), (4, 4), (4,), (1, 4)}),
         (Mode(), {(1,), (4,), (1, 1), (4, 4), (1, 4)}),
         (ADASUM, {(1, 1), (4, 4), (4,)}),
+        (Mode(strategy="tensor-1d"), {(1, 1), (4, 4), (4,)}),  # 64 samples are no equal batches of five
+        (Mode(strategy="tensor-2d"), {(4,)}),
+        (Mode(strategy="tensor-2.5d"), {(4, 4)}),
     ],
 )
 def test_only_machines_that_a_strategy_can_train_on_are_considered(mode: Mode, layouts: set[tuple[int, ...]]) -> None:
