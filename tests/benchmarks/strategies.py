@@ -6,7 +6,6 @@
     bytes        sent on a link, against the formula
     tensor       divided layers: how exact, bytes on links, where one grid overtakes another, and what several squares
                  gain over one where activations dominate, as `tensor` has them
-    grids        which grid the planner takes on local hosts, and what that costs, as `tensor_choice` has them
     adasum       steps to a loss with Adasum against averaging at tuned rates, as `adasum` has them
     learning     losses of the learning runs that campaigns make, dense and compressed, and the planner's verdict on
                  each strategy, by `models/planner/learning.py`
@@ -24,8 +23,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
@@ -46,7 +44,6 @@ from models.domain.workload import (
     ADASUM,
     COMPRESSED,
     MSTOPK_SENT,
-    STRATEGIES,
     TENSOR_2D,
     TENSOR_25D,
     Mode,
@@ -67,7 +64,7 @@ from tasks.node.strategies.mstopk import largest
 from tasks.reporting.progress import reporting_to
 from tasks.reporting.tables import live_reporter, print_frame
 from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace
-from tests.benchmarks import tensor, tensor_choice
+from tests.benchmarks import tensor
 from tests.benchmarks.adasum import JOBS, adasum_steps
 from tests.benchmarks.commands import ROOT
 from tests.benchmarks.input_wait import cluster_of
@@ -338,20 +335,6 @@ def judge_tensor(claims: Claims) -> None:
                times >= _LEAST_TIMES)  # fmt: skip
 
 
-def judge_grids(claims: Claims, data: TrainingData, here: Workspace, seed: int) -> None:
-    """What the planner takes against what is fastest."""
-    table = tensor_choice.choices(data, here, seed)
-    print_frame(table, "steps in plain data parallelism and with divided layers")
-    for label, when in (("before", "before any run of it"), ("seen", "seen on another link")):
-        mean, most = float(table[f"{label}_regret"].mean()), float(table[f"{label}_regret"].max())
-        right = float((table[f"{label}_fastest"] == table["best"]).mean())
-        measured = table[[f"{one}_s" for one in STRATEGIES if f"{one}_s" in table]]
-        always = float((table["ddp_s"] / measured.min(axis=1)).mean())
-        claims.add(f"regret of choosing grids at most 3 % in the mean, {when}",
-                   f"{mean:.1%}, at most {most:.0%}; the fastest named in {right:.0%} of {len(table)}",
-                   f"always ddp {always - 1:.0%}", mean <= _MOST_REGRET)  # fmt: skip
-
-
 def judge_steps(claims: Claims, data: TrainingData, here: Workspace, seed: int) -> None:
     """Speed, crossing and signs."""
     table = setups_of(data, models_of(data, here, seed))
@@ -383,30 +366,13 @@ def judge_steps(claims: Claims, data: TrainingData, here: Workspace, seed: int) 
     claims.add("sign of 'compression pays' right in 95 %", shown, noise, bool(right.mean() >= _LEAST_SIGNS))
 
 
-@contextmanager
-def local_hosts(text: str, names: Iterable[str], home: Path | None) -> Iterator[Workspace]:
-    """A workspace of the settings `text` with these workloads' files, in a folder of its own."""
-    with tempfile.TemporaryDirectory() as folder, reporting_to(live_reporter()):
-        Path(folder, "srift.toml").write_text(text)
-        for name in names:
-            shutil.copy(WORKLOADS / f"{name}.py", folder)
-        os.environ["SRIFT_HOME"] = str((home or Path(folder, "home")).resolve())
-        os.chdir(folder)
-        here, now = open_workspace("local"), datetime.now(UTC)
-        here.warehouse.migrate()
-        note_definitions.fn(here, now)
-        snapshot_offers.fn(here, new_refresh_id(now), now)
-        yield here
-        os.chdir(ROOT)
-
-
 def main(
     hosts: Annotated[list[int], typer.Option(help="machines of a cluster, several times")] = [2, 3],  # noqa: B006
     scales: Annotated[list[int], typer.Option(help="times the usual batch, several times")] = [1, 2],  # noqa: B006
     most_values: Annotated[int, typer.Option(help="of a selection")] = SIZES[-1],
     seeds: Annotated[int, typer.Option(help="trainings in each mode", min=2)] = 2,
     steps: Annotated[int, typer.Option(min=40, help="of each training")] = 200,
-    parts: Annotated[str, typer.Option(help="what to judge")] = "selection,bytes,adasum,tensor,grids,learning,steps",
+    parts: Annotated[str, typer.Option(help="what to judge")] = "selection,bytes,adasum,tensor,learning,steps",
     home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
     seed: int = 0,
 ) -> None:
@@ -423,16 +389,20 @@ def main(
     if "learning" in parts:
         print_frame(learning(BATCHES, seeds=seeds, steps=steps), f"losses after {steps} steps")
     if "steps" in parts:
-        with local_hosts(settings(), BATCHES, home) as here:
+        with tempfile.TemporaryDirectory() as folder, reporting_to(live_reporter()):
+            Path(folder, "srift.toml").write_text(settings())
+            for name in BATCHES:
+                shutil.copy(WORKLOADS / f"{name}.py", folder)
+            os.environ["SRIFT_HOME"] = str((home or Path(folder, "home")).resolve())
+            os.chdir(folder)
+            here, now = open_workspace("local"), datetime.now(UTC)
+            here.warehouse.migrate()
+            note_definitions.fn(here, now)
+            snapshot_offers.fn(here, new_refresh_id(now), now)
             for many, scale in product(hosts, scales):
                 measure_all(here, wanted(here, many, scale), f"compression-{new_refresh_id(datetime.now(UTC))}")
             judge_steps(claims, TrainingData(**training_frames(here.warehouse, "local")), here, seed)
-    if "grids" in parts:
-        with local_hosts(tensor_choice.settings(), tensor_choice.BATCHES, home and home / "grids") as here:
-            known = training_frames(here.warehouse, "local")["runs"]
-            if not len(known):
-                measure_all(here, tensor_choice.launches(here), f"grids-{new_refresh_id(datetime.now(UTC))}")
-            judge_grids(claims, TrainingData(**training_frames(here.warehouse, "local")), here, seed)
+            os.chdir(ROOT)
     print_frame(pd.DataFrame(claims.rows), "claims")
     if not claims.hold:
         raise typer.Exit(1)
