@@ -77,7 +77,7 @@ CROSSINGS: dict[int, tuple[tuple[str, str], ...]] = {
 WIDTHS = {4: (256, 512), 16: (256,)}  # of 16 ranks on two cores larger ones compute for as long as they send
 # Of 256 features; of others as their weights, so that what is sent takes about as long. A link lets the first 64 KB
 # after a pause through at once, and drops what would wait for 50 ms: slower links favour small messages.
-GBPS = {4: 0.05, 8: 0.05, 16: 0.025}
+GBPS = {4: 0.05, 8: 0.05, 16: 0.02}
 _USUAL_WIDTH = 256
 _FAST = 0.5  # Gbit/s where nothing is timed
 BYTES_OF = ((4, TENSOR_2D), (8, TENSOR_25D), (16, TENSOR_2D))  # [2, 2, 1], [2, 2, 2], [4, 4, 1]
