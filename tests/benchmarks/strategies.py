@@ -6,7 +6,6 @@
     bytes        sent on a link, against the formula
     tensor       divided layers: how exact, bytes on links, where one grid overtakes another, and what several squares
                  gain over one where activations dominate, as `tensor` has them
-    grids        which grid the planner takes on local hosts, and what that costs, as `tensor_choice` has them
     adasum       steps to a loss with Adasum against averaging at tuned rates, as `adasum` has them
     placement    seconds of a step's traffic in the order of machines that is chosen, as `placement` has them
     update       ddp against zero1, whose optimizers share the update: losses, seconds and memory of a rank
@@ -31,8 +30,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
@@ -54,7 +52,6 @@ from models.domain.workload import (
     COMPRESSED,
     MSTOPK_SENT,
     SERVED,
-    STRATEGIES,
     TABLES,
     TENSOR_2D,
     TENSOR_25D,
@@ -78,7 +75,7 @@ from tasks.node.strategies.mstopk import largest
 from tasks.reporting.progress import reporting_to
 from tasks.reporting.tables import live_reporter, print_frame
 from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace
-from tests.benchmarks import elastic, joint_choice, tensor, tensor_choice, two_kinds
+from tests.benchmarks import elastic, joint_choice, tensor, two_kinds
 from tests.benchmarks.adasum import JOBS, adasum_steps
 from tests.benchmarks.choice_scores import RECOMMENDED
 from tests.benchmarks.commands import ROOT
@@ -505,20 +502,6 @@ def judge_tensor(claims: Claims) -> None:
                times >= _LEAST_TIMES)  # fmt: skip
 
 
-def judge_grids(claims: Claims, data: TrainingData, here: Workspace, seed: int) -> None:
-    """What the planner takes against what is fastest."""
-    table = tensor_choice.choices(data, here, seed)
-    print_frame(table, "steps in plain data parallelism and with divided layers")
-    for label, when in (("before", "before any run of it"), ("seen", "seen on another link")):
-        mean, most = float(table[f"{label}_regret"].mean()), float(table[f"{label}_regret"].max())
-        right = float((table[f"{label}_fastest"] == table["best"]).mean())
-        measured = table[[f"{one}_s" for one in STRATEGIES if f"{one}_s" in table]]
-        always = float((table["ddp_s"] / measured.min(axis=1)).mean())
-        claims.add(f"regret of choosing grids at most 3 % in the mean, {when}",
-                   f"{mean:.1%}, at most {most:.0%}; the fastest named in {right:.0%} of {len(table)}",
-                   f"always ddp {always - 1:.0%}", mean <= _MOST_REGRET)  # fmt: skip
-
-
 def judge_steps(claims: Claims, data: TrainingData, here: Workspace, seed: int) -> None:
     """Speed, crossing and signs."""
     table = setups_of(data, models_of(data, here, seed))
@@ -616,7 +599,7 @@ def main(
     steps: Annotated[int, typer.Option(min=40, help="of each training")] = 200,
     parts: Annotated[
         str, typer.Option(help="what to judge")
-    ] = "selection,bytes,adasum,tensor,grids,placement,update,elastic,learning,steps,servers,tables,choice",
+    ] = "selection,bytes,adasum,tensor,placement,update,elastic,learning,steps,servers,tables,choice",
     rounds: Annotated[int, typer.Option(min=1, help="of twelve elastic jobs each")] = 1,
     minutes: Annotated[float, typer.Option(help="after which no elastic job begins; `--home` has those before")] = 60.0,
     home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
@@ -660,12 +643,6 @@ def main(
                 judge_tables(claims, every.runs)
             if "choice" in parts:
                 judge_choice(claims, data, seed)
-    if "grids" in parts:
-        with project(tensor_choice.settings(), tensor_choice.BATCHES, home and home / "grids") as here:
-            known = training_frames(here.warehouse, "local")["runs"]
-            if not len(known):
-                measure_all(here, tensor_choice.launches(here), f"grids-{new_refresh_id(datetime.now(UTC))}")
-            judge_grids(claims, TrainingData(**training_frames(here.warehouse, "local")), here, seed)
     print_frame(pd.DataFrame(claims.rows), "claims")
     if not claims.hold:
         raise typer.Exit(1)

@@ -12,7 +12,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -69,13 +69,17 @@ class Case:
         return BYTES_OF_VALUE * sent_elements(self.strategy, ranks, self.sizes, every, needs_input_gradient=False)
 
 
-# Rows about where the formula has one grid send as much as another; two links, so that neither is too fast to tell.
+# Grids of which the formula has one send less for few rows, the other for many.
 CROSSINGS: dict[int, tuple[tuple[str, str], ...]] = {
     4: ((TENSOR_1D, TENSOR_2D),),
     16: ((TENSOR_1D, TENSOR_25D), (TENSOR_2D, TENSOR_25D)),
 }
-WIDTHS = (256, 512)
+WIDTHS = {4: (256, 512), 16: (256,)}  # of 16 ranks on two cores larger ones compute for as long as they send
+# Of 256 features; of others as their weights, so that what is sent takes about as long. A link lets the first 64 KB
+# after a pause through at once, and drops what would wait for 50 ms: slower links favour small messages.
 GBPS = {4: 0.05, 8: 0.05, 16: 0.02}
+_USUAL_WIDTH = 256
+_FAST = 0.5  # Gbit/s where nothing is timed
 BYTES_OF = ((4, TENSOR_2D), (8, TENSOR_25D), (16, TENSOR_2D))  # [2, 2, 1], [2, 2, 2], [4, 4, 1]
 _AROUND = (0.5, 0.75, 1.35, 2.0)  # times the rows of the crossing
 DOMINATED = (256, 384)  # width, and rows of a rank whose activations weigh more than weights do
@@ -107,7 +111,7 @@ def measured(ranks: int, cases: Sequence[Case], *, gbps: float = 0.0) -> pd.Data
 
     Raises RuntimeError with a rank's last words where one fails.
     """
-    rate = gbps or GBPS[ranks]
+    rate = gbps or GBPS[ranks] * (cases[0].width / _USUAL_WIDTH) ** 2
     with TemporaryDirectory() as folder:
         task = Path(folder, "task")
         task.write_text(json.dumps([asdict(one) for one in cases]))
@@ -143,43 +147,39 @@ def exactness() -> pd.DataFrame:
     found = []
     for ranks, name in ((4, TENSOR_1D), *BYTES_OF):
         models = ("", _LANGUAGE)
-        found.append(measured(ranks, [Case(strategy=name, width=64, rows=8, exact=True, model=one) for one in models]))
+        cases = [Case(strategy=name, width=64, rows=8, exact=True, model=one) for one in models]
+        found.append(measured(ranks, cases, gbps=_FAST))
     return pd.concat(found, ignore_index=True)
 
 
 def link_bytes() -> pd.DataFrame:
     """Bytes of steps of the grids that are claimed."""
-    found = [measured(ranks, [Case(strategy=name, width=512, rows=64)], gbps=0.5) for ranks, name in BYTES_OF]
+    found = [measured(ranks, [Case(strategy=name, width=512, rows=64)], gbps=_FAST) for ranks, name in BYTES_OF]
     table = pd.concat(found, ignore_index=True)
     return table.assign(off=table["sent"] / table["formula"] - 1)
 
 
-def crossings(widths: Iterable[int] = WIDTHS) -> tuple[pd.DataFrame, pd.DataFrame]:
+def crossings() -> tuple[pd.DataFrame, pd.DataFrame]:
     """Steps about each crossing; and a row a crossing: rows of a rank measured, and by the formula."""
     steps, found = [], []
-    for ranks, pairs in CROSSINGS.items():
-        wanted = []
-        for width in widths:
-            for pair in pairs:
-                middle = crossing_rows(*pair, ranks, width)
-                wanted += [
-                    Case(strategy=name, width=width, rows=round(part * middle)) for part in _AROUND for name in pair
-                ]
-        distinct = list(dict.fromkeys(wanted))
-        table = measured(ranks, distinct)
+    for ranks, width in ((ranks, width) for ranks, widths in WIDTHS.items() for width in widths):
+        pairs = CROSSINGS[ranks]
+        middles = {pair: crossing_rows(*pair, ranks, width) for pair in pairs}
+        asked = {pair: [round(part * middle) for part in _AROUND] for pair, middle in middles.items()}
+        wanted = [
+            Case(strategy=name, width=width, rows=many) for pair in pairs for many in asked[pair] for name in pair
+        ]
+        table = measured(ranks, list(dict.fromkeys(wanted)))
         steps.append(table)
-        for width in widths:
-            for pair in pairs:
-                middle = crossing_rows(*pair, ranks, width)
-                asked = [round(part * middle) for part in _AROUND]
-                own = table[(table["width"] == width) & table["rows"].isin(asked)]
-                one, other = (own[own["strategy"] == name].set_index("rows") for name in pair)
-                logs = [math.log(one["step_s"][many] / other["step_s"][many]) for many in asked]
-                slope = abs(logs[-1] - logs[0]) / math.log(asked[-1] / asked[0])
-                row: dict[str, Any] = {"ranks": ranks, "width": width, "one": pair[0], "other": pair[1]}
-                row |= {"predicted": middle, "measured": crossed_at(asked, logs)}
-                noise = math.hypot(one["spread"].median(), other["spread"].median()) / math.sqrt(_STEPS)
-                found.append(row | {"noise": noise / slope if slope else math.nan})
+        for pair in pairs:
+            rows = asked[pair]
+            one, other = (table[table["strategy"] == name].set_index("rows").loc[rows] for name in pair)
+            logs = [math.log(one["step_s"][many] / other["step_s"][many]) for many in rows]
+            slope = abs(logs[-1] - logs[0]) / math.log(rows[-1] / rows[0])
+            row: dict[str, Any] = {"ranks": ranks, "width": width, "one": pair[0], "other": pair[1]}
+            row |= {"predicted": middles[pair], "measured": crossed_at(rows, logs)}
+            noise = math.hypot(one["spread"].median(), other["spread"].median()) / math.sqrt(_STEPS)
+            found.append(row | {"noise": noise / slope if slope else math.nan})
     crossed = pd.DataFrame(found)
     return pd.concat(steps, ignore_index=True), crossed.assign(off=crossed["measured"] / crossed["predicted"] - 1)
 
