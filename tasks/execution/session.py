@@ -479,7 +479,9 @@ class _ElasticAttempt(_Attempt):
             self._welcome()
             finished = [one for one in self._finished() if one["node"] == self.host]
             if finished and self._missing():
-                return blame(finished, run_id, {run_id})
+                failed = blame(finished, run_id, {run_id})
+                # a node lost while the others meet may end their torchrun: another goes on from the checkpoints
+                return replace(failed, culprit="") if all_lost_a_peer(finished) else failed
             ended = self.machines.out_of_time()
             if ended is not None:
                 return ended

@@ -124,6 +124,9 @@ class Agent:
         own = environment(self.address, self.scratch, threads=plan.expected[self.node].threads or cores())
         if plan.elastic is not None:  # with torchrun's own store as the workers' a job ends when another joins [2.13]
             own["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+            if len(set(RankLayout.of(plan).devices.values())) == 1:
+                # else torchrun waits for what each node says of its ranks, and ends when one is lost just then [2.13]
+                own["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
         with self.log_path.open("wb") as log:
             self.launch = subprocess.Popen(
                 self.command(plan),

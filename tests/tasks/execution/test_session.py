@@ -591,6 +591,12 @@ def test_a_torchrun_that_ends_where_all_meet_ends_an_elastic_run(tmp_path: Path)
     assert rows(seen) == [("e", "failed", "node 0: ValueError: row 17 is not a number")]
 
 
+def test_a_torchrun_that_ended_as_it_lost_a_peer_is_begun_again_from_the_checkpoints(tmp_path: Path) -> None:
+    script = (keeps, armed(1), *waits(3), finished(1, 0, **LOST_PEER), *waits(3), armed(2), reported("e"))
+    seen, _ = served(tmp_path, elastic(), *script)
+    assert seen.outcome == "finished" and rows(seen) == [] and plan(seen)["attempt"] == 2
+
+
 def test_a_run_that_is_to_lose_a_machine_loses_its_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
 
