@@ -33,7 +33,7 @@ comment on column pareto.cluster_offers is 'Ordered list of (instance_type, coun
 comment on column pareto.layout is 'Devices used on each instance, one number where equal, else joined by +. Unit: devices.';
 comment on column pareto.batch_per_device is 'Samples a device sees in one micro-step, one number where equal, else one an instance joined by +. Unit: samples.';
 comment on column pareto.accumulation_steps is 'Micro-steps of one optimizer step. Unit: micro-steps.';
-comment on column pareto.strategy is 'How the step is parallelised and communicated: ddp, fsdp, zero2, ddp-fp16, ddp-powersgd, ddp-mstopk, adasum, adasum-delta, tensor-1d, tensor-2d or tensor-2.5d. No unit.';
+comment on column pareto.strategy is 'How the step is parallelised and communicated: ddp, fsdp, zero2, ddp-fp16, ddp-powersgd, ddp-mstopk, adasum, adasum-delta, tensor-1d, tensor-2d, tensor-2.5d, zero1, ps-1, ps-2, ps-4 or tables. No unit.';
 comment on column pareto.precision is 'Number format of the training: fp32, tf32, bf16 or fp16. No unit.';
 comment on column pareto.switches is 'What is on, joined by +: checkpointing (of activations), compile (torch.compile), offload (states to the host); none. No unit.';
 comment on column pareto.global_batch is 'Samples of one optimizer step over the whole cluster. Unit: samples.';

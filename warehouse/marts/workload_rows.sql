@@ -7,7 +7,7 @@ select
     cluster,
     count(*) filter (where run_id in (select run_id from raw_records)) as measured_rows,
     count(*) filter (where run_id not in (select run_id from raw_records)) as imported_rows,
-    count(*) filter (where strategy in ('ddp', 'fsdp', 'zero2', 'ddp-fp16', 'ddp-powersgd', 'ddp-mstopk', 'adasum', 'adasum-delta', 'tensor-1d', 'tensor-2d', 'tensor-2.5d') and precision in ('fp32', 'tf32', 'bf16', 'fp16')) as predicted_from,
+    count(*) filter (where strategy in ('ddp', 'fsdp', 'zero2', 'ddp-fp16', 'ddp-powersgd', 'ddp-mstopk', 'adasum', 'adasum-delta', 'tensor-1d', 'tensor-2d', 'tensor-2.5d', 'zero1', 'ps-1', 'ps-2', 'ps-4', 'tables') and precision in ('fp32', 'tf32', 'bf16', 'fp16')) as predicted_from,
     max(measured_at) as newest_measured_at
 from runs
 group by provider, workload, cluster
