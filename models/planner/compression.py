@@ -53,7 +53,9 @@ def compared(setup: Setup, workload: Workload, model: StepModel) -> str:
     """
     ours = setup.mode
     counts = (len(setup.layout), min(setup.layout), max(setup.layout), sum(setup.layout))
+    uneven = len(set(setup.batch_per_device)) > 1
     able = [one for one in workload.modes if one.runs_on(*(np.array([many]) for many in counts))[0]]
+    able = [one for one in able if not (uneven and one.of_equal_batches)]
     unknown = [one for one in able if one.combined and one.dense == ours.dense and not ours.combined]
     said = [_compressing(setup, able, model), *(f"{one.strategy}: {NOT_SHOWN}" for one in unknown)]
     return "; ".join(filter(None, said))

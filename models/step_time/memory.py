@@ -43,7 +43,7 @@ import pandas as pd
 
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import SetupArrays
-from ..domain.workload import MSTOPK_SENT, UPDATES_SHARED, Mode, grid_shape, workload_and_mode
+from ..domain.workload import MSTOPK_SENT, TABLES, UPDATES_SHARED, Mode, grid_shape, workload_and_mode
 from .compression import beside_gradients
 from .dataset import TrainingData, exchanges, facts_of, flops_per_sample, sent_part
 from .machine_specs import Machine
@@ -242,7 +242,8 @@ def _largest_that_ran(ran: SetupArrays, machines: Mapping[str, Machine]) -> dict
     found: dict[str, dict[tuple[float, float], float]] = {}
     for workload, types, batches, ranks in zip(ran.workloads, ran.types, ran.batch, ran.ranks, strict=True):
         own = found.setdefault(workload, {})
-        fewest = float(ranks) if workload_and_mode(workload)[1].sharded else 1.0
+        mode = workload_and_mode(workload)[1]
+        fewest = float(ranks) if mode.sharded or mode.strategy == TABLES else 1.0
         for name, batch in zip(types, batches, strict=False):
             gib = machines[name].device_memory_gib
             if gib is not None:

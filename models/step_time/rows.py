@@ -20,7 +20,7 @@ from .formula import Line, known_overlap
 from .levels import Rows
 from .machine_specs import Machine, device_kind
 from .one_device import OneDevice, Points
-from .tensor import machine_bytes
+from .tensor import machine_bytes, weight_bytes
 
 # What stands for a workload where an all-reduce was timed alone.
 PROBE = "(all-reduce alone)"
@@ -195,6 +195,8 @@ class Facts:
         ranks, samples = setups.ranks, setups.samples / setups.ranks
         strategy, gradients = workload_and_mode(workload)[1].strategy, self.exchanges[workload].gradient_bytes
         found = machine_bytes(strategy, divided, gradients, ranks=ranks, most=most, samples=samples)
+        again = weight_bytes(strategy, divided.weights, ranks=ranks, most=most)
+        found += (setups.accumulation - 1) * again
         return np.nan_to_num(found / (2 * (ranks - 1) / ranks * size), nan=1.0)
 
     def _by_link(self, setups: SetupArrays) -> list[str]:

@@ -86,7 +86,8 @@ def machine_bytes(
     strategy: str, volumes: Volumes, gradient_bytes: float, *, ranks: FloatArray, most: FloatArray, samples: FloatArray
 ) -> FloatArray:
     """(rows,) bytes that a machine of `most` devices sends to others in a step of `samples` a device, over all
-    accumulation steps, of which each exchanges activations; with what layers that stay whole send, as in ddp.
+    accumulation steps, of which each exchanges activations; with what layers that stay whole send, as in ddp. Weights
+    of one micro-step: `weight_bytes` has those of each further one.
 
     The begin and the end of a sequence are left out [D]. NaN where so many ranks are no grid.
     """
@@ -107,6 +108,20 @@ def machine_bytes(
             of_rank += 3 * (columns - 1) / square * volumes.weights * _outside(columns, columns, each)
             of_rank += 2 * (depth - 1) / depth * volumes.weights / square * _outside(depth, square, each)
         found[at] = _BYTES_PER_VALUE * each * (of_rank + fixed)
+    return found
+
+
+def weight_bytes(strategy: str, weights: float, *, ranks: FloatArray, most: FloatArray) -> FloatArray:
+    """(rows,) bytes of `weights` numbers that a machine of `most` devices sends to others in each micro-step: SUMMA
+    gathers them in the forward pass and in the backward pass, and scatters their gradients. NaN as `machine_bytes`.
+    """
+    found = np.full(len(ranks), np.nan)
+    for many, each in sorted({(int(a), int(b)) for a, b in zip(ranks, most, strict=True)}):
+        shape = grid_shape(strategy, many)
+        if shape is not None:
+            columns = shape[1]
+            part = 0.0 if strategy == TENSOR_1D else 3 * (columns - 1) / columns**2 * _outside(columns, columns, each)
+            found[(ranks == many) & (most == each)] = _BYTES_PER_VALUE * each * part * weights
     return found
 
 

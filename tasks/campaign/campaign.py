@@ -20,7 +20,7 @@ from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, InstanceType, Offer, parse_cluster
 from models.domain.setup_table import as_variants, rows_of
 from models.domain.workload import Workload
-from models.planner.learning import unknown_learning
+from models.planner.learning import MOST_TRIES, unknown_learning
 from models.step_time.dataset import TrainingData, by_variant, valid_runs
 from models.step_time.model import StepTimeModel
 from models.step_time.unmeasured import with_compressed
@@ -152,15 +152,19 @@ def within(workspace: Workspace, champion: Champion | None, tally: Tally) -> Ite
 
 
 def _elastic(workspace: Workspace, tally: Tally) -> Iterator[Launch]:
-    """A run of each workload that has none yet, on the machines that the table recommends, which loses one of them."""
+    """A run of each workload that has none yet, nor MOST_TRIES that failed, on the machines that the table recommends,
+    which loses one of them.
+    """
     if not workspace.simulated:
         reporter().say(
             f"no elastic run: machines of {workspace.provider.name} have no folder for checkpoints that all of them"
             " see yet, and none is taken away on purpose"
         )
         return
-    runs = reads.mart(workspace.warehouse, "elastic_runs", provider=workspace.provider.name, status="measured")
-    told = set(zip(runs["workload"], runs["workload_digest"], strict=True))
+    runs = reads.mart(workspace.warehouse, "elastic_runs", provider=workspace.provider.name)
+    told = {(one.workload, one.workload_digest) for one in runs.itertuples() if one.status == "measured"}
+    tries = Counter(zip(runs["workload"], runs["workload_digest"], strict=True))
+    told |= {key for key, many in tries.items() if many >= MOST_TRIES}
     offers = current_offers(workspace)
     rows = rows_of(reads.mart(workspace.warehouse, "recommendations", provider=workspace.provider.name))
     for workload in workspace.without(tally.lacking).measurable:

@@ -137,7 +137,7 @@ class Measurement(BaseModel):
         if plain not in STRATEGIES:
             raise ValueError(_not_predicted("strategy", name, STRATEGIES))
         layout = info.data.get("layout")
-        if layout and "cluster" in info.data and Mode(strategy=plain).sends_otherwise:
+        if layout and "cluster" in info.data and Mode(strategy=plain).of_several:
             devices = parse_numbers(layout, len(parse_cluster(info.data["cluster"])), "layout")
             sizes = [np.array([one]) for one in (len(devices), min(devices), max(devices), sum(devices))]
             if not Mode(strategy=plain).runs_on(*sizes)[0]:
@@ -158,7 +158,8 @@ class Measurement(BaseModel):
             raise ValueError(_not_predicted("switches", joined, SWITCHES))
         strategy = info.data.get("strategy") or STRATEGIES[0]
         if Mode(strategy=strategy, switches=plain) not in MODES:
-            why = "tables goes with none" if strategy == TABLES else "no states are shared out"
+            alone = strategy == TABLES or Mode(strategy=strategy).divided
+            why = "it goes with no switch" if alone else "no states are shared out"
             raise ValueError(f"{plain} with {strategy}: {why}; offload goes with fsdp and zero2")
         return plain
 

@@ -67,14 +67,17 @@ def sending_order(said: Mapping[str, Any], nodes: Sequence[int], items: Sequence
         first = str(error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error)
         return (), f"as they come: what node {nodes[0]} said of links between machines is not sound: {first}"
     choice = choose(sweeps, traffic(items, len(nodes)))
-    stays = list(choice.order) == list(range(len(nodes)))
-    return () if stays else tuple(nodes[place] for place in choice.order), choice.reason
+    order = list(choice.order)
+    if not any(item.strategy in COMBINED for item in items):  # a ring begins anywhere; the first have the servers
+        order = [*order[order.index(0) :], *order[: order.index(0)]]
+    return () if order == list(range(len(nodes))) else tuple(nodes[place] for place in order), choice.reason
 
 
 def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:
     """What `items` of so many machines send in a step each, by their strategies' messages of one size.
 
-    All but Adasum's go round rings: those of the largest entries go from each machine to each, alike in any order.
+    Adasum's halves go from pair to pair. All else is taken to go round rings, as sums of gradients do: for the paths of
+    parameter servers, tables, grids and the largest entries no order is looked for.
     """
     pairs = machines & (machines - 1) == 0
     found: tuple[Round, ...] = ()

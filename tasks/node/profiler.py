@@ -134,9 +134,8 @@ def _flops(built: LoadedWorkload, batch: int) -> float:
 
 def _divided(built: LoadedWorkload, batch: int) -> dict[str, float]:
     """`volumes` of tensor parallelism: of weights, and for one sample of activations."""
-    inputs, _ = built.make_batch(batch)
     with torch.no_grad():
-        found = volumes(built.model, lambda: built.model(inputs))
+        found = volumes(built.model, lambda: built.model(built.make_batch(batch)[0]))
     return {name: value / (1 if name == "divided_weights" else batch) for name, value in found.items()}
 
 

@@ -33,9 +33,9 @@ from .record import KINDS, LEARN, TRAINING, Item, RankLayout, plan_from_json, re
 from .steps import learn, train
 from .strategies import DDP, ZERO1, refuse_model, shares_out, strategy
 from .strategies.adasum import ADASUM, DELTAS, GRADIENTS
+from .strategies.compression import COMPRESSED
 from .strategies.grid import TENSOR
 from .strategies.servers import SERVED
-from .strategies.tables import TABLES
 from .switches import compiled_nothing, switch_on
 
 _PEER_LOST = re.compile(r"gloo|nccl|connection|timed? ?out|socket|broken pipe", re.IGNORECASE)
@@ -128,7 +128,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
                 why = "a scaled loss leaves steps out rank by rank, and what is left out cannot be combined"
             elif item.strategy == ZERO1:
                 why = "an optimizer that scales is not shared out"
-            elif not shares_out(item.strategy) and item.strategy != TABLES:
+            elif item.strategy in COMPRESSED:
                 why = "what is sent later, or in 16 bits already, has another scale than what is sent now"
             raise ValueError(f"{item.strategy} in {SCALED}: {why}; take bf16")
         if item.kind in TRAINING and len(item.batches) != len(item.nodes):

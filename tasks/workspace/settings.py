@@ -223,15 +223,11 @@ class WorkloadSettings(_Section):
             elif others[0] == UPDATES_SHARED:
                 why = "an optimizer that scales is not shared out"
             raise ValueError(f"fp16 with {others[0]}: {why}; take bf16")
-        if not self.modes and any(Mode(strategy=one).divided for one in self.strategies):
+        never = [one for one in self.strategies if one not in {mode.strategy for mode in self.modes}]
+        if never:
             raise ValueError(
-                f"{self.strategies[0]} with {self.switches[0]}: divided layers are neither recomputed nor compiled; let"
-                ' `switches` have "none", or add another strategy'
-            )
-        if not self.modes:
-            raise ValueError(
-                f"{', '.join(self.strategies)} with {', '.join(self.switches)}: offload takes fsdp or zero2, and tables"
-                " goes with none"
+                f"{', '.join(never)} with {', '.join(self.switches)} alone: offload takes fsdp or zero2, and tables and"
+                " tensor-... go with no switch; list none beside it"
             )
         return self
 

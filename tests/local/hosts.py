@@ -65,7 +65,7 @@ def cluster(local: LocalProvider, *names: str, market: str = "on-demand") -> Clu
     return Cluster(members=tuple(offers[name, market] for name in names))
 
 
-def wait_for(answer: Callable[[], Any], within_s: float = 20.0, why: Callable[[], Any] = lambda: "") -> Any:
+def wait_for(answer: Callable[[], Any], within_s: float = 60.0, why: Callable[[], Any] = lambda: "") -> Any:
     until = time.monotonic() + within_s
     while not (value := answer()):
         assert time.monotonic() < until, f"not within {within_s} s: {why() or answer}"

@@ -208,6 +208,24 @@ def unused(name: str, group: dist.ProcessGroup) -> str:
     return ""
 
 
+def frozen(name: str, group: dist.ProcessGroup, biases: bool) -> list[float]:
+    """Losses of three steps of a model whose divided layers, or their biases, are frozen, and whose head is not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), nn.Flatten(), nn.Linear(4, 1))
+    for path, one in model[0].named_parameters():
+        one.requires_grad_(biases and path.endswith("weight"))
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
+    module = strategy(name, machines=(1,) * 4)(model, optimizer, group, CPU)
+    losses = []
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = module(torch.full((2, 4), 1.0 + step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
 def alone(group: dist.ProcessGroup) -> str:
     """What a rank says whose peers do not come."""
     model = Skipping()
@@ -234,6 +252,7 @@ def serve(rank: int, world: int, port: int, answer: Path) -> None:
         if world == 4:
             found[name, "wrong"] = wrong(name, group)
             found[name, "unused"] = unused(name, group)
+            found[name, "frozen"] = [frozen(name, group, biases) for biases in (False, True)]
     if world == 4:
         found["half"] = half(group)
         hasty = dist.new_group([0, 1], timeout=timedelta(seconds=2))
@@ -301,6 +320,12 @@ def test_a_block_without_gradient_and_a_rank_that_does_not_come_are_errors(ranks
         for name in GRIDS[4]:
             assert all("a step computed no gradient of rest.parts" in one[name, "unused"] for one in ranks)
         assert "Timed out waiting 2000ms" in ranks[0]["alone"]
+
+
+def test_layers_that_are_frozen_whole_or_in_part_hold_up_no_step(ranks: list[dict[Any, Any]]) -> None:
+    for name in GRIDS[4] if len(ranks) == 4 else ():
+        whole, in_part = ranks[0][name, "frozen"]
+        assert len(whole) == len(in_part) == 3 and whole[0] == pytest.approx(in_part[0])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
--- Grain: one row a lease and workload that ran on it: the lease's dollars in equal parts of its runs, learning runs too.
+-- Grain: one row a lease and workload that ran on it: the lease's dollars in equal parts of its runs, those that learn
+-- and elastic ones too.
 -- workload is empty where runs are of none (probes) or nothing ran; usd is null where the price is unknown.
 create or replace view lease_spend as
 with runs as (
@@ -11,6 +12,8 @@ with runs as (
         select provider, lease_id, body from raw_records where kind <> 'launch'
         union all
         select provider, lease_id, body from raw_learning
+        union all
+        select provider, lease_id, body from raw_elastic
     )
     group by all
 ),

@@ -122,12 +122,8 @@ class Elsewhere(nn.Module):
         super().__init__()
         self.optimizer = optimizer
         self.rank, self.many = dist.get_rank(group), dist.get_world_size(group)
-        # of its own: DistributedDataParallel's sums are under way at other moments on other ranks
         device = next(model.parameters()).device
-        timeout = group._get_backend(device).options._timeout
-        self.group = dist.new_group(
-            dist.get_process_group_ranks(group), timeout=timeout, use_local_synchronization=True
-        )
+        self.group = group
         self.tables = _tables(model)
         for table in self.tables.values():
             dist.broadcast(table.weight.data, group=group, group_src=0)
@@ -240,9 +236,19 @@ class Elsewhere(nn.Module):
         away = [sum(self.numbers(one, self.rank, widths[one]) for one in places if owners[one] == to) for to in ranks]
         here = [sum(self.numbers(one, rank, widths[one]) for one in self.mine) for rank in ranks]
         sent, received = (away, here) if to_owners else (here, away)
-        found = given[0].new_empty(sum(received))
-        dist.all_to_all_single(found, torch.cat([one.reshape(-1) for one in given]), received, sent, group=self.group)
-        return list(torch.split(found, received))
+        outgoing = list(torch.split(torch.cat([one.reshape(-1) for one in given]), sent))
+        incoming = [outgoing[self.rank].new_empty(many) for many in received]
+        incoming[self.rank] = outgoing[self.rank]
+        asked = [
+            dist.P2POp(how, one, group=self.group, group_peer=peer)
+            for peer in ranks
+            if peer != self.rank
+            for how, one in ((dist.isend, outgoing[peer]), (dist.irecv, incoming[peer]))
+            if one.numel()
+        ]
+        for work in dist.batch_isend_irecv(asked) if asked else ():
+            work.wait()
+        return incoming
 
 
 class _Looked(torch.autograd.Function):

@@ -117,10 +117,13 @@ def volumes(model: nn.Module, forward: Callable[[], object]) -> dict[str, float]
     each pair, `divided_pairs`. Empty where there is nothing to divide.
     """
     runs = list(_divided_parts(model))
+    if not runs:
+        return {}
     found = {"divided_weights": 0.0, "divided_inputs": 0.0, "divided_pairs": 0.0}
     hooks = []
 
-    def count(module: nn.Module, inputs: tuple[Any, ...], output: Any, *, place: int) -> None:
+    def count(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any, *, place: int) -> None:
+        inputs = [*given, *named.values()]
         if isinstance(module, nn.TransformerEncoderLayer):
             rows, width, hidden = inputs[0].numel(), module.linear1.in_features, module.linear1.out_features
             found["divided_inputs"] += rows * (3 + hidden / width)
@@ -133,7 +136,7 @@ def volumes(model: nn.Module, forward: Callable[[], object]) -> dict[str, float]
         linear = [one for one in run if isinstance(one, (nn.Linear, nn.TransformerEncoderLayer))]
         for place, one in enumerate(linear):
             found["divided_weights"] += sum(weight.numel() for weight in one.parameters() if weight.dim() > 1)
-            hooks.append(one.register_forward_hook(partial(count, place=place)))
+            hooks.append(one.register_forward_hook(partial(count, place=place), with_kwargs=True))
     try:
         forward()
     finally:
@@ -163,7 +166,7 @@ class Divided(nn.Module):
         """Raises RuntimeError where the step before left a divided layer without gradient."""
         if self.blocks.awaited:
             raise RuntimeError("a step computed no gradients of divided layers: all of a model has to take part in it")
-        self.blocks.awaited = self.blocks.syncs and torch.is_grad_enabled()
+        self.blocks.awaited = self.blocks.syncs and torch.is_grad_enabled() and bool(self.blocks.trained)
         return self.module(*inputs, **named)
 
     @contextmanager
@@ -217,6 +220,8 @@ class Blocks:
         ranks = dist.get_world_size(self.grid.group)
         for peers in dict.fromkeys(self.summed.values()):  # in one order on all ranks
             own = [one.grad for one, over in self.summed.items() if over == peers and one.grad is not None]
+            if not own:  # all frozen
+                continue
             if len(peers) > 1:
                 total = self.grid.summed(torch.cat([one.flatten() for one in own]), peers)
                 for gradient, value in zip(own, torch.split(total, [one.numel() for one in own]), strict=True):

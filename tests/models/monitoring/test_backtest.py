@@ -170,8 +170,7 @@ def test_rows_that_cannot_be_predicted_are_left_empty_counted_and_named() -> Non
     assert "10 of 14 rows are without prediction" in said[0]
     for words in (
         "strategy gossip (only ddp, fsdp, zero2, ddp-fp16, ddp-powersgd, ddp-mstopk, adasum, adasum-delta,"
-        " tensor-1d, tensor-2d, tensor-2.5d are"
-        " predicted): 1",
+        " zero1, tensor-1d, tensor-2d, tensor-2.5d, ps-1, ps-2, ps-4, tables are predicted): 1",
         "precision fp8 (only fp32, tf32, bf16, fp16 are predicted): 2",
         "workload gpt (TRAIN has no row of it, and nobody knows its flops_per_sample): 4",
         "workload odd (TRAIN cannot tell its compute, and nobody knows its flops_per_sample): 3",

@@ -14,7 +14,7 @@ from models.domain.workload import MODES, TENSOR, Mode, grid_shape, variant
 from models.step_time.compression import dense_bytes
 from models.step_time.model import StepTimeModel, TrainingData, fit
 from models.step_time.serialization import dump, load
-from models.step_time.tensor import Volumes, dense_elements, machine_bytes, sent_elements
+from models.step_time.tensor import Volumes, dense_elements, machine_bytes, sent_elements, weight_bytes
 from models.step_time.unmeasured import with_compressed
 from tasks.node.strategies import grid
 from tests.models.planning import workload
@@ -75,6 +75,16 @@ def test_of_one_device_a_machine_sends_what_a_rank_does_but_for_begin_and_end(na
     assert found[0] == pytest.approx(4 * sent_elements(name, ranks, layers, ranks * rows), rel=0.03)
     whole = machine_bytes(name, volumes, 4 * volumes.weights + 4e6, ranks=ranks * one, most=one, samples=rows * one)
     assert whole[0] - found[0] == pytest.approx(dense_bytes(4e6, ranks, 1)), "of layers that stay whole"
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("tensor-1d", 4), ("tensor-2d", 16), ("tensor-2.5d", 8)])
+def test_each_micro_step_gathers_weights_again(name: str, ranks: int) -> None:
+    volumes, one = Volumes(weights=1000.0, inputs=1.0, pairs=1.0), np.ones(1)
+    again = weight_bytes(name, 1000.0, ranks=ranks * one, most=one)[0]
+    least = machine_bytes(name, volumes, 4000.0, ranks=ranks * one, most=one, samples=0.0 * one)[0]
+    side = grid_shape(name, ranks)[1]  # type: ignore[index]
+    assert again == pytest.approx(0.0 if name == "tensor-1d" else 4 * 3 * (side - 1) / side**2 * 1000.0)
+    assert least - again == pytest.approx(0.0 if name != "tensor-2.5d" else 4 * 1000.0 / 4), "summed over depth once"
 
 
 def test_what_ranks_of_one_machine_send_each_other_does_not_leave_it() -> None:

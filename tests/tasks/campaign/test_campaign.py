@@ -525,7 +525,8 @@ def test_what_the_caps_leave_goes_to_a_run_that_loses_a_machine_where_it_is_aske
     name = next(one.instance_type.name for one in here.provider.offers(NOON))
     row = {"workload": conv.name, "cluster": f"2x{name}", "layout": "1", "batch_per_device": "8", "step_s": 0.5}
     row |= {"accumulation_steps": 1, "precision": "fp32", "strategy": "ddp", "switches": "none"}
-    marts = {"recommendations": [row], "elastic_runs": [{"workload": "another", "workload_digest": "x"}]}
+    other = {"workload": "another", "workload_digest": "x", "status": "measured"}
+    marts = {"recommendations": [row], "elastic_runs": [other]}
     monkeypatch.setattr(reads, "mart", lambda _, name, **__: pd.DataFrame(marts[name]))
 
     def launches(on: bool, seconds: float = 400.0) -> list[Launch]:
@@ -539,8 +540,13 @@ def test_what_the_caps_leave_goes_to_a_run_that_loses_a_machine_where_it_is_aske
     assert (item.kind, item.nodes, item.most_steps, item.checkpoint_every) == ("elastic", [0, 1], 60, 6)
     assert job.lose_after_s == {item.run_id: 12.0}
     assert launches(on=False) == [] == launches(on=True, seconds=30.0)
-    marts["elastic_runs"] = [{"workload": conv.name, "workload_digest": conv.digest}]
+    mine = {"workload": conv.name, "workload_digest": conv.digest}
+    marts["elastic_runs"] = [mine | {"status": "measured"}]
     assert launches(on=True) == [], "once for each definition of a workload"
+    marts["elastic_runs"] = [mine | {"status": "failed"}] * 2
+    assert len(launches(on=True)) == 1
+    marts["elastic_runs"] = [mine | {"status": "failed"}] * 3
+    assert launches(on=True) == [], "what failed three times is not bought again"
 
 
 def test_an_elastic_run_is_refused_where_it_cannot_be(here: Workspace) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from models.planner.placement import Choice
+from tasks.execution import rank_order
 from tasks.execution.rank_order import links_matter, sending_order, traffic
 from tasks.node.record import Item
 from tests.fakes import FakeCluster, armed, finished, job_of, ready, reported
@@ -37,6 +39,14 @@ def together(order: tuple[int, ...]) -> bool:
 def test_machines_of_a_rack_come_one_after_another() -> None:
     order, why = sending_order(said(), NODES, [item()])
     assert together(order) and "fewer seconds of communication" in why
+
+
+def test_a_ring_begins_at_the_first_machine_which_has_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        rank_order, "choose", lambda *_: Choice(order=(2, 0, 1, 3), gain=0.1, error=0.01, reason="chosen")
+    )
+    assert sending_order(said(), NODES, [item()])[0] == (0, 1, 3, 2)
+    assert sending_order(said(), NODES, [item(strategy="adasum")])[0] == (2, 0, 1, 3)
 
 
 def test_of_an_attempt_without_some_machines_the_order_is_of_those_that_take_part() -> None:

@@ -51,6 +51,7 @@ def here(tmp_path: Path, machines: DescribedMachines, monkeypatch: pytest.Monkey
         records = [run("1", "a", "mlp"), run("2", "a", "mlp"), run("3", "a", "lm"), run("4", "b", "", "probe")]
         append(connection, "raw_records", records)
         append(connection, "raw_learning", [run("5", "a", "mlp", "learn")])
+        append(connection, "raw_elastic", [run("6", "b", "lm", "elastic")])
     return made
 
 
@@ -61,11 +62,11 @@ def dollars(found: dict[str, Any]) -> dict[str, float | None]:
 def test_a_lease_is_shared_by_its_runs_and_each_way_of_adding_up_gives_the_same_sum(here: Workspace) -> None:
     found = {by: spend.spend_of("local", by, days=30) for by in spend.BY}
     assert {by: pytest.approx(0.6) for by in spend.BY} == {by: one["total"]["usd"] for by, one in found.items()}
-    assert dollars(found["workload"]) == pytest.approx({"mlp": 0.3, "lm": 0.1, "": 0.2})
+    assert dollars(found["workload"]) == pytest.approx({"mlp": 0.3, "lm": 0.2, "": 0.1})
     assert dollars(found["campaign"]) == pytest.approx({"r": 0.4, "s": 0.2})
     assert dollars(found["type"]) == pytest.approx({"s.small": 0.4, "s.small+s.whole": 0.2})
     assert dollars(found["day"]) == pytest.approx({f"{NOW - 10 * DAY:%Y-%m-%d}": 0.4, f"{NOW - DAY:%Y-%m-%d}": 0.2})
-    assert found["workload"]["total"] == {"leases": 2, "runs": 5, "usd": pytest.approx(0.6)}
+    assert found["workload"]["total"] == {"leases": 2, "runs": 6, "usd": pytest.approx(0.6)}
 
 
 def test_an_unknown_price_makes_a_sum_unknown_and_days_leave_it_out(

@@ -262,6 +262,7 @@ def test_a_connection_that_a_dead_worker_reset_is_told_as_its_death(
                 os.kill(worker, signal.SIGKILL)
                 while state(worker) not in ("", "Z") and time.monotonic() < until:
                     time.sleep(0.01)
+                time.sleep(0.2)  # it is seen to be dead before its parent is told
             raise ConnectionResetError("Connection reset by peer")
 
     monkeypatch.setattr(made.loader, "_iterator", Resets())

@@ -303,6 +303,7 @@ def test_whatever_is_measured_waits(what: str, host: Host, monkeypatch: pytest.M
         monkeypatch.setattr(profiler, "_parts", lambda _built, batch: {"batch": batch})
         monkeypatch.setattr(profiler, "_flops", lambda *_: 1.0)
         monkeypatch.setattr(profiler, "_buckets", lambda *_: [])
+        monkeypatch.setattr(profiler, "_divided", lambda *_: {})
         built: Any = type("Built", (), {"parameters": 1, "gradient_bytes": 4, "loader": None})()
         values, _ = profiler.profile(item, built, group, Waiting())
         assert waited == [None] * 2 and [row["batch"] for row in values["rows"]] == [8, 16]
