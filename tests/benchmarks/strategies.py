@@ -542,15 +542,27 @@ def judge_servers(claims: Claims, runs: pd.DataFrame) -> None:
     taken = [float(row[f"ps-{row['rule']}"]) for _, row in table.iterrows()]
     best = table[[f"ps-{Mode(strategy=one).servers}" for one in SERVED]].min(axis=1)
     lost = float(np.mean(np.array(taken) / best)) - 1
-    claims.add("number of servers right in every sweep", f"{int(right.sum())} of {len(table)}; {lost:.1%} slower by it",
-               f"a step's noise {table['noise'].median():.1%}", bool(len(table) and right.all()))  # fmt: skip
+    lacking = len(MBITS) * len(BATCHES) - len(table)
+    said = f"{int(right.sum())} of {len(table)}; {lost:.1%} slower by it" + (
+        f"; {lacking} not measured" * (lacking > 0)
+    )
+    claims.add("number of servers right in every sweep", said, f"a step's noise {table['noise'].median():.1%}",
+               bool(lacking == 0 and right.all()))  # fmt: skip
 
 
 def judge_tables(claims: Claims, runs: pd.DataFrame) -> None:
     """Two kinds of hosts in one training against either alone."""
     table = two_kinds.steps_of(runs)
     print_frame(table, f"seconds a step at a global batch of {two_kinds.BATCH}")
-    both = table[(table["kinds"] == 2) & (table["strategy"] == TABLES)].iloc[0]
+    measured = set(zip(table["cluster"], table["strategy"], strict=True))
+    asked = [(cluster, strategy) for cluster, setups in two_kinds.SETUPS.items() for strategy, _ in setups]
+    lacking = [f"{cluster} in {strategy}" for cluster, strategy in asked if (cluster, strategy) not in measured]
+    found = table[(table["kinds"] == 2) & (table["strategy"] == TABLES)]
+    if lacking or not len(found):
+        said = f"not measured: {', '.join(lacking)}"
+        claims.add("tables on one kind of host, the rest on another", said, "-", False)
+        return
+    both = found.iloc[0]
     alone = table[table["kinds"] == 1].drop_duplicates("cluster")
     ratios = {str(row["cluster"]): float(row["step_s"] / both["step_s"]) for _, row in alone.iterrows()}
     claims.add(f"tables on one kind of host, the rest on another: {_TWO_KINDS} times as fast as either kind alone",

@@ -21,6 +21,8 @@ from tests.benchmarks.strategies import (
     crossing,
     judge_adasum,
     judge_placement,
+    judge_servers,
+    judge_tables,
     judge_tensor,
     settings,
 )
@@ -150,3 +152,25 @@ def test_an_order_far_from_the_best_or_slower_on_hosts_than_another_falls_short(
     judge_placement(claims, 1)
     assert claims.hold is holds, claims.rows
     assert host_rows(hosts, found)[1]["over_chosen"] == pytest.approx(3.0)
+
+
+def test_what_was_not_measured_makes_no_claim_hold() -> None:
+    columns = [
+        "workload",
+        "cluster",
+        "strategy",
+        "batch_per_device",
+        "step_s",
+        "step_spread",
+        "sync_s",
+        "gradient_bytes",
+    ]
+    one = ["wide_mlp", "4xb50", "ps-{}", "32", 1.0, 0.01, 0.1, 1e9]
+    runs = pd.DataFrame([[str(cell).format(n) if isinstance(cell, str) else cell for cell in one] for n in (1, 2, 4)],
+                        columns=columns)  # fmt: skip
+    claims = Claims()
+    judge_servers(claims, runs.assign(step_s=[3.0, 2.0, 1.0]))
+    judge_tables(claims, runs)
+    assert [row["holds"] for row in claims.rows] == ["NO", "NO"]
+    assert "1 of 1" in claims.rows[0]["shown"] and "15 not measured" in claims.rows[0]["shown"]
+    assert "1xfast in ddp" in claims.rows[1]["shown"]
