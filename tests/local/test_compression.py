@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
 import sys
 from math import ceil
 from pathlib import Path
@@ -19,10 +16,10 @@ from models.step_time.compression import sparse_bytes
 from tasks.node.strategies import strategy
 from tasks.node.strategies.compression import COMPRESSED, SparseExchange
 from tasks.node.strategies.servers import SERVED
+from tests.local.ranks import answers_of
 
 pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
 
-ROOT = Path(__file__).parents[2]
 WORLD, ROUNDS, VALUES, DENSITY = 4, 6, 5003, 0.05
 LAYOUTS = {"1x2": (2,), "2x1": (1, 1), "2x2": (2, 2), "4x1": (1, 1, 1, 1)}
 CPU = torch.device("cpu")
@@ -105,24 +102,7 @@ def main(rank: int, port: int, answer: Path) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank found."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    answers = [tmp_path_factory.mktemp("ranks") / str(rank) for rank in range(WORLD)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.local.test_compression", str(rank), str(port), str(answer)],
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        for rank, answer in enumerate(answers)
-    ]
-    try:
-        assert [one.wait(timeout=120) for one in processes] == [0] * WORLD
-    finally:
-        for one in processes:
-            one.kill()
-    return [torch.load(one) for one in answers]
+    return answers_of("test_compression", WORLD, tmp_path_factory.mktemp("ranks"))
 
 
 def in_numpy(machines: tuple[int, ...]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,10 +13,10 @@ from torch import Tensor, nn
 
 from tasks.node.strategies import no_sync, strategy
 from tasks.node.strategies.tables import Elsewhere, refuse_model
+from tests.local.ranks import answers_of
 
 pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
 
-ROOT = Path(__file__).parents[2]
 WORLD, STEPS, RATE = 3, 5, 0.1
 SAMPLES = {"equal": (4, 4, 4), "unequal": (2, 4, 6)}
 CPU = torch.device("cpu")
@@ -115,24 +112,7 @@ def main(rank: int, port: int, answer: Path) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank found."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    answers = [tmp_path_factory.mktemp("ranks") / str(rank) for rank in range(WORLD)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.local.test_tables", str(rank), str(port), str(answer)],
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        for rank, answer in enumerate(answers)
-    ]
-    try:
-        assert [one.wait(timeout=120) for one in processes] == [0] * WORLD
-    finally:
-        for one in processes:
-            one.kill()
-    return [torch.load(one) for one in answers]
+    return answers_of("test_tables", WORLD, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("label", SAMPLES)
