@@ -298,6 +298,40 @@ def _in_order(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """The options of `srift export`."""
+
+    workload: Annotated[str, typer.Argument(help="A workload of the published table.")]
+    to: Annotated[str, typer.Option(help="skypilot, sagemaker, karpenter, torchrun or fleet.")]
+    goal: Annotated[
+        str | None,
+        typer.Option(help="Which of its goals; with its limit, as `srift table` prints it, where two have one name."),
+    ] = None
+    rank: Annotated[int, typer.Option(min=1, help="Which of the goal's clusters, 1 is the best.")] = 1
+    provider: Annotated[str | None, typer.Option(help="local or ec2, where both have published the workload.")] = None
+    output: Annotated[Path | None, typer.Option(help="A file to write; else it is printed.")] = None
+
+
+@verb()
+def export(asked: Exported) -> Answer:
+    """A published recommendation as a file for where people act. Reads the table; starts and buys nothing."""
+    from tasks.recommendation.exports.choice import choose
+    from tasks.recommendation.exports.export import export as exported
+    from warehouse.export import published_rows
+
+    rows = published_rows(load_settings().home / "published")
+    words = {"goal": asked.goal, "provider": asked.provider, "rank": asked.rank}
+    choice = choose(rows, asked.workload, now=datetime.now(UTC), **words)
+    body, text = exported(choice, asked.to)
+    for warning in choice.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    if asked.output is None:
+        return Answer(body, text)
+    asked.output.write_text(f"{text.rstrip()}\n")
+    return Answer(body | {"written": str(asked.output)}, f"written: {asked.output}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
     """The options of `srift offers`."""
 
@@ -562,11 +596,12 @@ def _foreseen() -> tuple[type[Exception], ...]:
     from tasks.data_files.measurements import ImportRefused
     from tasks.doctor.workload_check import CheckFailed
     from tasks.providers.base import ProviderError
+    from tasks.recommendation.exports.choice import ExportRefused
     from tasks.workspace.locking import Busy
     from warehouse.database import WarehouseError
 
     cancelled = getattr(sys.modules.get("prefect.exceptions"), "CancelledRun", Busy)  # a refresh that came second
-    return ProviderError, WarehouseError, Busy, ImportRefused, CheckFailed, OSError, cancelled
+    return ProviderError, WarehouseError, Busy, ImportRefused, CheckFailed, ExportRefused, OSError, cancelled
 
 
 _FULL_DISK = ("database or disk is full", "No space left on device", "Disk quota exceeded")  # SQLite, the system

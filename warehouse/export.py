@@ -34,6 +34,7 @@ _MOMENTS = ("published_at", "price_as_of", "newest_measurement_at")
 TABLES = ("recommendations", "recommendation_history", "regret_ledger", "drift", "alarms")
 FILES = ("recommendations", "regret_ledger")  # that stand beside as .parquet and .csv too
 VIEWS = frozenset({"recommendation_changes", "pareto"})
+STALE_AFTER_H = 48.0  # of a publication: a nightly one was left out
 _STORAGE = "v1.0.0"  # readable by 1.x: what 2.0 writes by default is not
 
 

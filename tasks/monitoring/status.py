@@ -9,7 +9,7 @@ import pandas as pd
 
 from models.monitoring.regret_ledger import ledger_summary
 from warehouse.database import WarehouseError, WarehouseMissing
-from warehouse.export import read_published
+from warehouse.export import STALE_AFTER_H, read_published
 
 from ..doctor.report import trouble_of
 from ..reporting.tables import cautions_in
@@ -17,7 +17,6 @@ from ..workspace.locking import at_work
 from ..workspace.workspace import Workspace, open_workspace
 from .checks import alarm_sentences, drift_sentences, ledger_sentence
 
-STALE_AFTER_H = 48.0
 _AGED = {
     "published_at": "the published table is {days:.1f} days old: run `srift refresh`",
     "price_as_of": "the table's prices are {days:.1f} days old",

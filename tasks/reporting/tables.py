@@ -79,8 +79,8 @@ def print_recommendations(
             if name not in hidden:
                 table.add_column(name, justify=justify, no_wrap=name not in ("cluster", "batch"), overflow="fold")
         for row, before in zip(mine, [None, *mine[:-1]], strict=True):
-            again = row["rank"] > 1 and before is not None and _goal(before) == _goal(row)
-            cells = dict(zip(_COLUMNS, _cells(row, "" if again else _goal(row)), strict=False))
+            again = row["rank"] > 1 and before is not None and goal_of(before) == goal_of(row)
+            cells = dict(zip(_COLUMNS, _cells(row, "" if again else goal_of(row)), strict=False))
             table.add_row(*(cell for name, cell in cells.items() if name not in hidden))
         console.print(f"\n{workload} ({provider})", style="bold")
         if len(mine) == 1 or any(row["cluster"] for row in mine) or len({row["reason"] for row in mine}) > 1:
@@ -480,7 +480,8 @@ def print_imports(imports: Sequence[Row]) -> None:
     _print_lines(console, names, lines, right=("rows", "facts"))
 
 
-def _goal(row: Row) -> str:
+def goal_of(row: Row) -> str:
+    """A goal with its constraint: `cheapest_within_deadline 24 h`."""
     goal = str(row["goal"])
     if row["constraint_hours"] is not None:
         goal += f" {row['constraint_hours']:g} h"

@@ -92,6 +92,25 @@ def asking(action: str, region: str) -> Iterator[None]:
         raise explained(error, action=action, region=region) from None
 
 
+def values_of(service: str, shape: str) -> frozenset[str]:
+    """What an enumeration of a service may be, by the model of it that botocore has. Asks nobody."""
+    return frozenset(_model(service).shape_for(shape).enum)
+
+
+def malformed(service: str, shape: str, value: Answer) -> str:
+    """What the service's model refuses in a request or a part of one; empty where nothing. Asks nobody."""
+    from botocore.validate import ParamValidator
+
+    return str(ParamValidator().validate(value, _model(service).shape_for(shape)).generate_report())
+
+
+def _model(service: str) -> Any:
+    from botocore.loaders import Loader
+    from botocore.model import ServiceModel
+
+    return ServiceModel(Loader().load_service_model(service, "service-2"), service)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
     """Where the seconds come from, so that a test need not wait for them."""
