@@ -315,13 +315,13 @@ class Exported:
 @verb()
 def export(asked: Exported) -> Answer:
     """A published recommendation as a file for where people act. Reads the table; starts and buys nothing."""
-    from tasks.recommendation.exports.choice import choose
+    from tasks.recommendation.exports.choice import Wanted, choose
     from tasks.recommendation.exports.export import export as exported
     from warehouse.export import published_rows
 
     rows = published_rows(load_settings().home / "published")
-    words = {"goal": asked.goal, "provider": asked.provider, "rank": asked.rank}
-    choice = choose(rows, asked.workload, now=datetime.now(UTC), **words)
+    wanted = Wanted(workload=asked.workload, goal=asked.goal, provider=asked.provider, rank=asked.rank)
+    choice = choose(rows, wanted, datetime.now(UTC))
     body, text = exported(choice, asked.to)
     for warning in choice.warnings:
         typer.echo(f"warning: {warning}", err=True)

@@ -11,6 +11,7 @@ from ...providers.ec2.api import malformed, values_of
 from .choice import Choice, ExportRefused, Ranked, refuse_local
 
 _MOST_GROUPS = 5  # instance groups of a training job
+_MOST_S = 28 * 86400  # that a training job may run
 # A job that is ended by its limit has cost everything and made nothing: the limit is for a job that hangs.
 _LIMIT_OF_P90 = 2.0
 LAUNCH_TEMPLATE = "YOUR-LAUNCH-TEMPLATE"
@@ -30,18 +31,21 @@ def sagemaker(choice: Choice) -> tuple[Any, str]:
     left_out = [f"rank {one.rank}, {one.name}: {why_not[one.rank]}" for one in ranks if why_not[one.rank]]
     if not able:
         raise ExportRefused(f"sagemaker: no rank can be trained there; {'; '.join(left_out)}")
-    jobs = [
-        {"rank": one.rank, "cluster": one.row["cluster"], "ec2_usd": one.row["usd"], "request": _job(one)}
-        for one in able
-    ]
+    jobs: list[list[Ranked]] = []
+    for one in able:
+        if jobs and _as_preferred(jobs[-1][0], one):
+            jobs[-1].append(one)
+        else:
+            jobs.append([one])
     document = {
         "about": [
             *choice.about,
-            "each request is part of a CreateTrainingJob: try them in order; add name, role, image, data and output",
+            "each request is part of a CreateTrainingJob: try them in order; add name, role, image, data and output, and"
+            " VolumeSizeInGB to the ResourceConfig where a type has no disk of its own",
             "dollars and order are by EC2's prices; SageMaker's own for ml. types are not known here",
             *(["a spot job needs a CheckpointConfig, or an interruption loses all of it"] if _any_spot(able) else []),
         ],
-        "jobs": jobs,
+        "jobs": [_job(one) for one in jobs],
         "left_out": left_out,
     }
     return document, json.dumps(document, indent=2)
@@ -111,6 +115,8 @@ def _for_no_job(one: Ranked, offered: frozenset[str]) -> str:
         return "a training job is on spot machines or on demand, and not on both"
     if len(one.groups) > _MOST_GROUPS:
         return f"a training job has at most {_MOST_GROUPS} groups of instances"
+    if one.row["hours_p90"] * 3600 > _MOST_S:
+        return f"a training job runs at most {_MOST_S // 86400} days"
     return ""
 
 
@@ -118,23 +124,41 @@ def _any_spot(ranks: list[Ranked]) -> bool:
     return any(group.spot for one in ranks for group in one.groups)
 
 
-def _job(one: Ranked) -> dict[str, Any]:
-    groups = [(f"ml.{group.instance_type}", group.count) for group in one.groups]
+def _as_preferred(one: Ranked, other: Ranked) -> bool:
+    """Whether SageMaker itself may take `other` where `one` is not to be had, which it does on demand alone."""
+    uniform = not (one.not_uniform or other.not_uniform or _any_spot([one, other]))
+    return uniform and one.command == other.command and one.region == other.region and one.types != other.types
+
+
+def _job(ranks: list[Ranked]) -> dict[str, Any]:
+    """One request for the first of `ranks`, or the next of them where SageMaker cannot get it."""
+    first = ranks[0]
+    groups = [(f"ml.{group.instance_type}", group.count) for group in first.groups]
     machines: dict[str, Any] = {"InstanceType": groups[0][0], "InstanceCount": groups[0][1]}
-    if len(groups) > 1:
+    if len(ranks) > 1:
+        kinds = dict.fromkeys(one.types[0] for one in ranks)
+        preferred = [{"InstanceType": f"ml.{kind}", "InstanceCount": first.machines} for kind in kinds]
+        machines = {"InstancePreferences": preferred}
+    elif len(groups) > 1:
         machines = {
             "InstanceGroups": [
                 {"InstanceGroupName": f"group-{number}", "InstanceType": kind, "InstanceCount": count}
                 for number, (kind, count) in enumerate(groups, 1)
             ]
         }
-    limit_s = math.ceil(_LIMIT_OF_P90 * one.row["hours_p90"] * 3600)
-    spot = one.groups[0].spot
+    limit_s = min(_MOST_S, math.ceil(_LIMIT_OF_P90 * 3600 * max(one.row["hours_p90"] for one in ranks)))
+    spot = {"EnableManagedSpotTraining": True} if first.groups[0].spot else {}
     return {
-        "ResourceConfig": machines,
-        "EnableManagedSpotTraining": spot,
-        "StoppingCondition": {"MaxRuntimeInSeconds": limit_s} | ({"MaxWaitTimeInSeconds": limit_s} if spot else {}),
-        "Environment": one.environment,
+        "ranks": [one.rank for one in ranks],
+        "region": first.region,
+        "clusters": [one.row["cluster"] for one in ranks],
+        "ec2_usd": [one.row["usd"] for one in ranks],
+        "request": {
+            "ResourceConfig": machines,
+            **spot,
+            "StoppingCondition": {"MaxRuntimeInSeconds": limit_s} | ({"MaxWaitTimeInSeconds": limit_s} if spot else {}),
+            "Environment": first.environment,
+        },
     }
 
 

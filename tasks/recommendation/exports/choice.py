@@ -206,23 +206,33 @@ class Choice:
         return max(0.0, (self.now - moment).total_seconds() / 86400)
 
 
-def choose(
-    rows: Sequence[Row], workload: str, *, goal: str | None, provider: str | None, rank: int, now: datetime
-) -> Choice:
-    """The `rank` of one goal of a workload among the published `rows`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which published row: `goal` and `provider` where the workload has several."""
+
+    workload: str
+    goal: str | None = None
+    provider: str | None = None
+    rank: int = 1
+
+
+def choose(rows: Sequence[Row], wanted: Wanted, now: datetime) -> Choice:
+    """The row `wanted` among the published `rows`, with those of its goal.
 
     Raises SettingsError where the words name nothing or several things, ExportRefused where nothing meets the goal.
     """
-    rows = _named(rows, "workload", workload)
-    rows = _named(rows, "provider", _one(rows, "provider", provider, f"{workload} is published by"))
-    rows = _of_goal(rows, goal)
-    row = next((one for one in rows if one["rank"] == rank), None)
+    rows = _named(rows, "workload", wanted.workload)
+    rows = _named(rows, "provider", _one(rows, "provider", wanted.provider, f"{wanted.workload} is published by"))
+    rows = _of_goal(rows, wanted.goal)
+    row = next((one for one in rows if one["rank"] == wanted.rank), None)
     first = rows[0]
     if first["status"] == _INFEASIBLE:
-        raise ExportRefused(f"nothing meets {workload}, {goal_of(first)}: {first['reason']}")
+        raise ExportRefused(f"nothing meets {wanted.workload}, {goal_of(first)}: {first['reason']}")
     ranks = tuple(Ranked.of(one) for one in rows if one["cluster"] is not None)
     if row is None or row["cluster"] is None:
-        raise SettingsError(f"there is no rank {rank} of {goal_of(first)}: ranks 1 to {len(ranks)} are published")
+        raise SettingsError(
+            f"there is no rank {wanted.rank} of {goal_of(first)}: ranks 1 to {len(ranks)} are published"
+        )
     return Choice(first=Ranked.of(row), ranks=ranks, now=now)
 
 

@@ -185,7 +185,7 @@ def _as_yaml(value: Any) -> str:
     return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=1000))
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     """Texts of several lines as blocks."""
 
 
