@@ -40,7 +40,7 @@ def sagemaker(choice: Choice) -> tuple[Any, str]:
     document = {
         "about": [
             *choice.about,
-            "each request is part of a CreateTrainingJob: try them in order; add name, role, image, data and output, and"
+            "each request is part of a CreateTrainingJob: try them in order; add name, role, image, data, output, and"
             " VolumeSizeInGB to the ResourceConfig where a type has no disk of its own",
             "dollars and order are by EC2's prices; SageMaker's own for ml. types are not known here",
             *(["a spot job needs a CheckpointConfig, or an interruption loses all of it"] if _any_spot(able) else []),
