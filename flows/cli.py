@@ -298,6 +298,58 @@ def _in_order(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """The options of `srift measure`."""
+
+    workload: Annotated[str, typer.Argument(help="A workload of srift.toml with an entrypoint.")]
+    on: Annotated[
+        list[str] | None,
+        typer.Option(help="Machines, as 2xg5.xlarge or 1xa+1xb; may be repeated. Without it: pilots of its goals."),
+    ] = None
+    max_usd: Annotated[float | None, typer.Option(min=0.0, help="Dollar cap; a must on ec2.")] = None
+    provider: Provider = "local"
+    pilots: Annotated[int, typer.Option(min=1, max=9, help="Without --on: how many pilots at most.")] = 3
+    dry_run: Annotated[bool, typer.Option(help="Print what would be bought; start nothing.")] = False
+
+
+@verb(interrupted="machines released, measurements loaded; the model and the table as they were")
+def measure(asked: Named) -> Answer:
+    """Measure a workload on named machines now, or its pilots, under the caps of a refresh. Publishes nothing."""
+    from tasks.campaign.named import Wish
+    from tasks.reporting import tables
+    from tasks.workspace.workspace import capabilities, open_workspace, refuse_to_spend
+
+    provider, max_usd = asked.provider, asked.max_usd
+    wish = Wish(workload=asked.workload, clusters=tuple(asked.on or ()), pilots=asked.pilots)
+    if asked.dry_run and capabilities(provider).spends_money:
+        from tasks.campaign.dry_run import as_rows, as_text, dry_run
+
+        plan, cap_usd = dry_run(provider, max_usd, wish)
+        return Answer(as_rows(plan), as_text(plan, cap_usd))
+    if asked.dry_run:
+        from tasks.campaign.named import dry_run as named
+
+        launches = named(provider, wish)
+        return Answer(tables.launches_as_rows(launches), lambda: tables.print_launches(launches))
+    from tasks.workspace.home import check_home
+    from tasks.workspace.locking import refuse_if_at_work
+
+    workspace = open_workspace(provider)
+    refuse_to_spend(provider, max_usd)
+    check_home(workspace.home)
+    refuse_if_at_work(workspace.home)
+    from flows.measure import measure_named
+    from tasks.providers.base import ProviderError
+    from tasks.reporting.progress import reporting_to
+    from tasks.workspace.prefect_server import own_server
+
+    with own_server(), reporting_to(tables.live_reporter()):
+        outcome = measure_named(wish, provider, max_usd)
+    nothing = None if any(row["measured"] for row in outcome["runs"]) else ProviderError("nothing was measured")
+    return Answer(outcome, lambda: tables.print_measured(outcome, provider), nothing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
     """The options of `srift export`."""
 

@@ -1,19 +1,32 @@
-"""One campaign under a dollar cap: shop, then serve launch after launch, loading each before the next is bought."""
+"""One campaign under a dollar cap: shop, then serve launch after launch, loading each before the next is bought; and
+what a person names, served the same way.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 from prefect import flow
 
+from flows.market import market
+from flows.reap import reap
+from models.campaign.campaign import Launch
 from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve_launch, with_requirements_installed, within
+from tasks.campaign.named import Wish, affordable, clusters_of, launches_for, outcomes
+from tasks.doctor.report import refuse_unless_well
 from tasks.execution.collect import collect_launch, refuse_unless_swept
+from tasks.execution.job import Served
+from tasks.market.offers import current_offers, offers_now
 from tasks.reporting.progress import reporter
 from tasks.training.registry import load_champion
-from tasks.workspace.workspace import open_workspace
+from tasks.workspace.locking import patience_s, refresh_lock
+from tasks.workspace.prefect_runtime import recorded_flow_run
+from tasks.workspace.settings import SettingsError
+from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace, refuse_to_spend
 
 
 @flow(name="measure", log_prints=True)
@@ -24,15 +37,55 @@ def measure(refresh_id: str, provider: str = "local", max_usd: float | None = No
         refuse_unless_swept(workspace, datetime.now(UTC))
         workspace = with_requirements_installed(workspace)  # before the campaign's minutes begin
     champion = load_champion(workspace.home, provider)
-    tally = Tally(
+    tally = _tally(workspace, max_usd, refresh_id)
+    _serve(workspace, within(workspace, champion, tally), tally)
+    return tally.summary()
+
+
+@flow(name="measure-named", log_prints=True)
+def measure_named(wish: Wish, provider: str = "local", max_usd: float | None = None) -> dict[str, Any]:
+    """Measure what is named, or pilots, under the caps and checks of a refresh; trains and publishes nothing.
+
+    Returns the refresh id, `runs` with what was predicted and measured of each, and what it cost. Raises SettingsError
+    on a name that is none and Busy where a refresh is at work, both before anything is started.
+    """
+    refuse_to_spend(provider, max_usd)
+    if max_usd == 0:
+        raise SettingsError("--max-usd 0 measures nothing: say what the runs may cost, or see it with --dry-run")
+    workspace = open_workspace(provider)
+    now = datetime.now(UTC)
+    clusters_of(workspace, wish, offers_now(workspace, now))
+    refuse_unless_well(workspace.settings, provider, max_usd)
+    refresh_id = new_refresh_id(now)
+    with recorded_flow_run(workspace.home), refresh_lock(workspace.home, refresh_id, patience_s=patience_s()):
+        for limit in workspace.provider.limits():
+            reporter().say(f"note: {limit}")
+        reap(provider)
+        market(provider, refresh_id, republish=False, buying=True)
+        refuse_unless_swept(workspace, datetime.now(UTC))
+        workspace = with_requirements_installed(workspace)
+        wished = launches_for(workspace, load_champion(workspace.home, provider), wish, current_offers(workspace))
+        tally = _tally(workspace, max_usd, refresh_id)
+        made = _serve(workspace, affordable(workspace, wished, tally), tally)
+    return {"refresh_id": refresh_id, "runs": outcomes(workspace, wished, made), "spent": tally.summary()}
+
+
+def _tally(workspace: Workspace, max_usd: float | None, refresh_id: str) -> Tally:
+    return Tally(
         cap_usd=workspace.settings.campaign.max_usd if max_usd is None else max_usd,
         stop_at=time.monotonic() + workspace.max_minutes * 60.0,
         refresh_id=refresh_id,
     )
-    for number, launch in enumerate(within(workspace, champion, tally)):
-        served = serve_launch(workspace, launch, f"{refresh_id}-{number:02d}", tally)
+
+
+def _serve(workspace: Workspace, launches: Iterable[Launch], tally: Tally) -> list[tuple[Launch, Served]]:
+    """Each launch in turn, loaded before the next is asked for: what came home decides which that is."""
+    made = []
+    for number, launch in enumerate(launches):
+        served = serve_launch(workspace, launch, f"{tally.refresh_id}-{number:02d}", tally)
         started = time.monotonic()
-        collected = collect_launch(workspace, served, refresh_id, datetime.now(UTC))
+        collected = collect_launch(workspace, served, tally.refresh_id, datetime.now(UTC))
         tally.add(served, collected, load_s=time.monotonic() - started, cluster=launch.cluster)
         reporter().say(f"  {launch.cluster.name}: {len(served.recorded)} runs, {served.outcome}")
-    return tally.summary()
+        made.append((launch, served))
+    return made

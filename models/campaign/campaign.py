@@ -284,15 +284,18 @@ def _usd_per_second(cluster: Cluster) -> float:
 
 
 def _launch(cluster: Cluster, candidates: Sequence[Measurement], known: Coverage, costs: Costs) -> Launch:
-    ordered, run_s = in_order(cluster, candidates)
-    items = tuple(replace(candidate, nodes=nodes, reason=known.reason(candidate)) for candidate, nodes in ordered)
-    est_s = costs.launch_s + run_s
+    return launch_of(cluster, [replace(one, reason=known.reason(one)) for one in candidates], costs)
+
+
+def launch_of(cluster: Cluster, items: Sequence[Measurement], costs: Costs) -> Launch:
+    """One launch of `cluster` for these runs, those of one machine first, each on the first machines that serve it."""
+    ordered, run_s = in_order(cluster, items)
     return Launch(
         cluster=cluster,
-        items=items,
-        est_s=est_s,
+        items=tuple(replace(item, nodes=nodes) for item, nodes in ordered),
+        est_s=costs.launch_s + run_s,
         est_usd=costs.billed_s(run_s) * _usd_per_second(cluster),
-        reason=_reason(candidates),
+        reason=_reason(items),
     )
 
 

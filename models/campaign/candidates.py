@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 
@@ -227,21 +227,24 @@ def training_runs(
         step_s, width = known.get(key) or (_prior_step_s(setup, workload, costs), None)
         candidates.setdefault(
             key,
-            Measurement(
-                kind="train",
-                workload=workload.name,
-                members=tuple(offer.instance_type.name for offer in setup.cluster.members),
-                batches=setup.batch_per_device,
-                accumulation_steps=setup.accumulation_steps,
-                global_batch=setup.global_batch,
-                exact=exact,
-                est_s=min(costs.run_s(step_s), costs.train_most_s)
-                + costs.compiling_s(workload_and_mode(workload.name)[1]),
-                width=width,
-                devices=_devices(setup),
-            ),
+            replace(training_run(setup, step_s, costs), exact=exact, width=width),
         )
     return candidates
+
+
+def training_run(setup: Setup, step_s: float, costs: Costs) -> Measurement:
+    """A training run of `setup`, whose steps are expected to take `step_s`."""
+    workload = variant(setup.workload, setup.mode)
+    return Measurement(
+        kind="train",
+        workload=workload,
+        members=tuple(offer.instance_type.name for offer in setup.cluster.members),
+        batches=setup.batch_per_device,
+        accumulation_steps=setup.accumulation_steps,
+        global_batch=setup.global_batch,
+        est_s=min(costs.run_s(step_s), costs.train_most_s) + costs.compiling_s(workload_and_mode(workload)[1]),
+        devices=_devices(setup),
+    )
 
 
 def _trains(cluster: Cluster, mode: Mode, layout: tuple[int, ...]) -> bool:

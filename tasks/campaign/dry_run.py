@@ -28,9 +28,11 @@ from ..providers.ec2.survey import Surveyor, archive
 from ..providers.ec2.userdata import NodeBoot, user_data
 from ..reporting.progress import reporter
 from ..reporting.tables import launches_as_rows
+from ..training.registry import load_champion
 from ..workspace.workspace import Workspace, open_workspace
 from .budget import Tally, allowance
 from .campaign import list_of
+from .named import Wish, launches_for
 
 _UNCHECKED = (
     "not checked: the image, the network and its zones, which zones have the type, EFA, placement groups, quotas,"
@@ -49,18 +51,23 @@ class Planned:
     said: Sequence[str]
 
 
-def dry_run(provider: str, max_usd: float | None) -> tuple[list[Planned], float]:
-    """What a refresh of `provider` would ask for now, and its cap. Says what it had to take for granted."""
+def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> tuple[list[Planned], float]:
+    """What a refresh of `provider`, or a measurement of what `wish` names, would ask for now, and its cap.
+
+    Says what it had to take for granted.
+    """
     workspace, now = open_workspace(provider), datetime.now(UTC)
     if max_usd is None:
         assumed = f"${workspace.settings.campaign.max_usd:g} of [campaign] max_usd"
-        reporter().say(
-            f"no --max-usd: this dry run assumes the {assumed}; a refresh on {provider} does not start without it"
-        )
+        reporter().say(f"no --max-usd: this dry run assumes the {assumed}; nothing on {provider} starts without it")
     offers, said = with_spot(offers_now(workspace, now), workspace.settings.campaign.market)
     if said:
         reporter().say(said)
-    return planned(workspace, list_of(workspace, offers, max_usd), offers, max_usd, now), cap_of(workspace, max_usd)
+    if wish is None:
+        launches: Sequence[Launch] = list_of(workspace, offers, max_usd)
+    else:
+        launches = launches_for(workspace, load_champion(workspace.home, provider), wish, offers).launches
+    return planned(workspace, launches, offers, max_usd, now), cap_of(workspace, max_usd)
 
 
 def planned(

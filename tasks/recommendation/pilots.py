@@ -69,7 +69,7 @@ def pilots_for(case: Case, plan: Plan, *, buyable: Sequence[Offer], count: int) 
     it; where none can be made regrets are None: its profiles come first, as a campaign buys them.
     """
     workspace, workload, model = case.workspace, case.workload, case.model
-    sold = _for_sale(workspace, buyable)
+    sold = for_sale(workspace, buyable)
     if not sold:
         return _no_runs(NO_PRICE)
     with one_thread():
@@ -123,7 +123,7 @@ def _unknown(case: Case) -> str:
     return NO_PEAK.format(name=case.workload.name) if case.guessed and case.model is not None else NOT_LEARNED
 
 
-def _for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
+def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
     """Offers with a price in the campaign's market; where it has none at all, in the other."""
     priced = [one for one in offers if one.usd_per_hour is not None]
     return [one for one in priced if one.market == workspace.settings.campaign.market] or priced

@@ -252,6 +252,31 @@ def launches_as_rows(launches: Sequence[Launch]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def print_measured(found: Row, provider: str) -> None:
+    """Each run that was asked for: its step as it was predicted and as it was measured, or why it was not."""
+    console = _console()
+    lines = []
+    for row in found["runs"]:
+        predicted, step_s = row["predicted_step_s"], row["step_s"]
+        known = predicted is not None
+        told = _seconds(predicted, row["predicted_step_low_s"], row["predicted_step_high_s"]) if known else ""
+        kind = "step time" if row["kind"] == "train" else str(row["kind"])
+        took = _number(step_s, "{:.3f}") if step_s is not None else "done" if row["measured"] else "not measured"
+        apart = f"{step_s / predicted - 1:+.0%}" if known and step_s is not None else ""
+        lines.append([kind, _in_mode(row), row["layout"], row["market"], _batch(row), told, took, apart])
+    numbers = ("predicted s (90 %)", "measured s", "difference")
+    names = ("measured", "cluster", "devices each", "market", "batch", *numbers)
+    _print_lines(console, names, lines, right=numbers)
+    for reason in dict.fromkeys(row["reason"] for row in found["runs"] if row["reason"]):
+        console.print(f"  {reason}")
+    spent = found["spent"]
+    for note in spent["notes"]:
+        console.print(f"  {note}")
+    again = "srift refresh --max-usd 0" + ("" if provider == "local" else f" --provider {provider}")
+    console.print(f"{spent['launches']} launches, ${spent['usd']:.4f}; stored, and neither learned from nor published:")
+    console.print(f"`{again}` does both and measures nothing")
+
+
 def print_status(found: Mapping[str, Any]) -> None:
     """A few sentences."""
     console = _console()
