@@ -18,7 +18,7 @@ from models.campaign.candidates import Costs, Measurement, profile_of, profiled_
 from models.domain.cluster import Cluster, Offer, parse_cluster, parse_numbers
 from models.domain.setup_table import rows_of
 from models.domain.suggestions import nearest_names
-from models.domain.workload import Mode, Setup, joined, variant
+from models.domain.workload import Goal, Mode, Setup, joined, variant
 from models.planner import planner
 from models.planner.candidates import Supply
 from models.planner.enumeration import price_or_inf, sold_together
@@ -169,11 +169,12 @@ def _unpaid(launch: Launch, tally: Tally) -> str:
 
 
 def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer], sold: Sequence[Offer]) -> Cluster:
+    known = {one.instance_type.name for one in offers}
     try:
         names = parse_cluster(text)
     except ValueError as error:
-        raise SettingsError(f"--on {text}: {error}") from None
-    known = {one.instance_type.name for one in offers}
+        meant = f"; did you mean 1x{text}?" if text in known else ""
+        raise SettingsError(f"--on {text}: {error}{meant}") from None
     for name in names:
         if name not in known:
             raise SettingsError(f"--on {text}: no instance type {name!r} is on offer; {nearest_names(name, known)}")
@@ -184,7 +185,9 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer], sold: Seq
     if why:
         smaller = (Cluster(members=cluster.members[:count]) for count in range(len(names) - 1, 0, -1))
         fits = next((one.name for one in smaller if not _not_launched(workspace, one)), None)
-        raise SettingsError(f"--on {text}: {why}" + ("" if fits is None else f"; the most of it that can be is {fits}"))
+        raise SettingsError(
+            f"--on {text}: {why.rstrip('.')}" + ("" if fits is None else f"; the most of it that can be is {fits}")
+        )
     return cluster
 
 
@@ -264,7 +267,7 @@ def _pilots(case: Case, count: int, costs: Costs) -> list[Launch]:
     """At most `count` runs, those of goals with a constraint first; runs on the same machines are one launch."""
     name, measured = case.workload.name, _measured(case.workspace, case.workload.name)
     runs: dict[Measurement, tuple[Measurement, str, str]] = {}
-    for goal in sorted(case.workload.goals, key=lambda one: one.constraint is None):
+    for goal in sorted(case.workload.goals or (Goal(goal="cheapest"),), key=lambda one: one.constraint is None):
         asked = replace(case, workload=replace(case.workload, goals=(goal,)))
         found = pilots_for(asked, plan_one(asked, measured), buyable=case.offers, count=count)
         limit = "" if goal.limit is None else f" {goal.limit:g} {goal.constraint}"
