@@ -184,11 +184,12 @@ def furnished() -> Path:
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            _furnish(folder)
+            furnish(folder)
     return folder
 
 
-def _furnish(folder: Path) -> None:
+def furnish(folder: Path) -> None:
+    """What `furnished` has, in a new folder, to be written to."""
     folder.mkdir()
     here = install(folder)
     plot = folder / "calibration.png"

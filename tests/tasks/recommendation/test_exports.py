@@ -21,13 +21,16 @@ import torch
 import yaml
 from moto import mock_aws
 from torch import nn
+from typer.testing import CliRunner
 
+from flows.cli import app
 from models.domain.cluster import parse_cluster
 from tasks.providers.ec2.api import malformed
 from tasks.recommendation.exports.aws import LAUNCH_TEMPLATE
 from tasks.recommendation.exports.choice import Choice, ExportRefused, Wanted, choose
 from tasks.recommendation.exports.export import TARGETS, export
 from tasks.workspace.settings import SettingsError
+from tests.installed import furnished
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 PRICES = {
@@ -320,6 +323,32 @@ def test_an_old_table_and_a_row_that_misses_its_goal_are_warned_of() -> None:
     old = chosen(UNIFORM, now=NOW + timedelta(days=3)).warnings
     assert old[0].startswith("the publication is 3.4 days old: `srift refresh") and "prices are 3.4 days" in old[1]
     assert chosen(MIXED, rank=2).warnings == ["rank 2 misses its constraint: the reason"]
+
+
+def test_the_command_prints_or_writes_the_file_and_warns_beside_it(
+    own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(furnished())
+    monkeypatch.setenv("SRIFT_HOME", str(furnished() / "state"))
+    words = ["export", "conv", "--to", "torchrun", "--goal", "fastest"]
+    printed = CliRunner().invoke(app, words)
+    assert (
+        printed.exit_code == 0 and ast.parse(printed.stdout) and printed.stdout.startswith("# conv, fastest: rank 1, ")
+    )
+    assert "warning: the publication is" in printed.stderr
+    written = CliRunner().invoke(app, [*words, "--output", str(tmp_path / "shares.py")])
+    assert (
+        written.stdout == f"written: {tmp_path}/shares.py\n" and (tmp_path / "shares.py").read_text() == printed.stdout
+    )
+    body = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert body["to"] == "torchrun" and body["document"]["precision"] == "fp32" and len(body["warnings"]) == 2
+    for changed, code, says in (
+        (["export", "conv", "--to", "torchrun"], 2, "conv has several goals, say which: --goal cheapest"),
+        (["export", "conv", "--to", "fleet", "--goal", "fastest"], 1, "parts of this computer"),
+        (["export", "conv", "--to", "torchrun", "--goal", "fastest", "--output", "/nowhere/x"], 1, "/nowhere/x"),
+    ):
+        refused = CliRunner().invoke(app, changed)
+        assert refused.exit_code == code and says in refused.stderr and refused.stdout == ""
 
 
 TRAINING = """

@@ -1,0 +1,175 @@
+"""`srift measure`: named machines and pilots, refused by name before anything starts, under the caps of a campaign."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.campaign.budget import Allowance
+from models.domain.cluster import Cluster
+from tasks.providers.base import EndedLease
+from tasks.workspace.prefect_runtime import Step
+from tests.fakes import FakeProvider, armed, finished, ready
+from tests.flows.test_cli import assert_fails, enter, printed, srift
+from tests.installed import DescribedMachines, furnish, furnished, write_project
+from tests.warehouse.builders import PROFILE
+from warehouse.database import Warehouse
+
+flow = importlib.import_module("flows.measure")
+MEASURED = {"step_s": 0.1234, "step_spread": 0.01, "sync_s": 0.01, "parameters": 10, "gradient_bytes": 40}
+
+
+def report(cluster: Any) -> None:
+    """Each run of the plan is measured."""
+    for item in json.loads((cluster.mailbox / "plan.json").read_text())["items"]:
+        values = PROFILE if item["kind"] == "profile" else MEASURED | {"flops_per_sample": None}
+        digest = json.loads((cluster.mailbox / "plan.json").read_text())["workloads"][0]["digest"]
+        cluster.report(item["run_id"], kind=item["kind"], values=values, workload_digest=digest)
+
+
+@dataclass
+class Acting(DescribedMachines):
+    """Machines that measure whatever they are given."""
+
+    home: Path = Path()
+    asked: list[str] = field(default_factory=list)
+    acting: FakeProvider | None = None
+
+    @contextmanager
+    def acquire(self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int) -> Iterator[Any]:
+        self.asked.append(cluster.name)
+        self.acting = self.acting or FakeProvider(self.home)
+        self.acting.scripts = iter([[ready, armed(1), report, finished(1)]])
+        with self.acting.acquire(cluster, lease_id=lease_id, deadline_s=deadline_s, seed=seed) as running:
+            yield running
+
+    def ended(self) -> list[EndedLease]:
+        return self.acting.ended() if self.acting else []
+
+    def forget(self, lease_id: str) -> None:
+        assert self.acting is not None
+        self.acting.forget(lease_id)
+
+
+@pytest.fixture
+def used(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with a champion of its workloads conv and lm; read only. Machines are only described."""
+    monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: DescribedMachines())
+    return enter(furnished(), monkeypatch)
+
+
+@pytest.fixture
+def acting(own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Acting:
+    """The same of one's own, with machines that measure, without a server of Prefect."""
+    folder = tmp_path / "project"
+    furnish(folder)
+    machines = Acting(home=folder / "state")
+    monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: machines)
+    monkeypatch.setattr(Step, "__call__", lambda self, *a, **k: self.fn(*a, **k))
+    for name in ("measure_named", "market", "reap"):
+        monkeypatch.setattr(flow, name, getattr(flow, name).fn)
+    monkeypatch.setattr("tasks.workspace.prefect_server.own_server", nullcontext)
+    enter(folder, monkeypatch)
+    return machines
+
+
+def test_named_machines_are_measured_beside_what_was_predicted_and_nothing_is_published(acting: Acting) -> None:
+    before = printed("table")
+    found = printed("measure", "conv", "--on", "2xs.small", "--on", "1xs.large")
+    assert acting.asked == ["2xs.small", "1xs.large"]
+    assert [(row["kind"], row["cluster"], row["step_s"]) for row in found["runs"]] == [
+        ("profile", "1xs.small", None),
+        ("train", "2xs.small", 0.1234),
+        ("profile", "1xs.large", None),
+        ("train", "1xs.large", 0.1234),
+    ]
+    for row in found["runs"]:
+        assert row["measured"] and row["reason"] == ""
+        if row["kind"] == "train":
+            assert row["predicted_step_low_s"] < row["predicted_step_s"] < row["predicted_step_high_s"]
+    assert printed("table") == before
+    spent = printed("spend", "--by", "campaign")
+    assert found["refresh_id"] in json.dumps(spent), "its dollars stand in the ledger as a refresh's do"
+    runs = Warehouse(acting.home / "warehouse.duckdb").select("run_details", {})
+    assert set(runs["cluster"]) == {"2xs.small", "1xs.large"}
+    assert "`srift refresh --max-usd 0` does both" in srift("measure", "conv", "--on", "1xs.small").stdout
+
+
+def test_a_run_that_failed_has_its_reason(acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(cluster: Any) -> None:
+        for item in json.loads((cluster.mailbox / "plan.json").read_text())["items"]:
+            cluster.report(item["run_id"], kind=item["kind"], status="failed", reason="no memory left", values={})
+
+    monkeypatch.setattr(importlib.import_module("tests.flows.test_measure"), "report", fail)
+    result = srift("measure", "conv", "--on", "1xs.small")
+    assert result.exit_code == 1 and "nothing was measured" in result.stderr
+    assert "not measured" in result.stdout and "no memory left" in result.stdout
+
+
+def test_what_a_cap_does_not_pay_for_is_not_launched_and_said(acting: Acting) -> None:
+    result = srift("measure", "conv", "--on", "1xs.small", "--max-usd", "0.00001")
+    assert result.exit_code == 1 and acting.asked == []
+    assert "1xs.small was not launched: it is expected to cost $0.0" in result.stdout
+    assert "nothing was measured" in result.stderr
+
+
+def test_a_worst_case_beyond_a_cap_is_refused_as_in_a_refresh(acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.campaign.named.allowance", lambda *_: Allowance(refusal="the month is over its cap"))
+    result = srift("measure", "conv", "--on", "1xs.small")
+    assert result.exit_code == 1 and acting.asked == [] and "the month is over its cap" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["conv", "--on", "2xs.smal"], "did you mean 's.small'"),
+        (["convv", "--on", "2xs.small"], "did you mean 'conv'"),
+        (["conv", "--on", "s.small"], "did you mean 1xs.small?"),
+        (
+            ["conv", "--on", "9xs.small"],
+            "at most 2 machines ([campaign] max_hosts); the most of it that can be is 2xs.small",
+        ),
+        (["conv", "--on", "2xs.whole"], "too many cores; the most of it that can be is 1xs.whole"),
+        (["conv", "--on", "1xs.small", "--max-usd", "0"], "--max-usd 0 measures nothing"),
+        (["conv", "--on", "1xs.small", "--provider", "ec2"], "--max-usd"),
+        (["conv", "--on", "1xs.small", "--provider", "ec3"], "did you mean 'ec2'"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_the_nearest_right_one_before_anything_starts(
+    acting: Acting, monkeypatch: pytest.MonkeyPatch, words: list[str], says: str
+) -> None:
+    monkeypatch.setattr(flow, "reap", lambda *_: pytest.fail("something was started"))
+    assert_fails(srift("measure", *words), 2, says)
+
+
+def test_without_names_it_is_the_pilots_that_recommend_proposes(used: Path) -> None:
+    """The first goal with a constraint of srift.toml is 4 hours."""
+    [first, *_] = printed("recommend", "conv", "--deadline", "4h", "--pilots", "2")
+    wanted = sorted((run["cluster"], run["batch_per_device"]) for run in first["pilots"]["runs"])
+    launches = printed("measure", "conv", "--pilots", "2", "--dry-run")
+    found = [
+        (one["cluster"], "+".join(map(str, dict.fromkeys(item["batches"]))))
+        for one in launches
+        for item in one["items"]
+    ]
+    assert sorted(found) == wanted and len(wanted) == 2
+
+
+def test_a_dry_run_starts_nothing_and_a_workload_that_was_never_profiled_is_profiled_first(
+    own_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: DescribedMachines())
+    write_project(tmp_path)
+    enter(tmp_path, monkeypatch)
+    [launch] = printed("measure", "conv", "--on", "1xs.small+1xs.large", "--dry-run")
+    kinds = [(item["kind"], item["workload"], len(item["nodes"])) for item in launch["items"]]
+    assert kinds == [("profile", "conv", 1), ("profile", "conv", 1), ("train", "conv", 2)]
+    assert sum(launch["items"][-1]["batches"]) == 48, "its global batch"
+    assert not (tmp_path / "state" / "warehouse.duckdb").exists()
