@@ -91,7 +91,8 @@ def test_a_launch_counts_once_though_it_tells_of_both_markets(tmp_path: Path) ->
     here = install(tmp_path)
     for number, seconds in enumerate((10.0, 20.0, 10.0, 20.0)):
         held(here, 1, zone=f"z{number}", startup_s=seconds)
-    launches = pd.DataFrame({"instance_type": "s.small", "market": "spot", "seconds": [10.0, 20.0, 10.0, 20.0]})
+    seconds = [10.0, 20.0, 10.0, 20.0]
+    launches = pd.DataFrame({"instance_type": "s.small", "market": "spot", "machines": 1, "seconds": seconds})
     conditions = job_conditions(here)
     assert isinstance(conditions, Learned) and conditions.startup.launch_sd == fit_startup(launches).launch_sd
 
