@@ -8,10 +8,10 @@ from typing import Any
 
 from prefect import flow
 
-from tasks.campaign.budget import Tally
+from tasks.campaign.budget import Tally, money_short
 from tasks.campaign.campaign import serve_launch, with_requirements_installed, within
 from tasks.execution.collect import collect_launch, refuse_unless_swept
-from tasks.reporting.progress import reporter
+from tasks.reporting.progress import MONEY_SHORT, announce, reporter
 from tasks.training.registry import load_champion
 from tasks.workspace.workspace import open_workspace
 
@@ -35,4 +35,7 @@ def measure(refresh_id: str, provider: str = "local", max_usd: float | None = No
         collected = collect_launch(workspace, served, refresh_id, datetime.now(UTC))
         tally.add(served, collected, load_s=time.monotonic() - started, cluster=launch.cluster)
         reporter().say(f"  {launch.cluster.name}: {len(served.recorded)} runs, {served.outcome}")
+    if max_usd != 0 and (short := money_short(workspace, tally, datetime.now(UTC))):
+        reporter().say(short)
+        announce(MONEY_SHORT, f"provider.{provider}", short)
     return tally.summary()
