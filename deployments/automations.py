@@ -96,12 +96,10 @@ def install(client: SyncPrefectClient, notify: str, prefect_file: Path) -> list[
         raise ValueError(f"no block {notify!r}: `prefect block ls` lists those that there are") from error
     wanted = automations(block.id, nightly(prefect_file))
     for one in wanted:
-        found = client.request("POST", "/automations/filter", json={"automations": {"name": {"any_": [one.name]}}})
-        body = one.model_dump(mode="json")
-        if known := found.json():
-            client.request("PUT", "/automations/{id}", path_params={"id": known[0]["id"]}, json=body)
+        if known := client.read_automations_by_name(one.name):
+            client.update_automation(known[0].id, one)
         else:
-            client.request("POST", "/automations/", json=body)
+            client.create_automation(one)
     return [one.name for one in wanted]
 
 
