@@ -218,6 +218,7 @@ class Served:
     visits: Visits
     reaped: tuple[str, dict[str, str]]  # what `srift reap` said, and flow run -> its state then
     notified: tuple[list[str], dict[str, str]]
+    examples: tuple[str, str]
 
 
 def prefect(home: Path, port: str, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -323,11 +324,43 @@ else:
 """
 
 
-def notified(project: Path, port: str) -> tuple[list[str], dict[str, str]]:
-    """What installing the automations printed, the second time too, and what a refused promotion made them send."""
+CHANGED = """
+from tasks.reporting.progress import announce_changes
+
+row = {"workload": "conv", "goal": "cheapest", "change": "choice", "cause": "prices", "constraint_hours": None}
+row |= {"constraint_usd": None, "cluster": "2xa", "market": "spot", "hours": 1.25, "usd": 0.5}
+announce_changes("local", [row | {"previous_cluster": None, "previous_status": None, "previous_usd": None}])
+"""
+
+
+def operators(project: Path, port: str) -> dict[str, str]:
+    """The environment of a program that knows the credential."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(project / "state" / "prefect")}
     env |= {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
-    env |= {"PREFECT_API_AUTH_STRING": (project / "state" / FILE).read_text().strip()}
+    return env | {"PREFECT_API_AUTH_STRING": (project / "state" / FILE).read_text().strip()}
+
+
+def examples(project: Path, port: str) -> tuple[str, str]:
+    """What `examples/reading` print that need a server: of a changed choice, and of a refresh that they asked for."""
+    env, folder = operators(project, port), ROOT / "examples" / "reading"
+    follow = [sys.executable, str(folder / "on_change.py")]
+    with subprocess.Popen(follow, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
+        watchdog = threading.Timer(90.0, following.kill)
+        watchdog.start()
+        assert following.stdout is not None and following.stderr is not None
+        assert following.stdout.readline() == "following\n", following.stderr.read()
+        subprocess.run([sys.executable, "-c", CHANGED], env=env, check=True, capture_output=True, timeout=120)
+        told = following.stdout.readline()
+        watchdog.cancel()
+        following.kill()
+    own = [sys.executable, str(folder / "from_a_flow.py"), str(project / "state" / "published")]
+    done = subprocess.run(own, env=env, capture_output=True, text=True, timeout=300)
+    return told, done.stdout + done.stderr
+
+
+def notified(project: Path, port: str) -> tuple[list[str], dict[str, str]]:
+    """What installing the automations printed, the second time too, and what a refused promotion made them send."""
+    env = operators(project, port)
     got = queue.Queue[dict[str, str]]()
 
     class Hook(BaseHTTPRequestHandler):
@@ -387,6 +420,7 @@ def serve(project: Path) -> Served:
                     visits = visit(home, port, mlflow_port)
                     reaped = reap_after_a_kill(project, port)
                     told = notified(project, port)
+                    shown = examples(project, port)
                 ended = re.search(r"UTC  (\S+)  \S+  (?:Completed|Failed|Crashed)", line)
                 if ended and ended[1] in waited_for:
                     waited_for.remove(ended[1])
@@ -401,7 +435,7 @@ def serve(project: Path) -> Served:
             left = list(processes_of(project))
             for one in left:
                 one.kill()
-    return Served(project=project, said=said, left=left, visits=visits, reaped=reaped, notified=told)
+    return Served(project=project, said=said, left=left, visits=visits, reaped=reaped, notified=told, examples=shown)
 
 
 @pytest.mark.local
@@ -478,6 +512,13 @@ def test_automations_are_installed_once_and_tell_of_a_refused_promotion(served: 
         "body": "model version 3: it is worse",
     }
     assert unknown == "no block 'slack-webhook/none': `prefect block ls` lists those that there are\n"
+
+
+@pytest.mark.local
+def test_a_program_follows_changes_of_the_table_and_another_has_it_renewed(served: Served) -> None:
+    told, renewed = served.examples
+    assert told.endswith("conv, cheapest: choice: not in the table -> 2xa spot, 1.25 h, $0.5000 (prices)\n")
+    assert "imported-net" in renewed or "nothing is recommended yet" in renewed, renewed
 
 
 @pytest.mark.local
