@@ -14,14 +14,14 @@ from prefect import flow
 from flows.market import market
 from flows.reap import reap
 from models.campaign.campaign import Launch
-from tasks.campaign.budget import Tally
+from tasks.campaign.budget import Tally, money_short
 from tasks.campaign.campaign import serve_launch, with_requirements_installed, within
 from tasks.campaign.named import Wish, affordable, clusters_of, launches_for, outcomes
 from tasks.doctor.report import refuse_unless_well
 from tasks.execution.collect import collect_launch, refuse_unless_swept
 from tasks.execution.job import Served
 from tasks.market.offers import current_offers, offers_now
-from tasks.reporting.progress import reporter
+from tasks.reporting.progress import MONEY_SHORT, announce, reporter
 from tasks.training.registry import load_champion
 from tasks.workspace.locking import patience_s, refresh_lock
 from tasks.workspace.prefect_runtime import recorded_flow_run
@@ -39,6 +39,8 @@ def measure(refresh_id: str, provider: str = "local", max_usd: float | None = No
     champion = load_champion(workspace.home, provider)
     tally = _tally(workspace, max_usd, refresh_id)
     _serve(workspace, within(workspace, champion, tally), tally)
+    if max_usd != 0:
+        _warn_of_money(workspace, tally)
     return tally.summary()
 
 
@@ -67,6 +69,7 @@ def measure_named(wish: Wish, provider: str = "local", max_usd: float | None = N
         wished = launches_for(workspace, load_champion(workspace.home, provider), wish, current_offers(workspace))
         tally = _tally(workspace, max_usd, refresh_id)
         made = _serve(workspace, affordable(workspace, wished, tally), tally)
+        _warn_of_money(workspace, tally)
     return {"refresh_id": refresh_id, "runs": outcomes(workspace, wished, made), "spent": tally.summary()}
 
 
@@ -89,3 +92,9 @@ def _serve(workspace: Workspace, launches: Iterable[Launch], tally: Tally) -> li
         reporter().say(f"  {launch.cluster.name}: {len(served.recorded)} runs, {served.outcome}")
         made.append((launch, served))
     return made
+
+
+def _warn_of_money(workspace: Workspace, tally: Tally) -> None:
+    if short := money_short(workspace, tally, datetime.now(UTC)):
+        reporter().say(short)
+        announce(MONEY_SHORT, f"provider.{workspace.provider.name}", short)

@@ -10,7 +10,7 @@ from tasks.market.offers import current_offers
 from tasks.monitoring.checks import noted
 from tasks.recommendation.publication import export_copies, store_publication
 from tasks.recommendation.recommend import recommend_all
-from tasks.reporting.progress import publish_artifacts, reporter
+from tasks.reporting.progress import announce_changes, publish_artifacts, reporter
 from tasks.training.registry import load_champion, older_champion, older_sentence
 from tasks.workspace.workspace import open_workspace
 from warehouse.reads import mart
@@ -30,6 +30,7 @@ def publish(provider: str, refresh_id: str) -> int:
     store_publication(workspace, rows, champion, refresh_id, datetime.now(UTC))
     changes = export_copies(workspace)
     publish_artifacts(rows, changes)
+    announce_changes(provider, changes)
     chosen = sum(change["change"] == "choice" for change in changes)
     other = len(changes) - chosen
     reporter().say(

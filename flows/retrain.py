@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from prefect import flow
 
 from tasks.monitoring.checks import judge_promises, note_alarms, note_drift
-from tasks.reporting.progress import reporter
+from tasks.reporting.progress import DRIFTED, PROMOTION_REFUSED, announce, reporter
 from tasks.training.registry import load_champion
 from tasks.training.train import challenge, register
 from tasks.workspace.workspace import open_workspace
@@ -24,6 +24,7 @@ def retrain(refresh_id: str, provider: str = "local") -> str:
     judge_promises(workspace, frames, refresh_id, now)
     for drift in note_drift(workspace, frames, champion, refresh_id, now):  # before the challenger has seen those runs
         reporter().say(drift)
+        announce(DRIFTED, f"model.{provider}", drift)
     for slow in note_alarms(workspace, frames, champion, refresh_id, now):
         reporter().say(slow)
     challenger = challenge(frames, champion)
@@ -32,4 +33,6 @@ def retrain(refresh_id: str, provider: str = "local") -> str:
     version = register(workspace, challenger, frames, refresh_id, datetime.now(UTC))
     sentence = f"model version {version}: {challenger.decision.reason}"
     reporter().say(sentence)
+    if not challenger.decision.promote:
+        announce(PROMOTION_REFUSED, f"model.{provider}", sentence, version=version)
     return sentence

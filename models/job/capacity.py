@@ -1,10 +1,12 @@
 """Seconds until machines are at work, and the chance that they can be had at once, by type, market and zone.
 
-    log seconds = mu_type,market + noise      mu shrunk to its market, its market to the stated prior
+    log seconds = mu_market + u_type,market + b (log n - c) + noise      n machines that were asked for together
+    mu about the stated prior, u about 0, b about its own prior; c the mean of the launches, one noise a launch
     p_type,market ~ Beta, from own requests granted and refused        p_cluster(n) = p^(1 + (n - 1) (1 - shared))
 
-Start-up is lognormal with partial pooling by the conjugate normal; a cluster is ready when its last machine is:
-P(all of n by s) = P(s)^n. Refusals bunch: where one machine can be had, the next is likelier.
+All are normal, so that their posterior is that of a linear regression. Seconds are those of a launch's last machine:
+the machines of one launch start alike, so each of them tells little more than the first. Refusals bunch: where one
+machine can be had, the next is likelier.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import log_ndtr
 
 from ..domain.numeric import FloatArray
 
@@ -28,22 +29,25 @@ PRIOR_S: Mapping[str, float] = {"on-demand": 69.0, "spot": 87.0}
 # launch around its type (GCP: 0.04 to 0.12, more by a few stragglers).
 _MARKET_SD, _TYPE_SD, _LAUNCH_SD = 0.5, 0.15, 0.1
 _SPREAD_WEIGHT = 6.0  # launches that the prior of the spread of launches counts as
-# The last of n is looked at on a lattice of logs, so many points to a launch's spread and so many spreads around the
-# medians: outside P is 0 or 1 to the last digit, and a gang's moments do not depend on which others are asked for.
-_POINTS, _FINEST_SD, _BELOW, _ABOVE = 6, 0.02, 9, 9
-_ROWS = 4096  # gangs looked at together: what is held in memory
+# b and its doubt. The last of n machines that start independently, each with that spread: exp(0.07 log n) times one, to
+# n = 16.
+SLOPE = (0.07, 0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartupModel:
-    """Log medians by type and market and by market with their doubt, and the spread of single launches."""
+    """Log medians of a launch of `e ** size` machines, by type and market and by market, with their doubt; the spread
+    of launches; `slope`, with its doubt: what log seconds grow by with the log of the machines.
+    """
 
     pools: Mapping[TypeInMarket, tuple[float, float]]
     markets: Mapping[str, tuple[float, float]]
     launch_sd: float
+    slope: tuple[float, float]
+    size: float
 
     def log_median(self, instance_type: str, market: str) -> tuple[float, float]:
-        """(log of the median seconds, its standard deviation) of a type that was launched or not.
+        """(log of the median seconds, its standard deviation) of a launch of a type that was launched or not.
 
         Raises ValueError for a market that is neither "on-demand" nor "spot".
         """
@@ -55,79 +59,66 @@ class StartupModel:
     def gangs(self, pools: Sequence[TypeInMarket], counts: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
         """(mean seconds, standard deviation of their log), of gangs of `counts` (gangs, pools) machines, (gangs,) each.
 
-        A gang has at least one machine and is ready when its last one is. Launches are independent given the medians;
-        what is not known of the medians is shared by the whole gang.
+        A gang has at least one machine and is ready when its slowest kind is.
         """
         if not len(counts):
             return np.zeros(0), np.zeros(0)
         known = np.array([self.log_median(*pool) for pool in pools]).reshape(-1, 2)
-        kinds, kind = np.unique(known, axis=0, return_inverse=True)
-        alike = np.zeros((len(counts), len(kinds)))
-        for at, number in enumerate(kind.ravel().tolist()):  # pools of equal medians are one
-            alike[:, number] += counts[:, at]
-        distinct, back = np.unique(alike, axis=0, return_inverse=True)
-        parts = [self._last(distinct[at : at + _ROWS], kinds) for at in range(0, len(distinct), _ROWS)]
-        mean_s, log_sd = np.concatenate(parts, axis=1)
-        return mean_s[back.ravel()], log_sd[back.ravel()]
-
-    def _last(self, counts: FloatArray, kinds: FloatArray) -> FloatArray:
-        """(2, gangs) of the last machine: the moments of its log by sums over its distribution."""
-        step = max(self.launch_sd, _FINEST_SD) / _POINTS
-        first = np.floor((kinds[:, 0].min() - _BELOW * self.launch_sd) / step)
-        last = np.ceil((kinds[:, 0].max() + _ABOVE * self.launch_sd) / step)
-        grid = np.arange(first, last + 1) * step
-        one = log_ndtr((grid - kinds[:, :1]) / self.launch_sd)
-        below = np.exp(counts @ one)  # P(all are ready by then)
-        end = grid[-1] + step / 2
-        mean = end - step * below.sum(axis=1)
-        square = end**2 - 2 * step * (below @ grid)
-        doubt = np.where(counts > 0, kinds[:, 1], 0.0).max(axis=1)
-        variance = np.maximum(square - mean**2, 0.0) + doubt**2
-        return np.stack([np.exp(mean + variance / 2), np.sqrt(variance)])
+        slowest = np.where(counts > 0, known[:, 0], -np.inf).argmax(axis=1)
+        middle, doubt = known[slowest].T
+        more = np.log(counts.sum(axis=1)) - self.size
+        log_sd = np.sqrt(doubt**2 + (self.slope[1] * more) ** 2 + self.launch_sd**2)
+        return np.exp(middle + self.slope[0] * more + log_sd**2 / 2), log_sd
 
 
-def fit_startup(launches: pd.DataFrame, prior_s: Mapping[str, float] = PRIOR_S) -> StartupModel:
-    """The model learned from own launches: instance_type, market, seconds, one row a machine that became ready.
+def fit_startup(
+    launches: pd.DataFrame, prior_s: Mapping[str, float] = PRIOR_S, slope: tuple[float, float] = SLOPE
+) -> StartupModel:
+    """The model learned from own launches: instance_type, market, machines of the launch, seconds until its last was at
+    work; one row a launch and type.
 
-    `prior_s` are the medians by market before any. Raises ValueError where a time is not positive or a market unknown.
+    `prior_s` are the medians by market before any, `slope` b and its doubt. Raises ValueError where a time is not
+    positive, a launch has no machine or a market is unknown.
     """
-    logs = launches.assign(log_s=np.log(launches["seconds"].to_numpy(dtype=float).clip(min=1e-300)))
-    if not (launches["seconds"].to_numpy(dtype=float) > 0).all():
+    seconds, machines = (launches[name].to_numpy(dtype=float) for name in ("seconds", "machines"))
+    if not (seconds > 0).all():
         raise ValueError("start-up seconds must be above 0")
+    if not (machines >= 1).all():
+        raise ValueError("a launch has at least one machine")
     if strange := set(launches["market"]) - set(prior_s):
         raise ValueError(f"market {sorted(map(str, strange))[0]!r} is none of {', '.join(prior_s)}")
-    groups = {
-        (str(name), str(market)): rows["log_s"].to_numpy(dtype=float)
-        for (name, market), rows in logs.groupby(["instance_type", "market"])
-    }
-    spread = _launch_sd(groups)
-    markets = {market: _market(market, groups, spread, middle) for market, middle in prior_s.items()}
-    pools: dict[TypeInMarket, tuple[float, float]] = {}
-    for (name, market), seen in groups.items():
-        middle, doubt = markets[market]
-        prior, mine = doubt**2 + _TYPE_SD**2, spread**2 / len(seen)
-        part = prior / (prior + mine)
-        pools[name, market] = (middle + part * (float(np.mean(seen)) - middle), float(np.sqrt(part * mine)))
-    return StartupModel(pools=pools, markets=markets, launch_sd=spread)
+    markets = list(prior_s)
+    seen = list(zip(launches["instance_type"].astype(str), launches["market"].astype(str), strict=True))
+    pools = sorted(set(seen))
+    size = float(np.mean(np.log(machines))) if len(machines) else 0.0
+    kind = np.array([pools.index(pool) for pool in seen], dtype=np.intp)
+    told = np.zeros((len(seen), len(markets) + len(pools) + 1))  # (launches, unknowns)
+    told[np.arange(len(seen)), [markets.index(market) for _, market in seen]] = 1.0
+    told[np.arange(len(seen)), len(markets) + kind] = 1.0
+    told[:, -1] = np.log(machines) - size
+    expected = np.array([*np.log(list(prior_s.values())), *np.zeros(len(pools)), slope[0]])
+    sd = np.array([*[_MARKET_SD] * len(markets), *[_TYPE_SD] * len(pools), slope[1]])
+    spread = _LAUNCH_SD
+    for last in (False, True):
+        covariance = np.linalg.inv(told.T @ told / spread**2 + np.diag(sd**-2.0))
+        found = expected + covariance @ (told.T @ (np.log(seconds) - told @ expected)) / spread**2
+        if not last:  # the spread around each type's own mean, pooled and shrunk to its prior
+            left = np.log(seconds) - found[-1] * told[:, -1]
+            left = left - (np.bincount(kind, left) / np.bincount(kind))[kind]
+            free = len(seen) - len(pools)
+            spread = float(np.sqrt((left @ left + _SPREAD_WEIGHT * _LAUNCH_SD**2) / (free + _SPREAD_WEIGHT)))
 
+    def known(*unknowns: int) -> tuple[float, float]:
+        at = list(unknowns)
+        return float(found[at].sum()), float(np.sqrt(covariance[np.ix_(at, at)].sum()))
 
-def _launch_sd(groups: Mapping[TypeInMarket, FloatArray]) -> float:
-    """Spread of single launches in logs, pooled over types, shrunk to its prior."""
-    squares = sum(float(np.sum((seen - np.mean(seen)) ** 2)) for seen in groups.values())
-    free = sum(len(seen) - 1 for seen in groups.values())
-    return float(np.sqrt((squares + _SPREAD_WEIGHT * _LAUNCH_SD**2) / (free + _SPREAD_WEIGHT)))
-
-
-def _market(
-    market: str, groups: Mapping[TypeInMarket, FloatArray], spread: float, prior_s: float
-) -> tuple[float, float]:
-    """(log median, doubt) of a market: the mean of its types, each weighed by what is known of it, and the prior."""
-    own = [seen for (_, other), seen in groups.items() if other == market]
-    weights = np.array([1 / (_TYPE_SD**2 + spread**2 / len(seen)) for seen in own])
-    middles = np.array([float(np.mean(seen)) for seen in own])
-    precision = 1 / _MARKET_SD**2 + float(weights.sum())
-    middle = (np.log(prior_s) / _MARKET_SD**2 + float(weights @ middles)) / precision
-    return float(middle), float(precision**-0.5)
+    return StartupModel(
+        pools={pool: known(markets.index(pool[1]), len(markets) + number) for number, pool in enumerate(pools)},
+        markets={market: known(number) for number, market in enumerate(markets)},
+        launch_sd=spread,
+        slope=known(len(found) - 1),
+        size=size,
+    )
 
 
 TypeInZone = tuple[str, str, str]  # instance type, market, zone

@@ -1,7 +1,7 @@
 """From machines that were held to the rows that start-up, hazard and availability are learned from.
 
-Frames in: `machines`, one row a machine (lease_id, instance_type, market, zone, asked_at, startup_s, hours,
-interrupted), and `refusals`, one row a request (cluster, market, zone), as the marts of these names document.
+Frames in: `machines`, one row a machine (lease_id, node, number, instance_type, market, zone, asked_at, startup_s,
+hours, interrupted), and `refusals`, one row a request (cluster, market, zone), as the marts of these names document.
 """
 
 from __future__ import annotations
@@ -12,16 +12,21 @@ from ..domain.cluster import parse_cluster
 from ..domain.setup_table import rows_of
 
 MARKETS = ("on-demand", "spot")
+FIRST = 0  # the number of a node's machine that was not put in the place of another
 _POOL = ["instance_type", "market", "zone"]
 
 
 def launches(machines: pd.DataFrame) -> pd.DataFrame:
-    """instance_type, market, seconds of every machine that came to work."""
-    columns = ["instance_type", "market", "seconds"]
+    """One row a launch and type that came to work: instance_type, market, machines of the whole launch, and seconds
+    until the last of that type was at work. A machine that came in the place of a lost one is no part of a launch.
+    """
+    columns = ["instance_type", "market", "machines", "seconds"]
     if not len(machines):
-        return pd.DataFrame(columns=columns).astype({"seconds": float})
-    started = machines[machines["startup_s"].notna() & machines["market"].isin(MARKETS)]
-    return started.rename(columns={"startup_s": "seconds"})[columns]
+        return pd.DataFrame(columns=columns).astype({"seconds": float, "machines": float})
+    started = machines[machines["startup_s"].notna() & machines["market"].isin(MARKETS) & (machines["number"] == FIRST)]
+    many = started.groupby("lease_id")["node"].transform("size")
+    rows = started.assign(machines=many).groupby(["lease_id", "instance_type", "market"], sort=False, as_index=False)
+    return rows.agg(machines=("machines", "first"), seconds=("startup_s", "max"))[columns]
 
 
 def windows(machines: pd.DataFrame) -> pd.DataFrame:

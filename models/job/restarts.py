@@ -115,20 +115,23 @@ class ElasticJob:
         """At its start."""
         return max(self.step_s)
 
-    def seconds(self, losses_s: Sequence[float]) -> float:
+    def seconds(self, losses_s: Sequence[float], *, happened: bool = False) -> float:
         """From asking for machines to the last checkpoint; machines are lost so many seconds after the first step.
 
-        Losses after the end are none, and neither are those when only the first machine is left.
+        Losses after the end are none, and neither are those when only the first machine is left. If they `happened` to
+        this job, it was not at its end at any of them. Those left wait as long for a machine that is lost while they
+        meet as they take to start, which is most of `lost_s`: it costs that twice.
         """
         at, done, machines = 0.0, 0, self.machines
         for loss in sorted(losses_s):
             step_s = self.step_s[machines]
-            if machines == 1 or at + self._rest_s(done, step_s) <= loss:
+            if machines == 1 or (not happened and at + self._rest_s(done, step_s) <= loss):
                 break
-            if loss > at:
+            meeting = 0 < loss <= at
+            if not meeting:
                 whole = int((loss - at) // (self.checkpoint_every * step_s + self.checkpoint_s))
-                done += whole * self.checkpoint_every
-            at = loss + self.lost_s + (self.restore_s if done else 0.0)
+                done = min(done + whole * self.checkpoint_every, self._last_but_one)
+            at = loss + self.lost_s * (1 + (meeting and not self.replaced)) + (self.restore_s if done else 0.0)
             machines -= not self.replaced
         return self.startup_s + at + self._rest_s(done, self.step_s[machines])
 
@@ -136,6 +139,11 @@ class ElasticJob:
         """Mean over losses drawn at so many an hour of each machine but the first."""
         rng = np.random.default_rng(seed)
         return float(np.mean([self.seconds(self._drawn(losses_per_hour, rng)) for _ in range(_DRAWS)]))
+
+    @property
+    def _last_but_one(self) -> int:
+        """Steps at the checkpoint before the last."""
+        return (self.steps - 1) // self.checkpoint_every * self.checkpoint_every
 
     def _rest_s(self, done: int, step_s: float) -> float:
         left = self.steps - done

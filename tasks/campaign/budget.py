@@ -42,6 +42,7 @@ LEAST_INSTALL_S = INSTALL_S / 5
 _LOCAL_PATIENCE, _EC2_PATIENCE = 1.0, 0.25
 # And part of what is left of the campaign: a host that always takes must not end it.
 _CAMPAIGN_PATIENCE = 1 / 3
+_MUCH = 0.8  # of a month's dollars: somebody is told
 # A launch may climb the whole ladder: spot and on demand in every zone, of which no region has more than six.
 LATE_S = pure.late_s(2 * 6)
 
@@ -115,6 +116,17 @@ def caps_of(workspace: Workspace, tally: Tally, now: datetime, offers: Sequence[
         Cap(name="this campaign's cap", usd=tally.cap_usd, spent_usd=tally.usd, committed_usd=mine),
         Cap(name="[ec2] max_usd_per_month", usd=month, spent_usd=spent, committed_usd=sum(committed.values())),
     ], unknown
+
+
+def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
+    """A sentence where _MUCH of what this month may cost is spent, or held machines may still cost it; else empty."""
+    if not workspace.spends_money:
+        return ""
+    (_, month), unknown = caps_of(workspace, tally, now, current_offers(workspace))
+    used = month.spent_usd + month.committed_usd
+    if unknown or used < _MUCH * month.usd or not used:
+        return unknown
+    return f"${used:.2f} of the ${month.usd:.2f} of {month.name} are spent, or held machines may still cost them"
 
 
 def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:

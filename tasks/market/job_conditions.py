@@ -28,6 +28,7 @@ from ..workspace.workspace import Workspace
 _TO_WORK_S = 21.0
 EC2_STARTUP_S = {market: seconds + _TO_WORK_S for market, seconds in PRIOR_S.items()}
 LOCAL_STARTUP_S = dict.fromkeys(PRIOR_S, spot.STARTUP_S)
+LOCAL_SLOPE = (0.5, 0.5)  # hosts share one machine, on which they start: between side by side and one after another
 
 
 def job_conditions(workspace: Workspace) -> JobConditions:
@@ -71,7 +72,7 @@ def _startup(workspace: Workspace, launches: pd.DataFrame) -> StartupModel:
     if not workspace.simulated:
         return fit_startup(launches, EC2_STARTUP_S)
     one, *_ = LOCAL_STARTUP_S
-    found = fit_startup(launches.assign(market=one), LOCAL_STARTUP_S)
+    found = fit_startup(launches.assign(market=one), LOCAL_STARTUP_S, LOCAL_SLOPE)
     pools = {(name, market): known for (name, _), known in found.pools.items() for market in LOCAL_STARTUP_S}
     return replace(found, pools=pools, markets=dict.fromkeys(LOCAL_STARTUP_S, found.markets[one]))
 

@@ -34,13 +34,21 @@ from .launch import explain, leave
 from .loader import running
 from .measuring import gather
 from .precision import arithmetic
-from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, EXIT_MAILBOX, EXIT_NO_DEVICE, die_with_parent
+from .processes import (
+    EXIT_ITEM_FAILED,
+    EXIT_LOST_PEER,
+    EXIT_MAILBOX,
+    EXIT_NO_DEVICE,
+    die_with_parent,
+    seconds_since_start,
+)
 from .record import Devices, Item, Plan, RankLayout, plan_from_json, record_of, write_json
 from .strategies import DDP, no_sync, strategy
 from .switches import NONE
 from .worker import lost_peer
 
 _MARK = struct.Struct("<qd")  # the last step that was done, and when
+_LATE_S = 5.0  # at least, that one worker may come to a meeting after another
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +129,25 @@ class ElasticRun:
         return found
 
     def join(self) -> None:
-        """Meet the others of this start."""
-        dist.init_process_group(backend(self.device), timeout=timedelta(seconds=self.plan.timeout_s))
+        """Meet the others of this start. Raises DistError where one does not come."""
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        patience, timeout = timedelta(seconds=self.patience_s()), timedelta(seconds=self.plan.timeout_s)
+        store = dist.TCPStore(address, port, ranks, rank == 0, patience, multi_tenant=True)
+        store.set_timeout(timeout)
+        dist.init_process_group(backend(self.device), timeout=timeout, store=store, rank=rank, world_size=ranks)
         self.nodes = [int(one[0]) for one in gather([self.node], dist.group.WORLD)]
+
+    def patience_s(self) -> float:
+        """How long to wait for the others. torchrun does not tell a worker that a machine it counts on is lost by now.
+
+        After a restart all begin at once: as long again as this worker took, twice that after each meeting that failed.
+        """
+        starts, restarts = len(self.checkpoints.starts()), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        if not starts:
+            return self.plan.timeout_s
+        failed = max(0, restarts - starts)
+        return min(self.plan.timeout_s, (_LATE_S + seconds_since_start()) * 2.0**failed)
 
     def restore(self, built: LoadedWorkload, rank: int) -> tuple[int, dict[str, Any]]:
         """The step to go on from, with model, optimizer and generator as they were there; and what that took.

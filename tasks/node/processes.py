@@ -10,6 +10,7 @@ import ctypes
 import os
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,12 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended in between
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def seconds_since_start() -> float:
+    """How long ago this process began, by the kernel's clock."""
+    began = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - began
 
 
 def adopt_orphans() -> None:

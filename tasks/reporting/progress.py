@@ -16,6 +16,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 Row = Mapping[str, Any]
 
+# Events that the flows send to Prefect: what automations and other programs follow.
+RECOMMENDATION_CHANGED = "srift.recommendation.changed"  # another first choice for a goal
+PROMOTION_REFUSED = "srift.promotion.refused"
+DRIFTED = "srift.drift"  # the model in force is off on runs that it had not seen
+MONEY_SHORT = "srift.money.short"  # most of what a month may cost is spent or held
+
 
 class Reporter:
     """Plain lines to standard error (a flow run's log, a pipe)."""
@@ -113,6 +119,25 @@ def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row]) -> None:
     chosen_first = sorted(changes, key=lambda one: one["change"] not in ("choice", "goal"))
     text = "\n".join(f"- {_change(change)}" for change in chosen_first) or "Nothing changed since the last publication."
     create_markdown_artifact(key="what-changed", markdown=f"## What changed\n{text}\n")
+
+
+def announce(event: str, about: str, said: str, **more: Any) -> None:
+    """Send `event`, one of those above, to Prefect; `about` names what it is of, as `recommendation.ec2.vit.cheapest`.
+
+    Its payload is `said`, a sentence, and `more`. A server that cannot be reached loses it, and nothing else.
+    """
+    from prefect.events import emit_event
+
+    payload = {"said": said} | {name: _plain(value) for name, value in more.items()}
+    emit_event(event=event, resource={"prefect.resource.id": f"srift.{about}"}, payload=payload)
+
+
+def announce_changes(provider: str, changes: Sequence[Row]) -> None:
+    """An event for each goal whose first choice is another than in the last publication, with the change's columns."""
+    for change in changes:
+        if change["change"] in ("choice", "goal"):
+            about = f"recommendation.{provider}.{change['workload']}.{change['goal']}"
+            announce(RECOMMENDATION_CHANGED, about, _change(change), **change)
 
 
 def _change(change: Row) -> str:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 import models
+from models.domain.workload import workload_and_mode
 from models.step_time.model import StepTimeModel
 from models.step_time.serialization import OtherFormat, dump, load
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from mlflow.models import ModelSignature
     from mlflow.pyfunc import PyFuncModel
 
-ALIAS = "champion"
+ALIAS, CHALLENGER = "champion", "challenger"  # the version in force; the newest that is not
 REQUIREMENTS = ("numpy", "scipy", "pandas")
 _OPTIONAL_TEXT = ("strategy", "precision", "switches", "provider")
 # Of any type, like the batch: a layout is a number or `4+4+2`, and a whole number that is missing somewhere is a float
@@ -105,6 +106,15 @@ def signature() -> ModelSignature:
         ColSpec("double", "nearest_doublings"),
     ]
     return ModelSignature(inputs=Schema(inputs), outputs=Schema(answers))
+
+
+def example(model: StepTimeModel) -> pd.DataFrame:
+    """A row that `model` can answer, with the columns that a puller gives."""
+    workload, mode = workload_and_mode(model.workloads[0])
+    (kind, *_) = sorted(model.measured_types) or model.instance_types
+    row = {"workload": workload, "cluster": f"1x{kind}", "batch_per_device": "8"}
+    row |= {"strategy": mode.strategy, "precision": mode.precision, "switches": mode.switches}
+    return pd.DataFrame([row])
 
 
 def _own_store(home: Path) -> str:
@@ -177,9 +187,8 @@ def log_challenger(
     provenance: Provenance,
     plots: Sequence[Path] = (),
 ) -> int:
-    """Register a new version with its scoreboard, its plots (image files), card and provenance; returns its number.
-
-    Moves no alias.
+    """Register a new version with its scoreboard, its plots (image files), card, provenance and an input example, and
+    call it challenger; returns its number.
     """
     import mlflow
 
@@ -204,20 +213,24 @@ def log_challenger(
                 code_paths=[str(_copy_of_models(Path(folder)))],
                 pip_requirements=[f"{package}=={version(package)}" for package in REQUIREMENTS],
                 signature=signature(),
+                input_example=example(model),
                 registered_model_name=name,
             )
         number = str(info.registered_model_version)
         client.update_model_version(name, number, description=card)
         for key, value in provenance.tags().items():
             client.set_model_version_tag(name, number, key, value)
+        client.set_registered_model_alias(name, CHALLENGER, number)
         return int(number)
 
 
 def promote(home: Path, provider: str, number: int, reason: str) -> None:
-    """Put version `number` in force."""
+    """Put version `number` in force; if it was the challenger, there is none then."""
     with _client(home) as client:
         client.set_model_version_tag(name_of(provider), str(number), "promotion", f"promoted: {reason}")
         client.set_registered_model_alias(name_of(provider), ALIAS, str(number))
+        if _number_of(client, name_of(provider), CHALLENGER) == number:
+            client.delete_registered_model_alias(name_of(provider), CHALLENGER)
 
 
 def refuse(home: Path, provider: str, number: int, reason: str) -> None:
@@ -240,7 +253,7 @@ def load_champion(home: Path, provider: str) -> Champion | None:
             import mlflow
 
             with _client(home) as client:
-                number = _number_in_force(client, name_of(provider))
+                number = _number_of(client, name_of(provider), ALIAS)
                 if number is None:
                     return None
                 known = number, Path(mlflow.artifacts.download_artifacts(f"models:/{name_of(provider)}/{number}"))
@@ -271,7 +284,7 @@ def older_champion(home: Path, provider: str) -> int | None:
     ):
         return None
     with _client(home) as client:
-        return _number_in_force(client, name_of(provider))
+        return _number_of(client, name_of(provider), ALIAS)
 
 
 def older_sentence(provider: str, version: int) -> str:
@@ -294,13 +307,13 @@ def _unreadable() -> tuple[type[Exception], ...]:
     return MlflowException, OSError, ValueError, KeyError
 
 
-def _number_in_force(client: MlflowClient, name: str) -> int | None:
+def _number_of(client: MlflowClient, name: str, alias: str) -> int | None:
     from mlflow.exceptions import MlflowException
 
     try:
-        return int(client.get_model_version_by_alias(name, ALIAS).version)
+        return int(client.get_model_version_by_alias(name, alias).version)
     except MlflowException as error:
-        no_alias = error.error_code == "INVALID_PARAMETER_VALUE" and f"alias {ALIAS} not found" in str(error)
+        no_alias = error.error_code == "INVALID_PARAMETER_VALUE" and f"alias {alias} not found" in str(error)
         if no_alias or error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
         raise

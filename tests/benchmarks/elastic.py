@@ -312,7 +312,7 @@ def elastic_jobs(here: Workspace, *, rounds: int, minutes: float = math.inf) -> 
             made.setdefault(key, []).extend(seconds)
         began = values["starts"][0]["began_unix"]
         losses = [one["lost_unix"] - began for one in done["body"]["setup"].get("losses", ())]
-        told = replace(prior, steps=job.steps, checkpoint_every=job.checkpoint_every).seconds(losses)
+        told = replace(prior, steps=job.steps, checkpoint_every=job.checkpoint_every).seconds(losses, happened=True)
         row: dict[str, Any] = {
             "workload": asked.workload,
             "kind": asked.kind,
@@ -321,8 +321,10 @@ def elastic_jobs(here: Workspace, *, rounds: int, minutes: float = math.inf) -> 
         }
         row |= {"taken": done["taken"], "starts": len(values["starts"]), "steps": values["steps"]}
         row |= {"every": job.checkpoint_every, "lost_steps": sum(one["lost_steps"] for one in values["starts"])}
-        row |= {"seconds": done["seconds"], "told": job.seconds(losses), "prior": told}
-        row["own_steps"] = replace(job, step_s=planned(here, asked, steps | own, known).step_s).seconds(losses)
+        row |= {"seconds": done["seconds"], "told": job.seconds(losses, happened=True), "prior": told}
+        row["own_steps"] = replace(job, step_s=planned(here, asked, steps | own, known).step_s).seconds(
+            losses, happened=True
+        )
         row |= {"running": done["running"], "told_start": job.startup_s, "lost_s": job.lost_s}
         per_hour = 3600 / LOSS_EVERY_S / (asked.hosts - 1)
         row["blind"] = math.nan if asked.fixed else job.expected_seconds(per_hour, seed=asked.seed)

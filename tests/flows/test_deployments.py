@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import queue
 import re
 import shutil
 import signal
@@ -21,6 +22,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "deployments"))
 up = importlib.import_module("up")
 UP = ROOT / "deployments" / "up.py"
+AUTOMATIONS = ROOT / "deployments" / "automations.py"
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())["deployments"]
 each = pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=[one["name"] for one in DEPLOYMENTS])
 
@@ -214,6 +217,8 @@ class Served:
     left: list[psutil.Process]
     visits: Visits
     reaped: tuple[str, dict[str, str]]  # what `srift reap` said, and flow run -> its state then
+    notified: tuple[list[str], dict[str, str]]
+    examples: tuple[str, str]
 
 
 def prefect(home: Path, port: str, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -306,6 +311,85 @@ def reap_after_a_kill(project: Path, port: str) -> tuple[str, dict[str, str]]:
     return said, shown
 
 
+NOTIFIED = """
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from tasks.reporting.progress import PROMOTION_REFUSED, announce
+
+url, call = {url!r}, {call!r}
+if call == "block":
+    told = {{"subject": "{{{{subject}}}}", "body": "{{{{body}}}}"}}
+    CustomWebhookNotificationBlock(name="here", url=url, method="POST", json_data=told).save("here")
+else:
+    announce(PROMOTION_REFUSED, "model.local", "model version 3: it is worse", version=3)
+"""
+
+
+CHANGED = """
+from tasks.reporting.progress import announce_changes
+
+row = {"workload": "conv", "goal": "cheapest", "change": "choice", "cause": "prices", "constraint_hours": None}
+row |= {"constraint_usd": None, "cluster": "2xa", "market": "spot", "hours": 1.25, "usd": 0.5}
+announce_changes("local", [row | {"previous_cluster": None, "previous_status": None, "previous_usd": None}])
+"""
+
+
+def operators(project: Path, port: str) -> dict[str, str]:
+    """The environment of a program that knows the credential."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(project / "state" / "prefect")}
+    env |= {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+    return env | {"PREFECT_API_AUTH_STRING": (project / "state" / FILE).read_text().strip()}
+
+
+def examples(project: Path, port: str) -> tuple[str, str]:
+    """What `examples/reading` print that need a server: of a changed choice, and of a refresh that they asked for."""
+    env, folder = operators(project, port), ROOT / "examples" / "reading"
+    follow = [sys.executable, str(folder / "on_change.py")]
+    with subprocess.Popen(follow, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
+        watchdog = threading.Timer(90.0, following.kill)
+        watchdog.start()
+        assert following.stdout is not None and following.stderr is not None
+        assert following.stdout.readline() == "following\n", following.stderr.read()
+        subprocess.run([sys.executable, "-c", CHANGED], env=env, check=True, capture_output=True, timeout=120)
+        told = following.stdout.readline()
+        watchdog.cancel()
+        following.kill()
+    own = [sys.executable, str(folder / "from_a_flow.py"), str(project / "state" / "published")]
+    done = subprocess.run(own, env=env, capture_output=True, text=True, timeout=300)
+    return told, done.stdout + done.stderr
+
+
+def notified(project: Path, port: str) -> tuple[list[str], dict[str, str]]:
+    """What installing the automations printed, the second time too, and what a refused promotion made them send."""
+    env = operators(project, port)
+    got = queue.Queue[dict[str, str]]()
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Hook) as hook:
+        threading.Thread(target=hook.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{hook.server_port}/"
+        block, refusal = (["-c", NOTIFIED.format(url=url, call=call)] for call in ("block", "refusal"))
+        install = [str(AUTOMATIONS), "--prefect-file", str(project / "prefect.yaml"), "--notify"]
+        said = []
+        for words in (block, [*install, "custom-webhook/here"], [*install, "custom-webhook/here"], refusal):
+            done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=120)
+            said.append(done.stdout)
+            assert done.returncode == 0, done.stderr
+        other = subprocess.run(
+            [sys.executable, *install, "slack-webhook/none"], env=env, capture_output=True, text=True
+        )
+        try:
+            sent = got.get(timeout=60)
+        finally:
+            hook.shutdown()
+    count = prefect(project / "state", port, "/automations/count", {})
+    return [said[1], said[2], str(count), other.stderr], sent
+
+
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     """Served until the trifle has run by its schedule, and the nightly refresh once.
@@ -335,6 +419,8 @@ def serve(project: Path) -> Served:
                 if line.startswith("Ctrl-C"):
                     visits = visit(home, port, mlflow_port)
                     reaped = reap_after_a_kill(project, port)
+                    told = notified(project, port)
+                    shown = examples(project, port)
                 ended = re.search(r"UTC  (\S+)  \S+  (?:Completed|Failed|Crashed)", line)
                 if ended and ended[1] in waited_for:
                     waited_for.remove(ended[1])
@@ -349,7 +435,7 @@ def serve(project: Path) -> Served:
             left = list(processes_of(project))
             for one in left:
                 one.kill()
-    return Served(project=project, said=said, left=left, visits=visits, reaped=reaped)
+    return Served(project=project, said=said, left=left, visits=visits, reaped=reaped, notified=told, examples=shown)
 
 
 @pytest.mark.local
@@ -414,6 +500,25 @@ def test_the_credential_is_in_its_file_and_in_no_other_nor_in_a_command_line(ser
     assert served.visits.in_command_lines == []
     said = "".join(served.said)
     assert secret.decode() not in said and str(home / FILE) in said
+
+
+@pytest.mark.local
+def test_automations_are_installed_once_and_tell_of_a_refused_promotion(served: Served) -> None:
+    (first, again, count, unknown), sent = served.notified
+    names = [f"srift: {NIGHTLY['name']} did not complete", "srift: promotion.refused", "srift: drift"]
+    assert first.splitlines() == again.splitlines() == [*names, "srift: money.short"] and int(count) == 4
+    assert sent == {
+        "subject": "Srift: a new model was not put in force",
+        "body": "model version 3: it is worse",
+    }
+    assert unknown == "no block 'slack-webhook/none': `prefect block ls` lists those that there are\n"
+
+
+@pytest.mark.local
+def test_a_program_follows_changes_of_the_table_and_another_has_it_renewed(served: Served) -> None:
+    told, renewed = served.examples
+    assert told.endswith("conv, cheapest: choice: not in the table -> 2xa spot, 1.25 h, $0.5000 (prices)\n")
+    assert "imported-net" in renewed or "nothing is recommended yet" in renewed, renewed
 
 
 @pytest.mark.local

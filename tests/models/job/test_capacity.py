@@ -11,14 +11,12 @@ from scipy.special import ndtri
 
 from models.job.capacity import PRIOR_S, StartupModel, TypeInMarket, fit_availability, fit_startup
 
-NONE = pd.DataFrame({"instance_type": [], "market": [], "seconds": []})
+NONE = pd.DataFrame({"instance_type": [], "market": [], "machines": [], "seconds": []})
 
 
-def launches(kind: str, market: str, median_s: float, many: int) -> pd.DataFrame:
-    rng = np.random.default_rng(5)
-    return pd.DataFrame(
-        {"instance_type": kind, "market": market, "seconds": median_s * np.exp(rng.normal(0, 0.1, many))}
-    )
+def launches(kind: str, market: str, median_s: float, many: int, machines: int = 1) -> pd.DataFrame:
+    seconds = median_s * np.exp(np.random.default_rng(5).normal(0, 0.1, many))
+    return pd.DataFrame({"instance_type": kind, "market": market, "machines": machines, "seconds": seconds})
 
 
 def gang(model: StartupModel, *machines: TypeInMarket) -> tuple[float, float]:
@@ -59,8 +57,8 @@ def test_a_larger_gang_is_never_ready_sooner(many: int, few: int) -> None:
 
 def test_a_mixed_gang_waits_for_its_slowest_kind() -> None:
     model = fit_startup(pd.concat([launches("a", "spot", 300.0, 20), launches("a", "on-demand", 60.0, 20)]))
-    mixed = gang(model, ("a", "on-demand"), ("a", "spot"))
-    assert mixed[0] == pytest.approx(gang(model, ("a", "spot"))[0], rel=0.01)
+    mixed, alike = gang(model, ("a", "on-demand"), ("a", "spot")), gang(model, ("a", "spot"), ("a", "spot"))
+    assert mixed[0] == pytest.approx(alike[0], rel=0.01)
 
 
 def test_ninety_of_a_hundred_launches_are_ready_by_the_90th_percentile() -> None:
@@ -69,8 +67,23 @@ def test_ninety_of_a_hundred_launches_are_ready_by_the_90th_percentile() -> None
     assert 0.84 <= float((seen["seconds"].iloc[200:] <= quantile(ready, 0.9)).mean()) <= 0.96
 
 
+def test_what_more_machines_take_is_learned_and_told_of_types_that_were_never_launched_so() -> None:
+    """Hosts on one machine start one after another: twice as many take twice as long."""
+    seen = [launches("a", "spot", 5.0 * many, 8, many) for many in (1, 2, 4)]
+    model = fit_startup(pd.concat([*seen, launches("b", "spot", 10.0, 8, 2)]), slope=(0.5, 0.5))
+    for kind in "ab":
+        assert quantile(gang(model, *[(kind, "spot")] * 4), 0.5) == pytest.approx(20.0, rel=0.08)
+    independent = fit_startup(pd.concat([launches("a", "spot", 90.0, 20, many) for many in (1, 16)]))
+    assert gang(independent, *[("a", "spot")] * 16)[0] == pytest.approx(gang(independent, ("a", "spot"))[0], rel=0.1)
+
+
 @pytest.mark.parametrize(
-    ("rows", "says"), [(launches("a", "reserved", 9.0, 1), "market"), (launches("a", "spot", 0.0, 1), "above 0")]
+    ("rows", "says"),
+    [
+        (launches("a", "reserved", 9.0, 1), "market"),
+        (launches("a", "spot", 0.0, 1), "above 0"),
+        (launches("a", "spot", 9.0, 1, machines=0), "at least one machine"),
+    ],
 )
 def test_what_cannot_be_a_launch_is_refused(rows: pd.DataFrame, says: str) -> None:
     with pytest.raises(ValueError, match=says):

@@ -23,7 +23,7 @@ from tests.models.planning import LineModel, frame, offer, workload
 LAUNCHES = pd.DataFrame(
     [("small", "spot", 120.0)] * 20 + [("small", "on-demand", 30.0)] * 20 + [("large", "spot", 400.0)] * 20,
     columns=["instance_type", "market", "seconds"],
-)
+).assign(machines=1)
 WINDOWS = pd.DataFrame(
     [("small", "local-a", 24.0, 1)] * 20 + [("large", "local-a", 24.0, 0)] * 20,
     columns=["instance_type", "zone", "hours", "interruptions"],
@@ -53,7 +53,8 @@ def test_a_mixed_cluster_is_lost_as_its_spot_machines_are_and_starts_as_its_slow
     spot = met(LEARNED, Cluster.of((2, offer("small", "spot"))))
     mixed = met(LEARNED, Cluster.of((2, offer("small", "spot")), (2, offer("small"))))
     assert mixed.hazard_per_hour[0] == spot.hazard_per_hour[0] > 0
-    assert mixed.startup_s[0] == pytest.approx(spot.startup_s[0], rel=0.01)
+    alike = met(LEARNED, Cluster.of((4, offer("small", "spot"))))
+    assert mixed.startup_s[0] == pytest.approx(alike.startup_s[0], rel=0.01)
     assert mixed.replacement_s[0] == spot.replacement_s[0]
 
 

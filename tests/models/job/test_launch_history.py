@@ -13,15 +13,17 @@ NO_REFUSALS = pd.DataFrame({"cluster": [], "market": [], "zone": []})
 
 
 def machine(lease: str = "l", **changes: Any) -> dict[str, Any]:
-    row = {"lease_id": lease, "instance_type": "a", "market": "spot", "zone": "z1", "asked_at": NIGHT}
-    return row | {"startup_s": 100.0, "hours": 2.0, "interrupted": False} | changes
+    row = {"lease_id": lease, "node": 0, "number": 0, "instance_type": "a", "market": "spot", "zone": "z1"}
+    return row | {"asked_at": NIGHT, "startup_s": 100.0, "hours": 2.0, "interrupted": False} | changes
 
 
-def test_only_machines_that_came_to_work_tell_of_start_up() -> None:
-    held = pd.DataFrame([machine(), machine(startup_s=None), machine(market="on-demand", startup_s=60.0)])
-    assert exposure.launches(held).to_dict("records") == [
-        {"instance_type": "a", "market": "spot", "seconds": 100.0},
-        {"instance_type": "a", "market": "on-demand", "seconds": 60.0},
+def test_a_launch_takes_as_long_as_its_last_machine_whatever_replaced_one_later() -> None:
+    rows = [machine(), machine(node=1, startup_s=130.0), machine(node=2, market="on-demand", startup_s=60.0)]
+    rows += [machine(node=3, startup_s=None), machine(number=1, startup_s=500.0), machine("m", startup_s=90.0)]
+    assert exposure.launches(pd.DataFrame(rows)).to_dict("records") == [
+        {"instance_type": "a", "market": "spot", "machines": 3, "seconds": 130.0},
+        {"instance_type": "a", "market": "on-demand", "machines": 3, "seconds": 60.0},
+        {"instance_type": "a", "market": "spot", "machines": 1, "seconds": 90.0},
     ]
 
 

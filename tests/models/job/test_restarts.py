@@ -66,8 +66,16 @@ def test_before_the_first_checkpoint_there_is_none_to_read_and_all_is_lost() -> 
     assert JOB.seconds([5.0]) == pytest.approx(20 + 5 + 12 + 100 * 1.4 + 10 * 0.5)
 
 
-def test_a_loss_while_others_restart_has_them_begin_anew() -> None:
-    assert JOB.seconds([25.0, 30.0]) == pytest.approx(20 + 30 + 12.25 + 80 * 2.5 + 8 * 0.5)
+def test_a_loss_while_others_meet_is_waited_out_and_has_them_begin_anew() -> None:
+    assert JOB.seconds([25.0, 30.0]) == pytest.approx(20 + 30 + 24.25 + 80 * 2.5 + 8 * 0.5)
+    with_others = replace(JOB, replaced=True)
+    assert with_others.seconds([25.0, 30.0]) == pytest.approx(20 + 30 + 12.25 + 80 + 8 * 0.5)
+
+
+def test_a_loss_that_happened_found_the_job_at_work() -> None:
+    late = JOB.seconds([]) - 20 + 1.0
+    assert JOB.seconds([late]) == JOB.seconds([])
+    assert JOB.seconds([late], happened=True) == pytest.approx(20 + late + 12.25 + 10 * 1.4 + 0.5)
 
 
 @given(MOMENTS)

@@ -209,7 +209,7 @@ def test_the_summary_counts_failures_apart() -> None:
 
 def test_what_was_learned_of_start_up_counts_for_promise_and_rival_alike() -> None:
     seen = [("a", "on-demand", 7200.0)] * 40 + [("b", "on-demand", 3600.0)] * 40
-    launches = pd.DataFrame(seen, columns=["instance_type", "market", "seconds"])
+    launches = pd.DataFrame(seen, columns=["instance_type", "market", "seconds"]).assign(machines=1)
     conditions = Learned(startup=fit_startup(launches))
     runs = pd.DataFrame([run("a", 1, 0.1), run("b", 2, 0.1)])
     (row,) = judge(pd.DataFrame([promise(1), promise(2)]), runs, WORKLOADS, {"a": 1, "b": 1}, conditions)

@@ -148,6 +148,18 @@ def test_the_campaigns_cap_counts_what_it_has_spent(here: Workspace) -> None:
     assert "this campaign's cap 0.21 (0.10 spent" in refusal(here, tally(0.21, spent=0.10))
 
 
+def test_most_of_the_months_dollars_are_told_of(here: Workspace, tmp_path: Path) -> None:
+    here = monthly(here, 10.0)
+    spent(here, 7.9, NOON, "c-00")
+    assert caps.money_short(here, tally(), NOON) == ""
+    spent(here, 0.2, NOON, "d-00")
+    assert caps.money_short(here, tally(), NOON).startswith("$8.10 of the $10.00 of [ec2] max_usd_per_month are spent")
+    spent(here, None, NOON, "e-00")
+    assert "refresh e spent this month is not known" in caps.money_short(here, tally(), NOON)
+    (tmp_path / "local").mkdir()
+    assert caps.money_short(monthly(install(tmp_path / "local"), 0.0), tally(), NOON) == "", "costs nothing"
+
+
 def test_the_months_cap_counts_the_ledger_of_this_month_and_no_other_provider(here: Workspace) -> None:
     here = monthly(here, 10.0)
     spent(here, 9.95, datetime(2026, 10, 31, 23, 59, tzinfo=UTC), "a-00")

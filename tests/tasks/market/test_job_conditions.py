@@ -15,6 +15,7 @@ from models.job.capacity import fit_startup
 from models.job.job_conditions import Learned, Stated
 from tasks.market.job_conditions import (
     EC2_STARTUP_S,
+    LOCAL_SLOPE,
     LOCAL_STARTUP_S,
     costs_of,
     job_conditions,
@@ -60,8 +61,10 @@ def test_twenty_launches_of_200_s_move_the_hours_of_the_table_and_without_any_th
     held(here, 20)
     after = cheapest_hours(here)
     assert set(after) == set(before) == {"1xs.small", "2xs.small"}
-    for cluster, hours in after.items():
-        assert (hours - before[cluster]) * 3600 == pytest.approx(200.0 - spot.STARTUP_S, abs=25)
+    more = {cluster: (hours - before[cluster]) * 3600 for cluster, hours in after.items()}
+    assert more["1xs.small"] == pytest.approx(200.0 - spot.STARTUP_S, abs=25)
+    two = 200.0 * 2 ** LOCAL_SLOPE[0] - spot.STARTUP_S
+    assert more["2xs.small"] == pytest.approx(two, abs=25), "two hosts start on one machine"
     here.warehouse.path.unlink()
     assert job_conditions(here) == Stated()
 
@@ -91,7 +94,8 @@ def test_a_launch_counts_once_though_it_tells_of_both_markets(tmp_path: Path) ->
     here = install(tmp_path)
     for number, seconds in enumerate((10.0, 20.0, 10.0, 20.0)):
         held(here, 1, zone=f"z{number}", startup_s=seconds)
-    launches = pd.DataFrame({"instance_type": "s.small", "market": "spot", "seconds": [10.0, 20.0, 10.0, 20.0]})
+    seconds = [10.0, 20.0, 10.0, 20.0]
+    launches = pd.DataFrame({"instance_type": "s.small", "market": "spot", "machines": 1, "seconds": seconds})
     conditions = job_conditions(here)
     assert isinstance(conditions, Learned) and conditions.startup.launch_sd == fit_startup(launches).launch_sd
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+import time
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.node.elastic import one_step, shares
+from tasks.node.elastic import ElasticRun, one_step, shares
 from tasks.node.entrypoint import LoadedWorkload
+from tasks.node.record import CPU, Devices, Item, Plan
+from tasks.node.worker import lost_peer
 
 BATCHES = st.lists(st.integers(1, 50), min_size=1, max_size=6)
 
@@ -64,3 +69,27 @@ def test_micro_steps_add_up_to_the_step_of_the_whole_batch() -> None:
     assert losses == pytest.approx([losses[0]] * 3)
     for other in seen[1:]:
         torch.testing.assert_close(other.weight, seen[0].weight)
+
+
+def test_after_a_restart_a_machine_that_was_lost_before_they_met_is_not_waited_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun has no word for it: with the time of a collective, all would stand still for a minute."""
+    item = Item(run_id="e", kind="elastic", nodes=[0, 1], workload="w", batches=[2, 2], most_steps=9)
+    own = [Devices(name=CPU, count=1, threads=1)] * 2
+    named = {"lease_id": "l", "addresses": ["a"] * 2, "checkpoints": str(tmp_path / "checkpoints")}
+    plan = Plan(**named, attempt=1, expected=own, workloads=[], items=[item])
+    told = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
+    for name, value in (told | {"TORCHELASTIC_RESTART_COUNT": 1}).items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr("tasks.node.elastic.seconds_since_start", lambda: 0.5)
+    monkeypatch.setattr("tasks.node.elastic._LATE_S", 0.5)
+    run = ElasticRun(tmp_path, plan, item, 0)
+    assert run.patience_s() == plan.timeout_s, "nobody met yet: machines may come late"
+    run.checkpoints.note_start({"began_unix": 1.0})
+    began = time.monotonic()
+    with pytest.raises(dist.DistError) as error:
+        run.join()
+    assert lost_peer(error.value) and time.monotonic() - began < 15
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
+    assert run.patience_s() == 4.0, "twice as long after each meeting that failed"

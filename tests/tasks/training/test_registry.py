@@ -166,6 +166,13 @@ def test_the_champion_answers_in_a_program_without_this_project_and_without_torc
     assert rooms == {"domain", "step_time"}
 
 
+def test_the_example_that_a_version_carries_is_one_that_it_answers(home: Path) -> None:
+    served = registry.load_served(home, "local")
+    shown = served.input_example
+    assert list(shown.columns[:3]) == ["workload", "cluster", "batch_per_device"]
+    assert (served.predict(shown)["step_s"] > 0).all()
+
+
 def test_a_version_carries_its_scoreboard_its_card_and_where_it_came_from(home: Path) -> None:
     found = client(home).get_model_version_by_alias("srift-step-time-local", "champion")
     assert found.description == "# a card"
@@ -211,11 +218,14 @@ def test_a_refused_challenger_is_kept_with_its_reason_and_the_champion_stays(hom
     )
     registry.refuse(home, "rehearsal", worse, "it is worse")
     assert (number, worse) == (1, 2)
+    named = client(home).get_registered_model("srift-step-time-rehearsal").aliases
+    assert named == {"champion": 1, "challenger": 2}
     champion = registry.load_champion(home, "rehearsal")
     assert champion is not None and champion.version == 1
     refused = client(home).get_model_version("srift-step-time-rehearsal", "2")
     assert refused.tags["promotion"] == "refused: it is worse" and refused.tags["refresh_id"] == "refresh-2"
     registry.promote(home, "rehearsal", worse, "better after all")
+    assert client(home).get_registered_model("srift-step-time-rehearsal").aliases == {"champion": 2}
     champion = registry.load_champion(home, "rehearsal")
     assert champion is not None and champion.version == 2
     client(home).create_registered_model("srift-step-time-unproven")

@@ -1,0 +1,17 @@
+"""The table out of a bucket, where every machine of a company can read it: python from_s3.py s3://bucket/prefix
+
+Whoever runs the flows copies the folder there after a publication: aws s3 sync .srift/published s3://bucket/prefix
+It needs pandas and pyarrow; credentials and AWS_ENDPOINT_URL are found as by every tool of AWS's.
+"""
+
+import os
+import sys
+
+import pandas as pd
+from pyarrow.fs import S3FileSystem
+
+bucket = S3FileSystem(endpoint_override=os.environ.get("AWS_ENDPOINT_URL"))
+path = sys.argv[1].removeprefix("s3://")
+table = pd.read_parquet(f"{path}/recommendations.parquet", filesystem=bucket)
+first = table[(table["rank"] == 1) & (table["status"] == "recommended")]
+print(first[["workload", "goal", "cluster", "market", "hours", "usd", "published_at"]].to_string(index=False))

@@ -1,0 +1,15 @@
+-- The cheapest way to train a workload within 12 hours, and how sure that is: with the published file alone.
+--     duckdb -readonly .srift/published/recommendations.duckdb < question.sql
+select
+    workload,
+    cluster,
+    market,
+    round(usd, 3) as usd,
+    round(usd_p90, 3) as usd_with_90_percent,
+    round(hours, 2) as hours,
+    round(hours_p90, 2) as hours_with_90_percent,
+    round(p_best, 2) as chance_that_none_is_better
+from recommendations
+where workload = 'transformer-lm' and hours_p90 <= 12
+order by usd
+limit 1;

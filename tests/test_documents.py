@@ -1,0 +1,102 @@
+"""The documents: the reference of the commands is theirs, links lead somewhere, and each command shown can be typed.
+
+`python -m tests.test_documents` writes docs/commands.md anew.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import typer
+from typer.cli import get_docs_for_click
+
+from flows.cli import app
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs" / "commands.md"
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_TYPED = re.compile(r"^(?:\$ )?(srift .*)$", re.MULTILINE)
+_INLINE = re.compile(r"`(srift [^`]*)`")
+
+
+@cache
+def documents() -> list[Path]:
+    """Markdown files that are in the repository, or would be."""
+    said = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    found = [ROOT / name for name in said.stdout.split()] or [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    return [path for path in found if path.exists()]
+
+
+def reference() -> str:
+    """Markdown of every command, its arguments and options, as `--help` has them."""
+    command = typer.main.get_command(app)
+    with command.make_context("srift", ["table"], resilient_parsing=True) as context:
+        text = get_docs_for_click(obj=command, ctx=context, name="srift", title="Commands")
+    note = "Written by `python -m tests.test_documents` from the commands themselves; a test compares.\n"
+    lines = [line.rstrip() for line in text.splitlines()]
+    for name, verb in command.commands.items():  # type: ignore[attr-defined]
+        short = next(at for at, line in enumerate(lines) if line.startswith(f"* `{name}`: "))
+        lines[short] = f"* [`{name}`](#srift-{name}): {verb.help.splitlines()[0]}"
+    return "\n".join([lines[0], "", note, *lines[2:]]).rstrip() + "\n"
+
+
+def anchors(path: Path) -> set[str]:
+    """Of the headings of a page, as GitHub makes them."""
+    text = _BLOCK.sub("", path.read_text())
+    heads = [line.lstrip("#").strip().lower() for line in text.splitlines() if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", head).replace(" ", "-") for head in heads}
+
+
+def typed(path: Path) -> Iterator[str]:
+    """Commands of Srift in a page: in its console blocks, and in sentences where they have options."""
+    text = path.read_text()
+    for language, body in _BLOCK.findall(text):
+        if language in ("console", "bash", "sh"):
+            yield from _TYPED.findall(body)
+    yield from (one for one in _INLINE.findall(_BLOCK.sub("", text)) if " --" in one)
+
+
+def test_the_reference_of_the_commands_is_what_they_say_of_themselves() -> None:
+    assert REFERENCE.read_text() == reference(), "write it anew: python -m tests.test_documents"
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_a_file_and_its_heading(path: Path) -> None:
+    for link in _LINK.findall(_BLOCK.sub("", path.read_text())):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        assert target.exists(), link
+        assert not anchor or target.suffix != ".md" or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_commands_that_are_shown_can_be_typed(path: Path) -> None:
+    command = typer.main.get_command(app)
+    for line in typed(path):
+        words = shlex.split(line.partition("  #")[0].partition(" | ")[0].replace("...", ""))[1:]
+        if not words or any(mark in line for mark in ("[", "\\|", "(")):
+            continue  # a synopsis
+        assert words[0] in command.commands or words[0].startswith("-"), line  # type: ignore[attr-defined]
+        if words[0] in command.commands:  # type: ignore[attr-defined]
+            verb = command.commands[words[0]]  # type: ignore[attr-defined]
+            known = {option for one in verb.params for option in (*one.opts, *one.secondary_opts)}
+            unknown = [word for word in words[1:] if word.startswith("--") and word.partition("=")[0] not in known]
+            assert not unknown, f"{line}: {unknown}"
+
+
+if __name__ == "__main__":
+    REFERENCE.write_text(reference())

@@ -1,0 +1,75 @@
+"""`examples/reading` as they stand there, on a published table: what each prints."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from tests.installed import furnished
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "reading"
+HOME = "state"
+
+
+def printed(*words: str | Path, **env: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=300, env=os.environ | env
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def published() -> Path:
+    return furnished() / HOME / "published"
+
+
+def test_the_question_is_answered_by_duckdbs_shell_and_the_published_file_alone(published: Path) -> None:
+    shell = shutil.which("duckdb", path=str(Path(sys.executable).parent))
+    assert shell is not None
+    asked = (EXAMPLES / "question.sql").read_text().replace("transformer-lm", "conv")
+    words = [shell, "-readonly", "-line", str(published / "recommendations.duckdb")]
+    done = subprocess.run(words, input=asked, capture_output=True, text=True, timeout=60)
+    found = dict(line.strip().split(" = ") for line in done.stdout.splitlines() if " = " in line)
+    assert found["workload"] == "conv" and found["cluster"].endswith("s.small"), done
+    assert 0 < float(found["hours"]) <= float(found["hours_with_90_percent"]) <= 12
+    assert float(found["usd"]) <= float(found["usd_with_90_percent"])
+
+
+def test_the_table_is_joined_with_ones_own(published: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text("workload,team\nconv,vision\nnobody,none\n")
+    lines = printed(EXAMPLES / "join.py", published, tmp_path / "own.csv").splitlines()
+    assert lines and all(line.startswith("vision  conv  ") for line in lines)
+
+
+@pytest.mark.enable_socket
+def test_the_table_is_read_from_a_bucket(published: Path) -> None:
+    aws = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_DEFAULT_REGION": "us-east-1"}
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        endpoint = f"http://{host}:{port}"
+        store = boto3.client(
+            "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id="k", aws_secret_access_key="s"
+        )
+        store.create_bucket(Bucket="company")
+        for file in published.glob("*.parquet"):
+            store.upload_file(str(file), "company", f"srift/{file.name}")
+        said = printed(EXAMPLES / "from_s3.py", "s3://company/srift", AWS_ENDPOINT_URL=endpoint, **aws)
+    finally:
+        server.stop()
+    assert "conv" in said and "s.small" in said
+
+
+def test_the_model_in_force_answers_a_program_that_has_only_mlflow() -> None:
+    said = printed(EXAMPLES / "predict.py", furnished() / HOME, "conv", "1xs.small", "2xs.small")
+    assert [line.partition(":")[0] for line in said.splitlines()] == ["1xs.small", "2xs.small"]
+    assert "s a step (" in said
