@@ -133,7 +133,7 @@ class ElasticRun:
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         patience, timeout = timedelta(seconds=self.patience_s()), timedelta(seconds=self.plan.timeout_s)
-        store = dist.TCPStore(address, port, ranks, rank == 0, patience, multi_tenant=True)
+        store = dist.TCPStore(address, port, ranks, rank == 0, patience, multi_tenant=True)  # type: ignore[attr-defined]
         store.set_timeout(timeout)
         dist.init_process_group(backend(self.device), timeout=timeout, store=store, rank=rank, world_size=ranks)
         self.nodes = [int(one[0]) for one in gather([self.node], dist.group.WORLD)]
