@@ -21,6 +21,7 @@ from tasks.doctor.report import refuse_unless_well
 from tasks.execution.collect import collect_launch, refuse_unless_swept
 from tasks.execution.job import Served
 from tasks.market.offers import current_offers, offers_now
+from tasks.providers.base import ProviderError
 from tasks.reporting.progress import MONEY_SHORT, announce, reporter
 from tasks.training.registry import load_champion
 from tasks.workspace.locking import patience_s, refresh_lock
@@ -66,6 +67,8 @@ def measure_named(wish: Wish, provider: str = "local", max_usd: float | None = N
         market(provider, refresh_id, republish=False, buying=True)
         refuse_unless_swept(workspace, datetime.now(UTC))
         workspace = with_requirements_installed(workspace)
+        if wish.workload not in workspace.settings.workloads:
+            raise ProviderError(f"nothing was measured: the requirements of {wish.workload} cannot be installed")
         wished = launches_for(workspace, load_champion(workspace.home, provider), wish, current_offers(workspace))
         tally = _tally(workspace, max_usd, refresh_id)
         made = _serve(workspace, affordable(workspace, wished, tally), tally)

@@ -126,29 +126,33 @@ def outcomes(workspace: Workspace, wished: Wished, made: Sequence[tuple[Launch, 
     failed = {
         planned_id(str(row["run_id"])): str(row["reason"]) for row in rows_of(_mart(workspace, "failed_runs", provider))
     }
+    unknown = dict.fromkeys(("step_s", "step_low_s", "step_high_s"))
     rows = []
     for launch, served in made:
+        done = {planned_id(one) for one in served.recorded}
         for number, item in enumerate(launch.items):
             run_id = f"{served.lease_id}-{number:03d}"
-            found = measured.get(run_id)
-            recorded = any(planned_id(one) == run_id for one in served.recorded)
-            reason = "" if found else failed.get(run_id, "" if recorded else served.outcome)
-            name, mode = item.trained
-            step = None if found is None else float(found["step_s"])
-            predicted = {"step_s": None, "step_low_s": None, "step_high_s": None} | wished.predicted.get(
-                _bare(item), {}
-            )
+            found, train, (name, mode) = measured.get(run_id), item.kind == "train", item.trained
+            reason = "" if found else failed.get(run_id, "" if run_id in done else served.outcome)
+            if train and not found and not reason:
+                reason = "it is stored, and not of the workload or the machines as they are defined now"
+            predicted = unknown | wished.predicted.get(_bare(item), {})
             rows.append(
-                {"run_id": run_id, "kind": item.kind, "workload": name, **mode._asdict()}
-                | {"cluster": item.cluster, "market": launch.cluster.members[0].market, "layout": joined(item.layout)}
-                | {
-                    "batch_per_device": joined(item.batches)
-                    if item.kind == "train"
-                    else ", ".join(map(str, item.batches))
+                {
+                    "run_id": run_id,
+                    "kind": item.kind,
+                    "workload": name,
+                    **mode._asdict(),
+                    "cluster": item.cluster,
+                    "market": launch.cluster.members[0].market,
+                    "layout": joined(item.layout),
+                    "batch_per_device": joined(item.batches) if train else ", ".join(map(str, item.batches)),
+                    "accumulation_steps": item.accumulation_steps,
+                    **{f"predicted_{column}": value for column, value in predicted.items()},
+                    "step_s": None if found is None else float(found["step_s"]),
+                    "measured": bool(found) or (run_id in done and not reason),
+                    "reason": reason,
                 }
-                | {"accumulation_steps": item.accumulation_steps}
-                | {f"predicted_{key}": value for key, value in predicted.items()}
-                | {"step_s": step, "measured": bool(found) or (recorded and not reason), "reason": reason}
             )
     return rows
 

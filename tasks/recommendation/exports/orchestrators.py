@@ -78,7 +78,7 @@ def karpenter(choice: Choice) -> tuple[Any, str]:
         for at, market in enumerate(markets)
     ]
     overlays = _overlays(name, taken)
-    nodes = f"{first.machines} pod{'s' if first.machines > 1 else ''}, one a node, with {first.row['layout']} devices"
+    nodes = f"{first.machines} pod{'s' if first.machines > 1 else ''}, one a node (devices: {first.row['layout']})"
     said = [
         *choice.about,
         *left_out,
