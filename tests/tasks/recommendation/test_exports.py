@@ -261,7 +261,7 @@ def test_a_fleet_is_had_whole_and_its_tags_say_whence_it_is(monkeypatch: pytest.
     on_demand = document(UNIFORM, "fleet", rank=3)
     with mock_aws():
         ec2 = boto3.client("ec2", region_name="us-east-1")
-        image = ec2.describe_images()["Images"][0]["ImageId"]
+        image = ec2.register_image(Name="torch", Architecture="x86_64")["ImageId"]
         template = {"ImageId": image, "InstanceType": "t2.micro"}
         ec2.create_launch_template(LaunchTemplateName=LAUNCH_TEMPLATE, LaunchTemplateData=template)
         fleet = ec2.create_fleet(**on_demand)
