@@ -24,9 +24,9 @@ import typer
 
 from models.domain.suggestions import nearest_names
 from tasks.workspace.credential import read_credential, served_at
-from tasks.workspace.settings import Settings, SettingsError, load_settings
 
 if TYPE_CHECKING:
+    from tasks.workspace.settings import Settings
     from warehouse.database import Warehouse
 
 app = typer.Typer(
@@ -274,7 +274,7 @@ def table(
     from tasks.reporting.tables import print_recommendations
     from warehouse.export import published_rows
 
-    rows = published_rows(load_settings().home / "published")
+    rows = published_rows(_settings().home / "published")
     for column, wanted in (("workload", workload), ("goal", goal), ("provider", provider)):
         known = sorted({str(row[column]) for row in rows})
         if wanted is not None and wanted not in known:
@@ -553,7 +553,7 @@ def check(
     from tasks.doctor.workload_check import check_workload, problems
     from tasks.reporting.tables import print_check
 
-    found = check_workload(load_settings(), workload, timeout_s=timeout)
+    found = check_workload(_settings(), workload, timeout_s=timeout)
     return Answer(found, lambda: print_check(found), problems(found))
 
 
@@ -570,7 +570,7 @@ def doctor(
     from tasks.doctor import findings
     from tasks.doctor import report as checks
 
-    settings = load_settings()
+    settings = _settings()
     if print_policies:
         policies = checks.policies_of(settings)
         return Answer(policies, json.dumps(policies, indent=2))
@@ -592,11 +592,18 @@ def _provider_that_knows(workload: str) -> str:
     return provider
 
 
+def _settings() -> Settings:
+    """Imported late, as all that `--help` does not take."""
+    from tasks.workspace.settings import load_settings
+
+    return load_settings()
+
+
 def _opened() -> tuple[Settings, Warehouse]:
     """The settings, and the warehouse of their home, which may not be there yet."""
     from warehouse.database import Warehouse
 
-    settings = load_settings()
+    settings = _settings()
     return settings, Warehouse(settings.home / "warehouse.duckdb")
 
 
@@ -615,6 +622,8 @@ def main() -> None:
 @contextmanager
 def explained(interrupted: str = "nothing was changed") -> Iterator[None]:
     """Exit 2 on misuse, 1 on a failure, each with a sentence; a traceback is only for what nobody foresaw."""
+    from tasks.workspace.settings import SettingsError
+
     try:
         _with_quiet_prefect()  # before anything imports it
     except SettingsError as error:
@@ -677,7 +686,7 @@ def _of_the_disk(error: BaseException) -> str | None:
         from tasks.workspace.home import check_home
 
         try:
-            check_home(load_settings().home)
+            check_home(_settings().home)
         except ProviderError as wrong:
             return f"{wrong}. It showed as: {str(error).partition(chr(10))[0]}"
     return None
@@ -695,7 +704,7 @@ def _with_quiet_prefect() -> None:
     are stored without them. With PREFECT_API_URL set, the server there decides; it is shown this home's credential only
     where it is the one that `make up` serves from this home now, and no other credential is set.
     """
-    home = load_settings().home
+    home = _settings().home
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.environ.setdefault("PREFECT_HOME", str(home / "prefect"))
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")  # it would print the traceback of every error first

@@ -8,15 +8,18 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import duckdb
 import pytest
 import typer
 from typer.cli import get_docs_for_click
 
 from flows.cli import app
+from tests.installed import furnished
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "commands.md"
@@ -96,6 +99,24 @@ def test_the_commands_that_are_shown_can_be_typed(path: Path) -> None:
             known = {option for one in verb.params for option in (*one.opts, *one.secondary_opts)}
             unknown = [word for word in words[1:] if word.startswith("--") and word.partition("=")[0] not in known]
             assert not unknown, f"{line}: {unknown}"
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_programs_that_are_shown_run_on_a_published_table(path: Path) -> None:
+    """SQL on the published file; Python that opens `.srift`, as it stands."""
+    blocks = _BLOCK.findall(path.read_text())
+    asked = [body for language, body in blocks if language == "sql"]
+    programs = [body for language, body in blocks if language == "python" and ".srift" in body]
+    if not asked and not programs:
+        return
+    home = furnished() / "state"
+    with duckdb.connect(str(home / "published" / "recommendations.duckdb"), read_only=True) as table:
+        for query in asked:
+            assert table.execute(query).description
+    for program in programs:
+        text = program.replace(".srift", str(home)).replace("wide-mlp", "conv").replace("2xlc.large", "2xs.small")
+        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, f"{program}\n{done.stderr}"
 
 
 if __name__ == "__main__":

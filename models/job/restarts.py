@@ -23,6 +23,7 @@ from .duration import REPLACEMENT_S
 # Before any: what torchrun's elastic mode took in first trials on local hosts, 10 s after a kill; with another machine
 # as `duration.REPLACEMENT_S`. Elsewhere it may be half or twice that.
 PRIOR_S: Mapping[str, float] = {"fewer": 10.0, "replaced": REPLACEMENT_S}
+NOTICED_S = 5.0  # until a silent machine counts as lost: _ALIVE_EVERY_S _ALIVE_MISSED of tasks/node/agent.py
 _OUTCOME_SD, _TYPE_SD, _NOISE_SD = 0.7, 0.3, 0.2  # in logs; the last of one restart
 _SPREAD_WEIGHT = 6.0  # restarts that the prior of the spread counts as
 _DRAWS = 400
@@ -119,19 +120,21 @@ class ElasticJob:
         """From asking for machines to the last checkpoint; machines are lost so many seconds after the first step.
 
         Losses after the end are none, and neither are those when only the first machine is left. If they `happened` to
-        this job, it was not at its end at any of them. Those left wait as long for a machine that is lost while they
-        meet as they take to start, which is most of `lost_s`: it costs that twice.
+        this job, it was not at its end at any of them. One that is lost before the loss of another is noticed costs no
+        more. After that those left wait for it, while they meet, as long as they take to start, which is most of
+        `lost_s`: it costs that twice.
         """
-        at, done, machines = 0.0, 0, self.machines
+        at, noticed, done, machines = 0.0, 0.0, 0, self.machines
         for loss in sorted(losses_s):
             step_s = self.step_s[machines]
             if machines == 1 or (not happened and at + self._rest_s(done, step_s) <= loss):
                 break
-            meeting = 0 < loss <= at
-            if not meeting:
+            meeting = noticed < loss <= at
+            if loss > at:
                 whole = int((loss - at) // (self.checkpoint_every * step_s + self.checkpoint_s))
                 done = min(done + whole * self.checkpoint_every, self._last_but_one)
             at = loss + self.lost_s * (1 + (meeting and not self.replaced)) + (self.restore_s if done else 0.0)
+            noticed = loss + NOTICED_S
             machines -= not self.replaced
         return self.startup_s + at + self._rest_s(done, self.step_s[machines])
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.job.restarts import PRIOR_S, ElasticJob, RestartModel, fit_restarts
+from models.job.restarts import NOTICED_S, PRIOR_S, ElasticJob, RestartModel, fit_restarts
+from tasks.node import agent
 
 JOB = ElasticJob(
     steps=100,
@@ -67,7 +68,9 @@ def test_before_the_first_checkpoint_there_is_none_to_read_and_all_is_lost() -> 
 
 
 def test_a_loss_while_others_meet_is_waited_out_and_has_them_begin_anew() -> None:
-    assert JOB.seconds([25.0, 30.0]) == pytest.approx(20 + 30 + 24.25 + 80 * 2.5 + 8 * 0.5)
+    assert JOB.seconds([25.0, 31.0]) == pytest.approx(20 + 31 + 24.25 + 80 * 2.5 + 8 * 0.5)
+    assert JOB.seconds([25.0, 29.0]) == pytest.approx(20 + 29 + 12.25 + 80 * 2.5 + 8 * 0.5), "both are missed at once"
+    assert NOTICED_S == agent._ALIVE_EVERY_S * agent._ALIVE_MISSED
     with_others = replace(JOB, replaced=True)
     assert with_others.seconds([25.0, 30.0]) == pytest.approx(20 + 30 + 12.25 + 80 + 8 * 0.5)
 
