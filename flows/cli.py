@@ -371,7 +371,7 @@ def export(asked: Exported) -> Answer:
     from tasks.recommendation.exports.export import export as exported
     from warehouse.export import published_rows
 
-    rows = published_rows(load_settings().home / "published")
+    rows = published_rows(_settings().home / "published")
     wanted = Wanted(workload=asked.workload, goal=asked.goal, provider=asked.provider, rank=asked.rank)
     choice = choose(rows, wanted, datetime.now(UTC))
     body, text = exported(choice, asked.to)
