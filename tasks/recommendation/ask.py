@@ -51,7 +51,7 @@ def answer(provider: str, question: Question, *, market: str, top: int, pilots: 
     """
     workspace = open_workspace(provider)
     workspace = replace(workspace, warehouse=snapshot(workspace.warehouse, provider, question.workload))
-    asked = asked_workload(workspace, question)
+    asked = _asked(workspace, question)
     champion = load_champion(workspace.home, provider)
     if champion is not None and question.workload not in workspace.settings.workloads:
         measured = champion.model.modes_of(question.workload)
@@ -93,7 +93,7 @@ def _not_compared(case: Case) -> list[dict[str, Any]]:
     ]
 
 
-def asked_workload(workspace: Workspace, question: Question) -> Workload:
+def _asked(workspace: Workspace, question: Question) -> Workload:
     """The question's workload, of srift.toml or of an import, with the question's goal alone."""
     goal = "cheapest_within_deadline" if question.hours is not None else "fastest_within_budget"
     if question.workload in workspace.settings.workloads:
