@@ -10,16 +10,16 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tasks.data_files import public
 from tasks.data_files.imports import ImportFiles, asked_of_public, forget_import, import_measurements, load_public
 from tasks.data_files.public import FACTS, FOLDER, MEASUREMENTS, ORIGIN, PUBLIC_IMPORT, public_workloads
+from tasks.recommendation.ask import Question, answer
 from tasks.recommendation.known_workloads import known_workloads, provider_that_knows
-from tasks.workspace.settings import WorkloadSettings
+from tasks.workspace.settings import SettingsError, WorkloadSettings
 from tasks.workspace.workspace import Workspace
 from tests.installed import DescribedMachines, install
 from warehouse.append import note_workloads
 from warehouse.database import HomeReadOnly
-from warehouse.reads import mart, measured_workloads, training_digest, training_frames
+from warehouse.reads import knows_import, mart, measured_workloads, training_digest, training_frames
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -47,7 +47,7 @@ def counted(here: Workspace) -> tuple[int, int, int]:
 def test_they_are_known_before_they_are_loaded_and_the_same_once_they_are(here: Workspace) -> None:
     before = {one.workload: one for one in known_workloads(here.warehouse, here.settings)}
     assert provider_that_knows(here.warehouse, here.settings, NAME)[0] == "ec2"
-    assert not here.warehouse.path.exists()
+    assert not knows_import(here.warehouse, PUBLIC_IMPORT)
     assert load_public(here, NOON) == 4853 and load_public(here, NOON) == 0
     after = {one.workload: one for one in known_workloads(here.warehouse, here.settings)}
     assert before.keys() == after.keys() >= public_workloads().keys()
@@ -56,13 +56,34 @@ def test_they_are_known_before_they_are_loaded_and_the_same_once_they_are(here: 
     assert counted(here) == (0, 0, 992)
 
 
+def test_a_fresh_home_answers_from_them_and_says_so(
+    tmp_path: Path, no_credentials: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = pd.read_parquet(MEASUREMENTS).query("workload == @NAME").iloc[::25]  # a fit takes as long as it has rows
+    few.to_parquet(tmp_path / "few.parquet")
+    monkeypatch.setattr("tasks.data_files.imports.MEASUREMENTS", tmp_path / "few.parquet")
+    (tmp_path / "srift.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
+    question = Question(workload=NAME, hours=24.0, usd=None)
+    with pytest.raises(SettingsError, match="it is on ec2: add --provider ec2"):
+        answer("local", question, market="any", top=1)
+    (first, *_) = answer("ec2", question, market="any", top=1)
+    said = capsys.readouterr().err
+    assert f"loaded {len(few)} rows" in said and "fitting one on public step times" in said
+    assert first["cluster"] and ORIGIN in first["reason"] and first["model_version"] == "1"
+    (again, *_) = answer("ec2", question, market="any", top=1)
+    assert (again["cluster"], again["hours"]) == (first["cluster"], first["hours"])
+    assert "loaded" not in capsys.readouterr().err
+
+
 def test_forgotten_they_stay_forgotten_until_they_are_imported(here: Workspace) -> None:
     load_public(here, NOON)
     said = forget_import(here.warehouse, PUBLIC_IMPORT, NOON).sentence
     assert "4853 rows and facts of 4 workloads no longer count" in said and str(MEASUREMENTS) in said
     assert load_public(here, NOON) == 0 and measured_workloads(here.warehouse, "ec2") == {}
     assert NAME not in asked_of_public(here, NAME, NOON).settings.workloads
-    with pytest.raises(Exception, match="unknown workload"):
+    with pytest.raises(SettingsError, match="unknown workload"):
         provider_that_knows(here.warehouse, here.settings, NAME)
     import_measurements(here.warehouse, ImportFiles(measurements=MEASUREMENTS, workloads=FACTS), NOON)
     assert counted(here) == (0, 0, 992) and NAME in asked_of_public(here, NAME, NOON).settings.workloads
@@ -142,4 +163,4 @@ def test_their_origin_and_licence_are_named_beside_them() -> None:
     assert "Apache License" in said and "AdaptDL" in said and "OSDI 2021" in said
     assert f"{len(pd.read_parquet(MEASUREMENTS)):,} measured step times" in said
     assert "AdaptDL" in ORIGIN and public_workloads().keys() == set(pd.read_csv(FACTS)["workload"])
-    assert all(one.goals for one in public.public_workloads().values())
+    assert all(one.goals for one in public_workloads().values())
