@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from prefect import flow
 
 from flows.publish import publish
+from tasks.data_files.public import with_public_workloads
 from tasks.market.offers import note_definitions, snapshot_offers
 from tasks.reporting.progress import reporter
 from tasks.workspace.prefect_runtime import recorded_flow_run
@@ -23,6 +24,7 @@ def market(provider: str = "local", refresh_id: str | None = None, republish: bo
     workspace = open_workspace(provider)
     with recorded_flow_run(workspace.home):
         workspace.warehouse.migrate()
+        workspace = with_public_workloads(workspace)
         stamp = refresh_id or new_refresh_id(now)
         note_definitions(workspace, now)
         sentence = snapshot_offers(workspace, stamp, now, buying=buying)

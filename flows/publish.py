@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from prefect import flow
 
+from tasks.data_files.public import with_public_workloads
 from tasks.market.offers import current_offers
 from tasks.monitoring.checks import noted
 from tasks.recommendation.publication import export_copies, store_publication
@@ -19,7 +20,7 @@ from warehouse.reads import mart
 @flow(name="publish", log_prints=True)
 def publish(provider: str, refresh_id: str) -> int:
     """A new publication over today's offers; returns its rows. A failed check leaves the old table in place."""
-    workspace = open_workspace(provider)
+    workspace = with_public_workloads(open_workspace(provider))
     champion = load_champion(workspace.home, provider)
     older = None if champion is not None else older_champion(workspace.home, provider)
     if older is not None:

@@ -15,6 +15,8 @@ from flows.measure import measure
 from flows.publish import publish
 from flows.reap import reap
 from flows.retrain import retrain
+from tasks.data_files.imports import load_public
+from tasks.data_files.public import PROVIDER
 from tasks.doctor.report import refuse_unless_well
 from tasks.providers.base import NotSwept
 from tasks.reporting.progress import reporter, seconds_listed
@@ -45,6 +47,8 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
         for limit in workspace.provider.limits() if buying else ():
             reporter().say(f"note: {limit}")
         _reap(provider, max_usd)
+        if provider == PROVIDER:
+            load_public(workspace, datetime.now(UTC))
         market(provider, refresh_id, republish=False, buying=buying)
         before_s = time.monotonic() - clock
         measured = measure(refresh_id, provider, max_usd)

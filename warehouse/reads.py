@@ -209,6 +209,21 @@ def workload_providers(warehouse: Warehouse) -> set[tuple[str, str]]:
         return set(connection.execute(query).fetchall())
 
 
+def public_rows(warehouse: Warehouse, provider: str) -> dict[str, int]:
+    """How many public step times that came with the package count of each workload; none before they were loaded."""
+    if not warehouse.path.exists():
+        return {}
+    frame = warehouse.frames({"public_rows": {"provider": provider}})["public_rows"]
+    return dict(zip(frame["workload"], frame["rows"].astype(int).tolist(), strict=True)) if len(frame) else {}
+
+
+def knows_import(warehouse: Warehouse, import_id: str) -> bool:
+    """Whether an import of that id was ever made here, forgotten since or not."""
+    if not warehouse.path.exists():
+        return False
+    return len(warehouse.frames({"stg_import_files": {"import_id": import_id}})["stg_import_files"]) > 0
+
+
 def lease_spend(warehouse: Warehouse, provider: str) -> pd.DataFrame:
     """Dollars by lease and workload. Raises WarehouseMissing where there is no warehouse, or one of an older version
     that does not tell."""

@@ -22,10 +22,11 @@ from models.domain.setup_table import rows_of
 from models.domain.suggestions import NAME_RULE, nearest_names, plain_name
 from warehouse.append import Connection, append_facts, append_imports, note_import
 from warehouse.database import Warehouse, select
-from warehouse.reads import KnownToImport, known_to_import
+from warehouse.reads import KnownToImport, known_to_import, knows_import, measured_workloads
 
+from ..reporting.progress import reporter
 from ..workspace.settings import SettingsError
-from ..workspace.workspace import known_devices, refresh_command
+from ..workspace.workspace import Workspace, known_devices, refresh_command
 from .measurements import (
     ImportRefused,
     Measurement,
@@ -39,6 +40,15 @@ from .measurements import (
     row_word,
 )
 from .plausibility import Device, Known, implausible, impossible, setup_of
+from .public import (
+    FACTS,
+    MEASUREMENTS,
+    ORIGIN,
+    PROVIDER,
+    PUBLIC_IMPORT,
+    public_workloads,
+    with_public_workloads,
+)
 
 DEFAULT_PROVIDER = "ec2"  # of rows that name none, as the measurement columns have it
 _FACTS = ("parameters", "gradient_bytes", "flops_per_sample", "samples")
@@ -128,7 +138,10 @@ class ImportFiles:
     provider: str | None = None
 
     def import_id(self, providers: Iterable[str]) -> str:
-        """The digest of the file of measurements, or of both files and the providers that the facts are for."""
+        """The digest of the file of measurements, or of both files and the providers that the facts are for; the
+        package's own file has a name."""
+        if self.measurements is not None and digest_of_file(self.measurements) == digest_of_file(MEASUREMENTS):
+            return PUBLIC_IMPORT
         if self.workloads is None and self.measurements is not None:
             return digest_of_file(self.measurements)
         digests = ("" if one is None else digest_of_file(one) for one in (self.measurements, self.workloads))
@@ -190,6 +203,34 @@ def import_measurements(
             *(f"{workloads}: {one}" for one in (ignored_fact_columns(workloads) if workloads else ())),
         ),
     )
+
+
+def load_public(workspace: Workspace, now: datetime) -> int:
+    """Import the public step times that came with the package where that was never done; how many rows, 0 if not.
+
+    Emulated machines are others than the rows are of. Raises WarehouseError, of a home that cannot be written too.
+    """
+    warehouse = workspace.warehouse
+    if workspace.settings.ec2.emulated or knows_import(warehouse, PUBLIC_IMPORT):
+        return 0
+    warehouse.migrate()
+    files = ImportFiles(measurements=MEASUREMENTS, workloads=FACTS, provider=PROVIDER)
+    loaded = import_measurements(warehouse, files, now, force=True)
+    reporter().say(
+        f"loaded {_rows(loaded.rows)} of {len(loaded.workloads)} workloads, {ORIGIN}; they count for {PROVIDER} until"
+        f" there are rows of your own of a workload, or `srift forget {PUBLIC_IMPORT}`"
+    )
+    return loaded.rows
+
+
+def asked_of_public(workspace: Workspace, workload: str, now: datetime) -> Workspace:
+    """The workspace to ask about `workload`: of public step times, which are loaded where nothing else tells of it, it
+    also names the workloads. Raises as `load_public`."""
+    spec, warehouse = workspace.settings.workloads.get(workload), workspace.warehouse
+    public = workload in public_workloads() and (spec is None or spec.entrypoint is None)
+    if public and not (warehouse.path.exists() and workload in measured_workloads(warehouse, PROVIDER)):
+        load_public(workspace, now)
+    return with_public_workloads(workspace)
 
 
 def forget_import(warehouse: Warehouse, text: str, now: datetime) -> Forgotten:
@@ -405,10 +446,11 @@ def _forgotten_sentence(held: Mapping[str, Any], rows: int, facts: int) -> str:
     others = int(held["measurements"]) - rows
     held_elsewhere = f"; {_rows(others)} of it still count, since another import holds them" if others else ""
     until = _refreshes(held["providers"])
+    again = f" (`srift import {MEASUREMENTS} --workloads {FACTS}`)" if held["import_id"] == PUBLIC_IMPORT else ""
     return (
         f"import {held['import_id']}{f' of {files}' if files else ''} is forgotten: {' and '.join(counted)} no longer "
-        f"count{held_elsewhere}. The model in force has learned from it until {until}. Importing it again brings it "
-        "back"
+        f"count{held_elsewhere}. The model in force has learned from it until {until}. Importing it again{again} "
+        "brings it back"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
@@ -14,12 +15,16 @@ from models.domain.workload import Goal, Workload
 from warehouse.database import WarehouseMissing
 from warehouse.reads import mart, measured_setups, snapshot
 
-from ..market.offers import current_offers
+from ..data_files.imports import asked_of_public
+from ..data_files.public import only_public
+from ..market.offers import current_offers, note_definitions, snapshot_offers
 from ..providers.base import ProviderError
-from ..training.registry import load_champion, older_champion, older_sentence
+from ..reporting.progress import reporter
+from ..training.registry import Champion, load_champion, older_champion, older_sentence
+from ..training.train import first_champion
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import IMPORTED, SettingsError
-from ..workspace.workspace import Workspace, offers_of_market, open_workspace, refresh_command
+from ..workspace.workspace import Workspace, new_refresh_id, offers_of_market, open_workspace, refresh_command
 from .known_workloads import known_elsewhere
 from .pilots import pilots_for
 from .recommend import Case, plan_one
@@ -46,23 +51,27 @@ def answer(provider: str, question: Question, *, market: str, top: int, pilots: 
     The first one also holds, as `frontier`, every setup that no other beats in both expected hours and dollars,
     whatever the constraint; how many `candidates` there were; the `pilots` that would tell most, or why none can be
     named (None where none was asked for); and what was `not_compared`, since its device was never measured on.
-    Raises SettingsError on an unknown workload, or one of which too little is known, WarehouseMissing where no
-    model is in force yet, and ProviderError where nothing is on offer on `market`.
+    A workload of the public step times is answered for from these, which are loaded, and a first model fitted on them,
+    where that was never done. Raises SettingsError on an unknown workload, or one of which too little is known,
+    WarehouseMissing where no model is in force yet, and ProviderError where nothing is on offer on `market`.
     """
-    workspace = open_workspace(provider)
-    workspace = replace(workspace, warehouse=snapshot(workspace.warehouse, provider, question.workload))
-    asked = _asked(workspace, question)
+    workspace = asked_of_public(open_workspace(provider), question.workload, datetime.now(UTC))
     champion = load_champion(workspace.home, provider)
-    if champion is not None and question.workload not in workspace.settings.workloads:
-        measured = champion.model.modes_of(question.workload)
-        asked = replace(asked, modes=measured or asked.modes)  # no one says that it does not tolerate them
     if champion is None:
         older = older_champion(workspace.home, provider)
         if older is not None:
             raise WarehouseMissing(older_sentence(provider, older))
+        if only_public(workspace.warehouse, provider, question.workload):
+            champion = _fitted_on_public(workspace)
+    workspace = replace(workspace, warehouse=snapshot(workspace.warehouse, provider, question.workload))
+    asked = _asked(workspace, question)
+    if champion is None:
         raise WarehouseMissing(
             f"no model of {provider} machines is in force yet: run `{refresh_command(provider, '0')}` first"
         )
+    if question.workload not in workspace.settings.workloads:
+        measured = champion.model.modes_of(question.workload)
+        asked = replace(asked, modes=measured or asked.modes)  # no one says that it does not tolerate them
     everything = current_offers(workspace)
     offers = offers_of_market(everything, market)
     if everything and not offers:
@@ -75,6 +84,17 @@ def answer(provider: str, question: Question, *, market: str, top: int, pilots: 
     pilot_runs = pilots_for(case, found, buyable=everything, count=pilots) if pilots else None
     more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": pilot_runs}
     return [first | more | {"not_compared": _not_compared(case)}, *others]
+
+
+def _fitted_on_public(workspace: Workspace) -> Champion | None:
+    """The first model of this home, of what was loaded, with the prices of now."""
+    now = datetime.now(UTC)
+    reporter().say(
+        f"no model of {workspace.provider.name} machines is in force yet: fitting one on public step times, once"
+    )
+    note_definitions.fn(workspace, now)
+    reporter().say(snapshot_offers.fn(workspace, new_refresh_id(now), now, buying=False))
+    return first_champion(workspace, now)
 
 
 def _not_compared(case: Case) -> list[dict[str, Any]]:

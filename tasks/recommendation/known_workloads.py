@@ -14,6 +14,8 @@ from models.domain.suggestions import nearest_names
 from warehouse.database import Warehouse, has_relation, select
 from warehouse.reads import workload_providers
 
+from ..data_files.public import PROVIDER as PUBLIC
+from ..data_files.public import waiting
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.workspace import PROVIDERS, known_devices
 
@@ -22,7 +24,8 @@ FACTS = ("parameters", "gradient_bytes", "flops_per_sample", "samples")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownWorkload:
-    """A workload as a provider knows it: rows measured here and imported, of which `predicted_from` are learned from.
+    """A workload as a provider knows it: rows measured here, imported, and public ones that came with the package, of
+    which `predicted_from` are learned from.
 
     `provider` is "" for one of srift.toml of which nothing is known; `devices` are the kinds that it was measured on.
     """
@@ -32,6 +35,7 @@ class KnownWorkload:
     devices: tuple[str, ...] = ()
     measured_rows: int = 0
     imported_rows: int = 0
+    public_rows: int = 0
     predicted_from: int = 0
     newest_measured_at: datetime | None = None
     parameters: float | None = None
@@ -48,8 +52,8 @@ class KnownWorkload:
 
     @property
     def rows(self) -> int:
-        """Measured here or imported."""
-        return self.measured_rows + self.imported_rows
+        """Of any origin."""
+        return self.measured_rows + self.imported_rows + self.public_rows
 
 
 def known_workloads(warehouse: Warehouse, settings: Settings) -> list[KnownWorkload]:
@@ -80,12 +84,29 @@ def known_workloads(warehouse: Warehouse, settings: Settings) -> list[KnownWorkl
                 devices=tuple(sorted(devices)),
                 measured_rows=sum(int(one["measured_rows"]) for one in mine),
                 imported_rows=sum(int(one["imported_rows"]) for one in mine),
+                public_rows=sum(int(one["public_rows"]) for one in mine),
                 predicted_from=sum(int(one["predicted_from"]) for one in mine),
                 newest_measured_at=max(moments, default=None),
                 in_settings=name in settings.workloads,
                 **facts,
             )
         )
+    for row in rows_of(waiting(warehouse, settings)):
+        if (row["workload"], PUBLIC) not in {(one.workload, one.provider) for one in found}:
+            parts = {part for cluster in row["clusters"] for part in parse_cluster(str(cluster))}
+            found.append(
+                KnownWorkload(
+                    workload=str(row["workload"]),
+                    provider=PUBLIC,
+                    devices=tuple(sorted({kinds.get((PUBLIC, part), part) for part in parts})),
+                    public_rows=int(row["rows"]),
+                    predicted_from=int(row["rows"]),
+                    newest_measured_at=datetime.fromisoformat(str(row["newest_measured_at"])),
+                    parameters=_number(row["parameters"]),
+                    gradient_bytes=_number(row["gradient_bytes"]),
+                    in_settings=row["workload"] in settings.workloads,
+                )
+            )
     nothing = sorted(set(settings.workloads) - {one.workload for one in found})
     found.sort(key=lambda one: (one.workload, one.provider))
     return [*found, *(KnownWorkload(workload=name, provider="", in_settings=True) for name in nothing)]
@@ -96,7 +117,7 @@ def provider_that_knows(warehouse: Warehouse, settings: Settings, workload: str)
 
     The one that has rows or facts of it; of both local. Raises SettingsError where nobody knows it, naming the nearest.
     """
-    known = workload_providers(warehouse)
+    known = workload_providers(warehouse) | {(str(name), PUBLIC) for name in waiting(warehouse, settings)["workload"]}
     theirs = sorted(provider for name, provider in known if name == workload)
     if not theirs and workload not in settings.workloads:
         names = {*settings.workloads, *(name for name, _ in known)}
@@ -125,7 +146,7 @@ def _read(warehouse: Warehouse) -> tuple[list[dict[str, Any]], list[dict[str, An
     if not warehouse.path.exists():
         return [], [], []
     with warehouse.read() as connection:
-        current = has_relation(connection, "workload_rows")
+        current = has_relation(connection, "public_rows")  # the newest of those that are read
     if not current:
         warehouse.migrate()
     with warehouse.read() as connection:

@@ -11,8 +11,9 @@ import pandas as pd
 from models.domain.setup_table import rows_of
 from warehouse.export import export, read_published
 from warehouse.publication import Publication, publish
-from warehouse.reads import mart, measured_workloads
+from warehouse.reads import mart, measured_workloads, public_rows
 
+from ..data_files.public import ORIGIN, PUBLIC_IMPORT, with_public_workloads
 from ..training.registry import Champion
 from ..workspace.locking import alone
 from ..workspace.prefect_runtime import Step
@@ -56,12 +57,16 @@ def after_refresh(workspace: Workspace, rows: Sequence[dict[str, Any]]) -> tuple
     mine = [row for row in rows if row["provider"] == name]
     if not workspace.spends_money:
         return mine, []
+    workspace = with_public_workloads(workspace)
     measured = measured_workloads(workspace.warehouse, name)
     known = {*measured, *(row["workload"] for row in mine if row["cluster"] is not None)}
     unknown = sorted({row["workload"] for row in mine} - known)
     sentences = []
     if unknown:
         sentences.append(f"never measured on {name} machines, and left out here: {', '.join(unknown)}")
+    public = sorted(public_rows(workspace.warehouse, name).keys() & known)
+    if public:
+        sentences.append(f"from {ORIGIN}: {', '.join(public)}; `srift forget {PUBLIC_IMPORT}` leaves them out")
     facts = rows_of(mart(workspace.warehouse, "workloads", provider=name, digest=IMPORTED))
     imported = {str(one["workload"]): one for one in facts if one["workload"] not in workspace.settings.workloads}
     if imported:

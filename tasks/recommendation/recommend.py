@@ -23,6 +23,7 @@ from models.step_time.model import StepTimeModel, introduced
 from models.step_time.unmeasured import with_compressed
 from warehouse import reads
 
+from ..data_files.public import ORIGIN, only_public
 from ..market.job_conditions import job_conditions, spot_experience
 from ..market.offers import with_known_facts
 from ..providers.base import PlacementScores, ProviderError
@@ -113,7 +114,7 @@ class Case:
     `model` is None where not even a guess can be made of it, and `guessed` says that it can only be guessed at. `known`
     are the `offers` that can be predicted, those on the devices `by_data_sheet` although nothing was measured on them;
     `left_out` are the devices of which nobody knows any figure. `workload` is in the modes that it was measured
-    in; it tolerates those `unmeasured` too.
+    in; it tolerates those `unmeasured` too. `public`: its step times came with the package.
     """
 
     workspace: Workspace
@@ -127,6 +128,7 @@ class Case:
     by_data_sheet: Sequence[str]
     left_out: Sequence[str]
     unmeasured: Sequence[Mode] = ()
+    public: bool = False
 
     @classmethod
     def of(
@@ -159,6 +161,7 @@ class Case:
             by_data_sheet=by_data_sheet,
             left_out=left_out,
             unmeasured=unmeasured,
+            public=only_public(workspace.warehouse, workspace.provider.name, workload.name),
         )
 
 
@@ -318,6 +321,8 @@ def _reason(row: Row, case: Case) -> str:
     if row["rank"] > 1:
         return reason
     said = [f"{GUESSED}: {reason}" if case.guessed else reason]
+    if case.public:
+        said.append(f"predicted from {ORIGIN}: nothing of it was measured or imported here")
     if case.unmeasured:
         said.append(f"never measured in {', '.join(map(str, case.unmeasured))}, and not compared in it")
     if case.by_data_sheet:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from models.domain.suggestions import nearest_names
@@ -13,6 +14,8 @@ from models.step_time.dataset import TrainingData
 from warehouse.database import WarehouseMissing
 from warehouse.reads import training_frames, workload_providers
 
+from ..data_files.imports import asked_of_public
+from ..data_files.public import ORIGIN, only_public
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import IMPORTED, SettingsError
 from ..workspace.workspace import Workspace, open_workspace, refresh_command
@@ -34,8 +37,8 @@ def size(provider: str, question: SizeQuestion) -> dict[str, Any]:
     Raises SettingsError on an unknown workload or instance type, naming the nearest, and WarehouseMissing where no run
     tells anything, with what to type.
     """
-    workspace = open_workspace(provider)
     name = question.workload
+    workspace = asked_of_public(open_workspace(provider), name, datetime.now(UTC))
     _refuse_unknown(workspace, name)
     elsewhere = known_elsewhere(workspace.warehouse, name, provider)
     nothing = elsewhere or f"no run of {name!r} was measured on {provider} machines yet: {remedy(workspace, name)}"
@@ -52,6 +55,8 @@ def size(provider: str, question: SizeQuestion) -> dict[str, Any]:
         raise SettingsError(f"{name!r} was not measured on {question.instance_type!r}; {near}")
     found = found.of(question.instance_type)
     notes = _notes(workspace, question, found)
+    if only_public(workspace.warehouse, provider, name):
+        notes = [f"all runs of it are {ORIGIN}", *notes]
     if not found.scalings and not found.best_batches:
         raise WarehouseMissing("; ".join(notes))
     return {

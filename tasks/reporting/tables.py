@@ -308,7 +308,7 @@ def print_status(found: Mapping[str, Any]) -> None:
 def print_workloads(known: Sequence[Row]) -> None:
     """A line a workload and provider, of `KnownWorkload.as_json`; below, those of which nothing is known."""
     console = _console()
-    rows, facts = ("measured", "imported"), ("parameters", "gradient", "FLOPs a sample")
+    rows, facts = ("measured", "imported", "public"), ("parameters", "gradient", "FLOPs a sample")
     lines = []
     for one in known:
         if not one["provider"]:
@@ -316,7 +316,7 @@ def print_workloads(known: Sequence[Row]) -> None:
         gradient = None if one["gradient_bytes"] is None else one["gradient_bytes"] / 1e6
         newest = "" if one["newest_measured_at"] is None else f"{one['newest_measured_at']:%Y-%m-%d}"
         named = [one["workload"], one["provider"], ", ".join(one["devices"]) or "none"]
-        counts = [str(one["measured_rows"]), str(one["imported_rows"])]
+        counts = [str(one[f"{what}_rows"]) for what in rows]
         sizes = [_number(one["parameters"]), _number(gradient, "{:.4g} MB"), _number(one["flops_per_sample"])]
         lines.append([*named, *counts, *sizes, newest])
     if lines:
@@ -325,7 +325,7 @@ def print_workloads(known: Sequence[Row]) -> None:
     kept = [
         f"{one['workload']} ({one['provider']})"
         for one in known
-        if one["measured_rows"] + one["imported_rows"] > one["predicted_from"]
+        if sum(one[f"{what}_rows"] for what in rows) > one["predicted_from"]
     ]
     if kept:
         console.print(

@@ -18,9 +18,10 @@ from models.step_time.model import StepTimeModel
 from warehouse import append, reads
 
 from ..workspace.blas_threads import one_thread
+from ..workspace.locking import refresh_lock
 from ..workspace.parallel import side_by_side
 from ..workspace.prefect_runtime import Step
-from ..workspace.workspace import Workspace, code_commit
+from ..workspace.workspace import Workspace, code_commit, new_refresh_id
 from . import plots, registry
 from .registry import Champion, Provenance
 
@@ -47,6 +48,21 @@ def challenge(frames: Mapping[str, pd.DataFrame], champion: Champion | None) -> 
         model, held_out = fitted(data, seed=SEED, each=side_by_side)
         decision = verdict(data, held_out, model, None if champion is None else champion.model)
     return Challenger(model=model, held_out=held_out, scoreboard=summarise(held_out), decision=decision)
+
+
+def first_champion(workspace: Workspace, now: datetime) -> Champion | None:
+    """Fit a model on what the warehouse holds, and put it in force: what a refresh does that measures nothing.
+
+    None where there is nothing to fit. Raises Busy while a refresh is at work.
+    """
+    refresh_id = new_refresh_id(now)
+    with refresh_lock(workspace.home, refresh_id):
+        frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
+        challenger = challenge.fn(frames, None)
+        if challenger is None:
+            return None
+        register.fn(workspace, challenger, frames, refresh_id, now)
+    return registry.load_champion(workspace.home, workspace.provider.name)
 
 
 @Step

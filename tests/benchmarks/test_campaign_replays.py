@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from models.campaign.candidates import Costs
+from tasks.data_files.public import FACTS, MEASUREMENTS
 from tests.benchmarks import campaign as replays
 from tests.benchmarks.campaign import OURS, Scene, compare, dollars, ends, grid, of_file, plot, regrets
 from tests.benchmarks.replay import ground_of, start
@@ -89,10 +90,8 @@ def test_what_the_held_out_workload_measured_beyond_one_device_is_never_seen(sce
     assert several.any() and np.array_equal(one.mean, two.mean) and np.array_equal(one.covariance, two.covariance)
 
 
-@pytest.mark.skipif(not (SHARED / "training_runs.csv").exists(), reason="the shared rows are not here")
+@pytest.mark.skipif(not (SHARED / "ec2_catalogue.csv").exists(), reason="the shared prices are not here")
 def test_rows_of_ec2_are_priced_by_the_catalogue() -> None:
-    found = of_file(
-        SHARED / "training_runs.csv", workloads=SHARED / "workloads.csv", catalogue=SHARED / "ec2_catalogue.csv"
-    )
+    found = of_file(MEASUREMENTS, workloads=FACTS, catalogue=SHARED / "ec2_catalogue.csv")
     assert found.usd["g4dn.12xlarge"] == pytest.approx(3.912) and found.costs.minimum_s == 60.0
     assert len(found.data.runs) == 4853 and found.devices["g4dn.12xlarge"] == 4

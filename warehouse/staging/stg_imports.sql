@@ -1,15 +1,30 @@
 -- Grain: one row a measurement made elsewhere (raw_imports), its columns out of the JSON. Those that no import holds
--- but forgotten ones do not count; of one run_id with several values, those loaded first do.
+-- but forgotten ones do not count; of one run_id with several values, those loaded first do. Public rows (of an import
+-- called public-...) say so in `source`, and do not count beside one's own of the workload.
 create or replace view stg_imports as
-with counted as (
-    select identity, provider, body
+with held as (
+    select row_digest, bool_or(starts_with(import_id, 'public-')) as is_public
+    from raw_import_rows
+    where import_id not in (select import_id from stg_import_files where forgotten)
+    group by row_digest
+),
+counted as (
+    select raw_imports.identity, raw_imports.provider, raw_imports.body, held.is_public
     from raw_imports
-    where row_digest in (
-        select row_digest
-        from raw_import_rows
-        where import_id not in (select import_id from stg_import_files where forgotten)
-    )
-    qualify row_number() over (partition by identity order by loaded_at, row_digest) = 1
+    join held on held.row_digest = raw_imports.row_digest
+    where
+        not held.is_public
+        or not exists (
+            select 1
+            from stg_own_workloads as own
+            where
+                own.provider = raw_imports.provider
+                and own.workload = json_extract_string(raw_imports.body, '$.workload')
+        )
+    qualify row_number() over (
+            partition by raw_imports.identity order by raw_imports.loaded_at, raw_imports.row_digest
+        )
+        = 1
 )
 select
     identity as run_id,
@@ -30,5 +45,9 @@ select
     json_extract_string(body, '$.market') as market,
     json_extract_string(body, '$.zone') as zone,
     json_extract_string(body, '$.measured_at')::timestamp as measured_at,
-    coalesce(json_extract_string(body, '$.source'), 'import') as source
+    case
+        when is_public then 'public: AdaptDL''s OSDI''21 artifact'
+        else coalesce(json_extract_string(body, '$.source'), 'import')
+    end as source,
+    is_public
 from counted;
