@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,8 +13,8 @@ import scipy
 from ..domain.cluster import parse_cluster
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import SetupArrays
-from ..domain.workload import workload_and_mode
-from .compression import seconds_per_value, selection_seconds, sent_between
+from ..domain.workload import variant, workload_and_mode
+from .compression import seconds_per_value, selection_seconds, sent_between, sums_everywhere
 from .dataset import Exchange, TrainingRows, sent
 from .formula import Line, known_overlap
 from .levels import Rows
@@ -172,10 +172,15 @@ class Facts:
         """What the strategies of workloads send between machines, and seconds of choosing it."""
         sent, chosen = np.ones_like(size), np.zeros_like(size)
         modes = [workload_and_mode(name)[1] for name in setups.workloads.names]
-        for code in np.flatnonzero([one.sends_otherwise for one in modes]).tolist():
+        gloo = {name: float(not one.accelerated) for name, one in self.machines.items()}
+        by_gloo = setups.by_type(gloo, 0.0).max(axis=1, initial=0.0) > 0
+        for code in np.flatnonzero([one.of_several for one in modes]).tolist():
             strategy = modes[code].strategy
             at = np.flatnonzero(setups.workloads.codes == code)
             own = setups.take(at)
+            if not modes[code].sends_otherwise:
+                sent[at] = np.where(by_gloo[at], sums_everywhere(strategy), 1.0)
+                continue
             if modes[code].divided:
                 sent[at] = self._divided(setups.workloads.names[code], own, size[at], most[at])
                 continue
@@ -299,7 +304,10 @@ def _run_points(rows: TrainingRows, machines: Mapping[str, Machine], profiled: p
     )[even]
     keys = ["workload", "kind", "batch"]
     alone = found[found["alone"]].groupby(keys, as_index=False).agg(log_s=("log_s", "median"), sd=("sd", "first"))
-    others = found[~found["alone"]]
+    copies = pd.concat([alone.iloc[:0], *_copies(alone, setups.workloads.names)], ignore_index=True)
+    alone, cell = pd.concat([alone, copies], ignore_index=True), keys[:2]
+    told = pd.MultiIndex.from_frame(found[cell]).isin(pd.MultiIndex.from_frame(copies[cell]))
+    others = found[~found["alone"] & (found["known"] | ~told)]  # no guess where another mode tells
     others = others[~pd.MultiIndex.from_frame(others[keys]).isin(pd.MultiIndex.from_frame(alone[keys]))]
     # a device computes no longer than the shortest step of its batch: the rest of what is unknown is waiting
     shortest = others.groupby(keys)["log_s"].transform("min")
@@ -311,6 +319,14 @@ def _run_points(rows: TrainingRows, machines: Mapping[str, Machine], profiled: p
     )
     both: pd.DataFrame = pd.concat([alone, pooled[[*keys, "log_s", "sd"]]], ignore_index=True)
     return both
+
+
+def _copies(alone: pd.DataFrame, workloads: Sequence[str]) -> Iterator[pd.DataFrame]:
+    """One device shares and sends nothing: what it takes in each mode of several is what it takes without."""
+    for name in workloads:
+        workload, mode = workload_and_mode(name)
+        if mode.of_several:
+            yield alone[alone["workload"] == variant(workload, mode.alone)].assign(workload=name)
 
 
 def run_noise(rows: TrainingRows) -> float:
