@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from models.domain.setup_table import rows_of
+from models.domain.workload import Mode
 from models.monitoring.drift import drift_sentence
 from models.monitoring.regret_ledger import ledger_summary
 from models.monitoring.slow_runs import sentence as alarm_sentence
@@ -35,7 +36,6 @@ _MOST_AT_ONCE = 6  # workloads whose charts are all shown at first
 _COLUMNS = {
     "workload": "Workload",
     "goal": "Goal",
-    "rank": "Rank",
     "cluster": "Cluster",
     "batch": "Batch a device",
     "step_s": "Step s (90 %)",
@@ -46,7 +46,7 @@ _COLUMNS = {
     "p_best": "P best",
     "limited": "Limited by",
 }
-_NUMBERS = frozenset({"rank", "step_s", "hours", "usd", "risk", "p_ok", "p_best"})
+_NUMBERS = frozenset({"step_s", "hours", "usd", "risk", "p_ok", "p_best"})
 _FROM_ROW = {"risk": "interruption_risk", "p_ok": "p_meets_constraint", "limited": "bottleneck"}
 
 _SYMBOLS = {"on-demand": "circle", "spot": "diamond", "mixed": "square"}
@@ -148,9 +148,8 @@ def _groups(recommended: Sequence[Row]) -> list[dict[str, Any]]:
         cells = {
             "workload": (str(row["workload"]), str(row["provider"])),
             "goal": (str(row["goal"]).replace("_", " "), _constraint(row)),
-            "rank": (str(row["rank"]), ""),
             "cluster": (texts["cluster"], texts.get("market", "")),
-            "batch": (texts.get("batch", ""), texts["mode"] if has and texts["mode"] != "ddp" else ""),
+            "batch": (texts.get("batch", ""), texts["mode"] if has and texts["mode"] != str(Mode()) else ""),
             "step_s": _with_interval(texts.get("step s (90 %)", "")),
             "hours": (texts.get("hours", ""), _p90(row["hours_p90"], "{:.3g}")),
             "usd": (texts.get("usd", ""), _p90(row["usd_p90"], "{:.3g}")),
@@ -170,7 +169,7 @@ def _groups(recommended: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _sort_value(row: Row, name: str) -> str | float | None:
     if name == "goal":
-        return goal_text(row)
+        return _goal(row)
     value = row.get(_FROM_ROW.get(name, "batch_per_device" if name == "batch" else name))
     return None if value is None else float(value) if name in _NUMBERS else str(value)
 
@@ -207,14 +206,15 @@ def _frontiers(recommended: Sequence[Row], pareto: Sequence[Row]) -> Section:
         own = placed.setdefault((str(row["workload"]), str(row["provider"])), {})
         one = own.setdefault(_setup(row), {"row": row, "best": _setup(row) in best, "first_for": []})
         if row["rank"] == 1:
-            one["first_for"].append(goal_text(row))
+            one["first_for"].append(_goal(row))
     charts = [
         _frontier(number, workload, provider, sorted(setups.values(), key=lambda one: float(one["row"]["hours"])))
         for number, ((workload, provider), setups) in enumerate(placed.items(), 1)
     ]
     said = [
         "Expected hours and dollars of the whole training, of every setup that the table above names; bars reach the"
-        " 90th percentile. Circles are bought on demand, diamonds on the spot market, squares on both. Rings: first choices."
+        " 90th percentile. Circles are bought on demand, diamonds on the spot market, squares on both; rings are first"
+        " choices."
     ]
     if not charts:
         said = ["No setup of this publication has a price and a time, so that none can be placed."]
@@ -234,7 +234,7 @@ def _frontier(number: int, workload: str, provider: str, setups: Sequence[Row]) 
     rest = [one for one in setups if not one["best"]]
     firsts = [one for one in setups if one["first_for"]]
     figure = go.Figure()
-    figure.add_trace(_points(frontier, name="not beaten in both", mode="lines+markers"))
+    figure.add_trace(_points(frontier, name="not beaten in both", mode="lines+markers").update(line_shape="hv"))
     figure.add_trace(_points(rest, name="beaten", mode="markers"))
     middle = (setups[0]["row"]["hours"] + setups[-1]["row"]["hours"]) / 2
     figure.add_trace(
@@ -356,14 +356,14 @@ def _changes(changes: Sequence[Row], publications: Sequence[Row], sources: Mappi
         if rows:
             lines = [
                 [
-                    *(str(row["workload"]), str(row["provider"]), goal_text(row), str(row["change"])),
+                    *(str(row["workload"]), str(row["provider"]), _goal(row), str(row["change"])),
                     *(_choice(row, "previous_"), _choice(row, ""), str(row["cause"])),
                 ]
                 for row in rows
             ]
             names = ("workload", "provider", "goal", "what", "before", "now", "because of")
             tables.append(Table(caption=caption, columns=names, rows=lines, folded=folded))
-    return Section(name="changes", title="What changed since last time, and why", said=said, tables=tables)
+    return Section(name="changes", title="What changed, and why", said=said, tables=tables)
 
 
 _OTHER_CHOICE = ("choice", "split", "goal")
@@ -506,7 +506,7 @@ def _ledger(ledger: pd.DataFrame, sources: Mapping[str, Source]) -> Section:
         charts.append(_promises(provider, rows[-_MOST_POINTS:]))
         lines = [
             [
-                *(row["published_at"], str(row["workload"]), goal_text(row), f"{row['cluster']} {row['market']}"),
+                *(row["published_at"], str(row["workload"]), _goal(row), f"{row['cluster']} {row['market']}"),
                 *(_hours(row["promised_hours"]), _hours(row["measured_hours"])),
                 *(_usd(row["promised_usd"]), _usd(row["measured_usd"])),
                 *(str(row["verdict"]).replace("_", " "), "" if row["regret"] is None else _percent(row["regret"])),
@@ -537,48 +537,46 @@ def _promises(provider: str, rows: Sequence[Row]) -> Chart:
     told = [
         [
             _shown(f"{row['workload']}: {row['cluster']} {row['market']}"),
-            _shown(goal_text(row)),
+            _shown(_goal(row)),
             _moment(row["published_at"]),
         ]
         for row in rows
     ]
     within = [bool(row["within_interval"]) for row in rows]
-    figure = go.Figure()
-    for name, wanted, symbol in (("within its interval", True, "circle"), ("outside", False, "x")):
-        places = [place for place, one in enumerate(within) if one == wanted]
-        figure.add_trace(
-            go.Scatter(
-                x=[place + 1 for place in places],
-                y=[ratio[place] for place in places],
-                name=name,
-                mode="markers",
-                marker={"symbol": symbol, "size": 9},
-                customdata=[told[place] for place in places],
-                hovertemplate="<b>%{customdata[0]}</b><br>%{customdata[1]}<br>published %{customdata[2]}<br>"
-                "measured %{y:.2f} of the promised step<extra></extra>",
-            )
-        )
-    figure.add_trace(
-        go.Scatter(
-            x=list(range(1, len(rows) + 1)),
-            y=[1.0] * len(rows),
-            error_y={
-                "type": "data",
-                "array": [one - 1 for one in high],
-                "arrayminus": [1 - one for one in low],
-                "symmetric": False,
-                "thickness": 1.5,
-                "width": 5,
-            },
-            name="promised interval",
-            mode="markers",
-            marker={"symbol": "line-ew-open", "size": 9},
-            hoverinfo="skip",
-        )
+    interval = go.Scatter(
+        x=list(range(1, len(rows) + 1)),
+        y=[1.0] * len(rows),
+        error_y={
+            "type": "data",
+            "array": [one - 1 for one in high],
+            "arrayminus": [1 - one for one in low],
+            "symmetric": False,
+            "thickness": 1.5,
+            "width": 5,
+        },
+        name="promised interval",
+        mode="markers",
+        marker={"symbol": "line-ew-open", "size": 9},
+        hoverinfo="skip",
     )
+    measured = [
+        go.Scatter(
+            x=[place + 1 for place in places],
+            y=[ratio[place] for place in places],
+            name=name,
+            mode="markers",
+            marker={"symbol": symbol, "size": 9},
+            customdata=[told[place] for place in places],
+            hovertemplate="<b>%{customdata[0]}</b><br>%{customdata[1]}<br>published %{customdata[2]}<br>"
+            "measured %{y:.2f} of the promised step<extra></extra>",
+        )
+        for name, wanted, symbol in (("measured within", True, "circle"), ("measured outside", False, "x"))
+        for places in [[place for place, one in enumerate(within) if one == wanted]]
+    ]
+    figure = go.Figure([measured[0], interval, measured[1]])
     figure.update_layout(
-        yaxis={"title": "measured / promised step", "rangemode": "tozero"},
-        xaxis={"title": "choices, in the order in which they were measured", "tickformat": "d"},
+        yaxis={"title": "measured / promised step"},
+        xaxis={"title": "choice, the newest last", "tickformat": "d"},
     )
     lines = [
         [
@@ -619,16 +617,14 @@ def _last_refresh(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Sourc
         said.append(
             f"{provider}: refresh {last['refresh_id']}, {_moment(last['started_at'])} to {_moment(last['ended_at'])}:"
             f" {_counted(int(last['leases']), 'launch', 'launches')},"
-            f" {_counted(int(last['measured_runs']), 'run')} measured, {int(last['failed_runs'])} without a measurement,"
+            f" {_counted(int(last['measured_runs']), 'run')} measured, {int(last['failed_runs'])} not,"
             f" {_usd(last['usd'])}."
         )
         if behind.get(provider) not in (None, last["refresh_id"]):
             said.append(f"{provider}: the refresh behind the table, {behind[provider]}, measured nothing.")
         charts.append(_spending(provider, nights[-_MOST_POINTS:]))
         tables += _of_refresh(provider, rows)
-    return Section(
-        name="measured", title="What was measured last, and what it cost", said=said, charts=charts, tables=tables
-    )
+    return Section(name="measured", title="Measured last, and what it cost", said=said, charts=charts, tables=tables)
 
 
 def _of_refresh(provider: str, rows: Mapping[str, Sequence[Row]]) -> list[Table]:
@@ -688,9 +684,10 @@ def _of_refresh(provider: str, rows: Mapping[str, Sequence[Row]]) -> list[Table]
 
 def _spending(provider: str, nights: Sequence[Row]) -> Chart:
     """Dollars of each refresh that held machines."""
+    every = -(-len(nights) // 6)  # labels that fit beside each other on a phone
     figure = go.Figure(
         go.Bar(
-            x=[f"{row['started_at']:%Y-%m-%d %H:%M}" for row in nights],
+            x=list(range(len(nights))),
             y=[row["usd"] for row in nights],
             customdata=[
                 [_shown(str(row["refresh_id"])), int(row["measured_runs"]), _usd(row["usd"])] for row in nights
@@ -699,11 +696,15 @@ def _spending(provider: str, nights: Sequence[Row]) -> Chart:
         )
     )
     figure.update_layout(
-        xaxis={"type": "category", "title": "began (UTC)", "nticks": 8},
+        xaxis={
+            "title": "began (UTC)",
+            "tickvals": list(range(0, len(nights), every)),
+            "ticktext": [f"{row['started_at']:%b %d}<br>{row['started_at']:%H:%M}" for row in nights[::every]],
+        },
         yaxis={"title": "US dollars", "tickprefix": "$", "rangemode": "tozero"},
         showlegend=False,
+        bargap=0.3,
     )
-    figure.update_layout(bargap=0.3)
     known = [float(row["usd"]) for row in nights if row["usd"] is not None]
     lines = [
         [
@@ -761,7 +762,7 @@ def _ages(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Source]) -> S
         said.append("No slow run waits to be measured again.")
     return Section(
         name="ages",
-        title="Age of prices and measurements; drift and slow runs",
+        title="Ages of prices and measurements, drift, slow runs",
         said=said,
         tables=tables if oldest else (),
     )
@@ -777,6 +778,10 @@ def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 _WHOLE = ("rank", "samples", "global_batch", "accumulation_steps", "measured_runs", "placement_score")
+
+
+def _goal(row: Row) -> str:
+    return goal_text(row).replace("_", " ")
 
 
 def _moment(moment: pd.Timestamp) -> str:
