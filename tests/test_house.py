@@ -189,9 +189,14 @@ def test_the_node_and_the_flows_are_installed_with_every_sql_file() -> None:
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     folders = {path.parent for path in (ROOT / "warehouse").rglob("*.sql")}
     assert folders, "no SQL in the warehouse"
-    data = {"warehouse": ["**/*.sql", "seeds/*"], "tasks": ["providers/ec2/*.json.gz"], "models": ["**/*.csv"]}
+    data = {
+        "warehouse": ["**/*.sql", "seeds/*"],
+        "tasks": ["providers/ec2/*.json.gz", "reporting/*.jinja"],
+        "models": ["**/*.csv"],
+    }
     assert tools["package-data"] == data
     assert list((ROOT / "tasks").glob("providers/ec2/*.json.gz")), "no packaged prices"
+    assert list((ROOT / "tasks").glob("reporting/*.jinja")), "no template of the report page"
     assert list((ROOT / "models").rglob("*.csv")), "no data sheets"
     for folder in sources(*ROOMS):
         assert (folder.parent / "__init__.py").exists(), f"{name(folder)} is in no package and would not be installed"

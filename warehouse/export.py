@@ -71,6 +71,17 @@ def export(warehouse: Warehouse, folder: Path) -> list[Path]:
     return targets
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Replace the file at `path` by `text`, written beside it and renamed; where that fails the old one stays."""
+    beside = _beside(path)
+    try:
+        beside.write_text(text, encoding="utf-8")
+        fsync(beside)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
 def _beside(path: Path) -> Path:
     """Where a file is written before it is renamed into place."""
     return path.with_name(f".{path.name}.{os.getpid()}")

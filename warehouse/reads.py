@@ -236,6 +236,77 @@ def lease_spend(warehouse: Warehouse, provider: str) -> pd.DataFrame:
         return select(connection, "lease_spend", {"provider": provider})
 
 
+# What the newest refresh of each provider that held machines did, and what came of it.
+_LAST_REFRESH = """
+    with newest as (
+        select provider, refresh_id
+        from spend
+        qualify row_number() over (partition by provider order by started_at desc, refresh_id desc) = 1
+    )
+"""
+_REPORTED = {
+    "publications": """
+        select provider, publication_id, published_at, refresh_id, model_version,
+            lag(published_at) over (partition by provider order by published_at, noted_order) as previous_published_at
+        from raw_publications
+        qualify row_number() over (partition by provider order by published_at desc, noted_order desc) = 1
+        order by provider
+    """,
+    "model_versions": "model_versions",
+    "scoreboards": """
+        select scores.*
+        from scores
+        join model_versions using (provider, version, refresh_id)
+        where scores."group" = 'all'
+        qualify dense_rank() over (
+            partition by scores.provider order by model_versions.trained_at desc, scores.refresh_id desc
+        ) = 1
+        order by scores.provider, scores.split
+    """,
+    "spend": "spend",
+    "last_spend": f"""
+        {_LAST_REFRESH}
+        select provider, refresh_id, workload, sum(runs)::integer as runs, count(*)::integer as leases,
+            case when bool_and(usd is not null) then sum(usd) end as usd
+        from lease_spend
+        join newest using (provider, refresh_id)
+        group by all
+        order by provider, usd desc nulls last, workload
+    """,
+    "last_measured": f"""
+        {_LAST_REFRESH}
+        select provider, kind, workload, {", ".join(_SETUP[1:])}, market, count(*)::integer as runs,
+            median(try_cast(json_extract_string(measured, '$.step_s') as double)) as step_s,
+            max(measured_at) as measured_at, any_value(reason_wanted) as reason_wanted
+        from stg_records
+        join newest using (provider, refresh_id)
+        where status = 'measured' and kind <> 'launch'
+        group by all
+        order by provider, workload, kind, measured_at
+    """,
+    "last_failed": f"""
+        {_LAST_REFRESH}
+        select provider, workload, cluster, market, status, reason, count(*)::integer as runs
+        from failed_runs
+        join newest using (provider, refresh_id)
+        group by all
+        order by provider, runs desc, workload, cluster
+    """,
+}
+
+
+def reported(warehouse: Warehouse) -> dict[str, pd.DataFrame]:
+    """What a report tells beside the published relations, of every provider and one moment, by name.
+
+    `publications`: a provider's current one, and when the one before was published. `model_versions` and `spend`: those
+    marts. `scoreboards`: the newest version's pooled scores by split. `last_spend`, `last_measured`, `last_failed`: of
+    a provider's newest refresh that held machines, dollars by workload, the setups that were measured, the runs that
+    gave no measurement. Raises WarehouseBusy, WarehouseMissing.
+    """
+    with warehouse.read() as connection:
+        return {name: select(connection, query) for name, query in _REPORTED.items()}
+
+
 def mart(warehouse: Warehouse, name: str, **equal: Any) -> pd.DataFrame:
     """Any mart by name (outdated_runs, failed_runs, spend, model_versions, scores, timings), filtered by columns."""
     if not name.isidentifier():

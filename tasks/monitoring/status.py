@@ -55,6 +55,7 @@ def status_of(provider: str) -> dict[str, Any]:
         "at_work": at_work(workspace.home),
         "leases": leases,
         "published": published,
+        "report_page": str(workspace.report_page) if workspace.report_page.exists() else None,
         "ledger": ledger_summary(ledger),
         "ledger_sentence": ledger_sentence(ledger),
         "drift": drift_sentences(workspace, _drifting(workspace)),

@@ -1,7 +1,8 @@
-"""Store a publication if its checks agree, renew the copies that readers open, and read them."""
+"""Store a publication if its checks agree, renew the copies and the page that readers open, and read them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -9,16 +10,19 @@ from typing import Any
 import pandas as pd
 
 from models.domain.setup_table import rows_of
-from warehouse.export import export, read_published
+from warehouse.database import one_line
+from warehouse.export import export, read_published, write_whole
 from warehouse.publication import Publication, publish
-from warehouse.reads import mart, measured_workloads, public_rows
+from warehouse.reads import mart, measured_workloads, public_rows, reported
 
 from ..data_files.public import ORIGIN, PUBLIC_IMPORT, with_public_workloads
+from ..reporting import report_page
+from ..reporting.progress import reporter
 from ..training.registry import Champion
 from ..workspace.locking import alone
 from ..workspace.prefect_runtime import Step
 from ..workspace.settings import IMPORTED
-from ..workspace.workspace import Workspace
+from ..workspace.workspace import Workspace, capabilities, refresh_command
 
 Row = dict[str, Any]
 
@@ -40,11 +44,35 @@ def store_publication(
 
 @Step
 def export_copies(workspace: Workspace) -> list[Row]:
-    """Replace the published files; returns what changed against the last publication."""
+    """Replace the published files and the report page; returns what changed against the last publication."""
     with alone(workspace.home, "export"):  # or an older state, read before, could be renamed into place after
         export(workspace.warehouse, workspace.published)
         changes = read_published(workspace.published, "recommendation_changes")
+        _renew_page(workspace)
     return [{str(key): value for key, value in row.items()} for row in changes.to_dict("records")]
+
+
+def _renew_page(workspace: Workspace) -> None:
+    """Draw the report page of what was just published. Where that fails the old page stays, and a sentence says so: the
+    table is published all the same.
+    """
+    try:
+        frames = {name: read_published(workspace.published, name) for name in report_page.PUBLISHED}
+        frames |= reported(workspace.warehouse)
+        sources = {
+            name: report_page.Source(
+                illustrative=capabilities(name).simulated, refresh=refresh_command(name, max_usd="25")
+            )
+            for name in frames["publications"]["provider"]
+        }
+        write_whole(workspace.report_page, report_page.draw(frames, sources))
+    except Exception as error:  # whatever it is, readers of the table must not wait for it
+        logging.getLogger(__name__).info("the report page could not be drawn", exc_info=True)
+        old = "the one drawn before stays" if workspace.report_page.exists() else "there is none yet"
+        reporter().say(
+            f"note: the report page {workspace.report_page} could not be drawn ({type(error).__name__}:"
+            f" {one_line(error)}); {old}, and the table beside it is new"
+        )
 
 
 def after_refresh(workspace: Workspace, rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:

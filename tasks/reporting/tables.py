@@ -79,8 +79,8 @@ def print_recommendations(
             if name not in hidden:
                 table.add_column(name, justify=justify, no_wrap=name not in ("cluster", "batch"), overflow="fold")
         for row, before in zip(mine, [None, *mine[:-1]], strict=True):
-            again = row["rank"] > 1 and before is not None and goal_of(before) == goal_of(row)
-            cells = dict(zip(_COLUMNS, _cells(row, "" if again else goal_of(row)), strict=False))
+            again = row["rank"] > 1 and before is not None and goal_text(before) == goal_text(row)
+            cells = dict(zip(_COLUMNS, _cells(row, "" if again else goal_text(row)), strict=False))
             table.add_row(*(cell for name, cell in cells.items() if name not in hidden))
         console.print(f"\n{workload} ({provider})", style="bold")
         if len(mine) == 1 or any(row["cluster"] for row in mine) or len({row["reason"] for row in mine}) > 1:
@@ -101,7 +101,7 @@ def print_recommendations(
             if row.get("not_compared"):
                 _print_not_compared(console, row["not_compared"])
     if any(row["cluster"] or row.get("frontier") for row in rows):
-        console.print(f"\n{_LEGEND}", style="italic")
+        console.print(f"\n{COLUMN_LEGEND}", style="italic")
 
 
 def _print_frontier(console: Console, row: Row) -> None:
@@ -209,7 +209,7 @@ def _plain(value: float, digits: int) -> str:
 
 
 _SLIGHT = 0.05  # log regret that a chance to miss the constraint has little part in
-_LEGEND = (
+COLUMN_LEGEND = (
     "p ok: chance to keep to the deadline or budget; p best: chance to be the best of the 50 nearest to being chosen;"
     " a doubling: a factor of two in batch, devices or machines"
 )
@@ -299,6 +299,8 @@ def print_status(found: Mapping[str, Any]) -> None:
         version = table["model_version"]
         model = "without a model" if version is None else f"model version {version}"
         console.print(f"published: {table['rows']} rows, {table['published_at_h_ago']:.1f} h ago, {model}")
+    if found["report_page"]:
+        console.print(f"page: {found['report_page']}", soft_wrap=True)
     for sentence in filter(None, [found["ledger_sentence"], *found["drift"], *found["alarms"]]):
         console.print(sentence)
     for sentence in [*found["stale"], *found["limits"]]:
@@ -505,14 +507,19 @@ def print_imports(imports: Sequence[Row]) -> None:
     _print_lines(console, names, lines, right=("rows", "facts"))
 
 
-def goal_of(row: Row) -> str:
-    """A goal with its constraint: `cheapest_within_deadline 24 h`."""
+def goal_text(row: Row) -> str:
+    """A goal with its constraint: `cheapest_within_deadline 12 h`."""
     goal = str(row["goal"])
     if row["constraint_hours"] is not None:
         goal += f" {row['constraint_hours']:g} h"
     if row["constraint_usd"] is not None:
         goal += f" ${row['constraint_usd']:g}"
     return goal
+
+
+def recommendation_cells(row: Row) -> dict[str, str]:
+    """What `print_recommendations` prints of a row, by the name of the column; fewer where nothing meets the goal."""
+    return dict(zip(_COLUMNS, _cells(row, goal_text(row)), strict=False))
 
 
 def _cells(row: Row, named: str) -> list[str]:

@@ -70,6 +70,11 @@ class Workspace:
         return self.home / "published"
 
     @property
+    def report_page(self) -> Path:
+        """The page beside them, for a browser."""
+        return self.published / "report.html"
+
+    @property
     def workloads(self) -> list[Workload]:
         """Every workload of srift.toml, as its file is now."""
         return [self.settings.workload(name) for name in self.settings.workloads]

@@ -12,7 +12,7 @@ from models.domain.suggestions import nearest_names
 from models.domain.workload import Mode
 from warehouse.export import STALE_AFTER_H
 
-from ...reporting.tables import cautions_in, goal_of
+from ...reporting.tables import cautions_in, goal_text
 from ...workspace.settings import SettingsError
 from ...workspace.workspace import capabilities, refresh_command
 
@@ -176,7 +176,7 @@ class Choice:
         row, mode = self.first.row, self.first.mode
         steps = self.first.accumulation_steps
         lines = [
-            f"{row['workload']}, {goal_of(row)}: rank {self.first.rank}, {self.first.name} in {self.first.region}",
+            f"{row['workload']}, {goal_text(row)}: rank {self.first.rank}, {self.first.name} in {self.first.region}",
             f"publication {row['publication_id']} of {_moment(row['published_at'])} (provider {row['provider']},"
             f" model version {row['model_version']})",
             f"predicted: {row['hours']:.3g} hours (90th percentile {row['hours_p90']:.3g}), {_money(row)}; a step"
@@ -227,11 +227,11 @@ def choose(rows: Sequence[Row], wanted: Wanted, now: datetime) -> Choice:
     row = next((one for one in rows if one["rank"] == wanted.rank), None)
     first = rows[0]
     if first["status"] == _INFEASIBLE:
-        raise ExportRefused(f"nothing meets {wanted.workload}, {goal_of(first)}: {first['reason']}")
+        raise ExportRefused(f"nothing meets {wanted.workload}, {goal_text(first)}: {first['reason']}")
     ranks = tuple(Ranked.of(one) for one in rows if one["cluster"] is not None)
     if row is None or row["cluster"] is None:
         raise SettingsError(
-            f"there is no rank {wanted.rank} of {goal_of(first)}: ranks 1 to {len(ranks)} are published"
+            f"there is no rank {wanted.rank} of {goal_text(first)}: ranks 1 to {len(ranks)} are published"
         )
     return Choice(first=Ranked.of(row), ranks=ranks, now=now)
 
@@ -264,14 +264,14 @@ def _of_goal(rows: Sequence[Row], wanted: str | None) -> list[Row]:
     """The rows of one goal with one constraint, best first. `wanted` is its name, with its constraint where there are
     several: `cheapest_within_deadline 24 h`.
     """
-    labels = list(dict.fromkeys(goal_of(row) for row in rows))
+    labels = list(dict.fromkeys(goal_text(row) for row in rows))
     found = [one for one in labels if wanted in (None, one)] or [one for one in labels if one.split(" ")[0] == wanted]
     if not found:
         raise SettingsError(f"no published goal of it is {wanted!r}; {nearest_names(str(wanted), labels)}")
     if len(found) > 1:
         several = ", ".join(f"--goal {one!r}" if " " in one else f"--goal {one}" for one in found)
         raise SettingsError(f"{rows[0]['workload']} has several goals, say which: {several}")
-    return sorted((row for row in rows if goal_of(row) == found[0]), key=lambda row: int(row["rank"]))
+    return sorted((row for row in rows if goal_text(row) == found[0]), key=lambda row: int(row["rank"]))
 
 
 def _moment(moment: datetime) -> str:
