@@ -272,7 +272,7 @@ def print_measured(found: Row, provider: str) -> None:
     spent = found["spent"]
     for note in spent["notes"]:
         console.print(f"  {note}")
-    again = "srift refresh --max-usd 0" + ("" if provider == "local" else f" --provider {provider}")
+    again = f"srift refresh --provider {provider} --max-usd 0"
     console.print(f"{spent['launches']} launches, ${spent['usd']:.4f}; stored, and neither learned from nor published:")
     console.print(f"`{again}` does both and measures nothing")
 
