@@ -395,7 +395,7 @@ def forget(
     from tasks.reporting.tables import print_imports
 
     _, warehouse = _opened()
-    if not warehouse.path.exists():
+    if not warehouse.exists():
         found: list[dict[str, Any]] | dict[str, str] = [] if list_all else {"says": "nothing was ever imported"}
         return Answer(found, "nothing was ever imported")
     warehouse.migrate()
