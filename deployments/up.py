@@ -29,7 +29,7 @@ import yaml
 from models.domain.suggestions import nearest_names
 from processes import HOST, Child, UpError, answers, listen
 from tasks.workspace.credential import FILE, USER, authorization, make_credential, serving
-from tasks.workspace.settings import SettingsError, load_settings
+from tasks.workspace.settings import HISTORY, SettingsError, load_settings
 
 POOL = "srift"
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
@@ -97,8 +97,9 @@ class Service:
         found = self.post("/deployments/filter", pool_filter())
         self.deployments = {one["id"]: one["name"] for one in found}
         self.paused = {one["id"] for one in found if not any(clock["active"] for clock in one["schedules"])}
-        self.settle_past()
-        name = f"srift-{os.getpid()}"
+        if not (HISTORY in os.environ and self.workers_online()):  # of another machine: what it runs is not cut off
+            self.settle_past()
+        name = f"srift-{socket.gethostname()}-{os.getpid()}"
         words = ("prefect", "worker", "start", f"--name={name}", f"--pool={POOL}", "--type=process")
         worker = self.spawn("worker", *words)
         self.wait(worker, lambda: self.worker_online(name), "the worker")
@@ -183,8 +184,12 @@ class Service:
 
     def worker_online(self, name: str) -> bool:
         """Whether the worker of that name has sent a heartbeat."""
+        return name in self.workers_online()
+
+    def workers_online(self) -> set[str]:
+        """Names of the pool's workers that have sent a heartbeat of late, other machines' too where Prefect is shared."""
         workers = self.post(f"/work_pools/{POOL}/workers/filter", {})
-        return any(one["name"] == name and one["status"] == "ONLINE" for one in workers)
+        return {one["name"] for one in workers if one["status"] == "ONLINE"}
 
     def next_runs(self) -> dict[str, datetime | None]:
         """Deployment name -> when it runs next, None while the scheduler has not said; paused ones are left out."""
@@ -267,6 +272,7 @@ def parse(words: list[str], say: Callable[[str], None]) -> tuple[Service, list[s
         if name not in names:
             raise UpError(f"no deployment {name!r}; {nearest_names(name, names)}")
     settings = load_settings()
+    settings.set_server_variables()
     ports = {"prefect": options.prefect_port, "mlflow": options.mlflow_port}
     return Service(settings.root, settings.home, ports, options.prefect_file.resolve(), say), options.fire
 

@@ -1,8 +1,8 @@
 """The warehouse that several machines share: DuckLake, its catalogue in PostgreSQL, its rows in Parquet files.
 
 All that differs from the file of one machine stands here. DuckLake has no keys, checks, sequences or comments of views,
-and two appends of one key do not conflict there. Therefore writers take turns by a lock in PostgreSQL, rows pass through
-a temporary table with the constraints of the file on their way in, and views are made by each process for itself.
+and two appends of one key do not conflict there. Therefore writers take turns by a lock in PostgreSQL, rows pass on
+their way in through a temporary table with the constraints of the file, and each process makes the views for itself.
 """
 
 from __future__ import annotations
@@ -89,9 +89,23 @@ class SharedWarehouse(Warehouse):
 
     def migrate(self) -> list[str]:
         """As `Warehouse.migrate`, without a copy beside: DuckLake keeps what was, as snapshots."""
-        with self._explained(), self._turn(_WRITER), self._session().cursor(_TABLES_FIRST) as connection:
-            with transaction(connection):
-                return apply_migrations(connection, self._sql_folder / "migrations", _of_lake)
+        with (
+            self._explained(),
+            self._turn(_WRITER),
+            self._session().cursor(_TABLES_FIRST) as connection,
+            transaction(connection),
+        ):
+            return apply_migrations(connection, self._sql_folder / "migrations", _of_lake)
+
+    def carry_over(self, path: Path) -> dict[str, int]:
+        """Copy the rows of the warehouse file `path` that are not here yet; returns how many, by table.
+
+        The file is brought up to date first; each table passes through memory. Raises as `migrate`, of both.
+        """
+        Warehouse(path, sql_folder=self._sql_folder).migrate()
+        self.migrate()
+        with Warehouse(path, sql_folder=self._sql_folder).read() as old, self.transact() as connection:
+            return {name: _copied(old, connection, name) for name in sorted(_shapes()) if name != "schema_migrations"}
 
     def _refuse_missing(self) -> None:
         """`_open` does."""
@@ -107,7 +121,9 @@ class SharedWarehouse(Warehouse):
 
     def rebuild(self) -> Rebuilt | None:
         """Raises WarehouseError: PostgreSQL and the files' store have backups of their own."""
-        raise WarehouseError(f"{self} is no file of this machine: restore its database and its files from their backups")
+        raise WarehouseError(
+            f"{self} is no file of this machine: restore its database and its files from their backups"
+        )
 
     @contextmanager
     def _open(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -137,8 +153,8 @@ class SharedWarehouse(Warehouse):
                     if "lock timeout" not in str(error):
                         raise
                     raise WarehouseBusy(
-                        f"{self}: {_holder(connection, key)} has written to it for {self._wait_s:g} s. Nothing was"
-                        " changed; wait until that ends, or end it, and try again. To only read, open the published copy"
+                        f"{self}: {_holder(connection, key)} has written to it for {self._wait_s:g} s. Nothing"
+                        " was changed; wait until that ends, or end it, and try again. Readers need not wait"
                     ) from error
                 yield
             finally:
@@ -283,6 +299,21 @@ def insert(connection: duckdb.DuckDBPyConnection, table: str, columns: str, chos
     new = connection.execute(query).fetchone()
     connection.execute("drop table temp.checked")
     return int(new[0]) if new else 0
+
+
+def _copied(old: duckdb.DuckDBPyConnection, connection: duckdb.DuckDBPyConnection, table: str) -> int:
+    """A table without a key gets the rows of which none is equal; what was noted later there is later here."""
+    rows = old.execute(f"select * from {table}").to_arrow_table()
+    names = [f'"{name}"' for name in rows.column_names if name != "noted_order"]
+    same = " and ".join(f"known.{name} is not distinct from incoming.{name}" for name in names)
+    chosen = f"select {', '.join(names)} from incoming where not exists (select 1 from {table} as known where {same})"
+    if "noted_order" in rows.column_names:
+        chosen += " order by incoming.noted_order"
+    connection.register("incoming", rows)
+    try:
+        return insert(connection, table, ", ".join(names), chosen)
+    finally:
+        connection.unregister("incoming")
 
 
 @cache

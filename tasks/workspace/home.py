@@ -19,6 +19,7 @@ from ..providers.base import ProviderError
 # A first refresh writes about 20 MiB: the server's database, the model with its plots, the warehouse and its copies.
 _LEAST_FREE_MIB = 100
 OPERATORS_STORE = "MLFLOW_TRACKING_URI"  # the variable by which an operator chooses another registry
+OPERATORS_ARTIFACTS = "MLFLOW_DEFAULT_ARTIFACT_ROOT"  # and where that one keeps files, if it is a database
 # Joined by whatever columns both tables name a version with: MLflow adds to them.
 _QUERY = """
     select version, storage_location

@@ -21,6 +21,7 @@ from ..providers.ec2 import provider as ec2
 from ..providers.ec2.snapshot import packaged
 from ..providers.local import provider as local
 from .settings import IMPORTED, Settings, SettingsError, load_settings
+from .shared import open_warehouse
 
 CAPABILITIES = {"local": local.CAPABILITIES, "ec2": ec2.CAPABILITIES}
 PROVIDERS = tuple(CAPABILITIES)
@@ -99,7 +100,7 @@ def open_workspace(provider: str = "local") -> Workspace:
     settings = load_settings()
     return Workspace(
         settings=settings,
-        warehouse=Warehouse(settings.home / "warehouse.duckdb"),
+        warehouse=open_warehouse(settings),
         provider=provider_of(settings, provider),
     )
 

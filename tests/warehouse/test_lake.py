@@ -143,6 +143,25 @@ def test_an_empty_an_older_and_a_newer_lake_say_what_to_do(lake: Lake, tmp_path:
         older.select("runs")
 
 
+def test_a_home_is_carried_over_once_in_the_order_in_which_things_were_noted(
+    shared: SharedWarehouse, tmp_path: Path
+) -> None:
+    file = fresh(tmp_path / "home")
+    load(file)
+    for n in (1, 2):
+        publish(file, [recommendation()], stamp(n))
+        with file.transact() as connection:
+            note_workloads(connection, [DEFINED[0] | {"digest": f"w{n}"}], provider="local", noted_at=NOON)
+    publish(shared, [recommendation(workload="other")], stamp(3, provider="ec2"))
+    copied = shared.carry_over(file.path)
+    assert (copied["raw_records"], copied["raw_publications"], copied["raw_recommendations"]) == (2, 2, 2)
+    assert set(shared.carry_over(file.path).values()) == {0}
+    for name in ("runs", "recommendations", "stg_workloads"):
+        query = f"select * from {name} where provider = 'local' order by all"
+        assert len(file.select(query)) and file.select(query).equals(shared.select(query)), name
+    assert len(shared.select("recommendations")) == 2
+
+
 def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lake: Lake) -> None:
     nobody = Lake(host=str(tmp_path), port=5432, user="srift", database="none", data=str(tmp_path))
     with pytest.raises(WarehouseError, match="see that PostgreSQL"):
