@@ -29,7 +29,8 @@ import yaml
 from models.domain.suggestions import nearest_names
 from processes import HOST, Child, UpError, answers, listen
 from tasks.workspace.credential import FILE, USER, authorization, make_credential, serving
-from tasks.workspace.settings import HISTORY, SettingsError, load_settings
+from tasks.workspace.home import HISTORY
+from tasks.workspace.settings import SettingsError, load_settings
 
 POOL = "srift"
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
@@ -187,7 +188,7 @@ class Service:
         return name in self.workers_online()
 
     def workers_online(self) -> set[str]:
-        """Names of the pool's workers that have sent a heartbeat of late, other machines' too where Prefect is shared."""
+        """Names of the pool's workers that have sent a heartbeat of late, also of other machines."""
         workers = self.post(f"/work_pools/{POOL}/workers/filter", {})
         return {one["name"] for one in workers if one["status"] == "ONLINE"}
 

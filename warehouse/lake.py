@@ -11,11 +11,13 @@ import importlib.util
 import os
 import re
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import duckdb
 
@@ -42,6 +44,7 @@ from .database import (
 from .salvage import NO_DOWNLOADS, read_rows
 
 _EXTENSIONS = ("postgres_scanner", "ducklake")  # packages duckdb_extension_* of PyPI, each with its file
+_OF_S3 = ("httpfs", "aws")
 _SCHEMA = "srift_warehouse"  # of the catalogue's tables in PostgreSQL
 _WRITER, _OPENER = 5112001, 5112002  # keys of our advisory locks in that database
 _TABLES_FIRST = "set search_path = 'shared.main'"
@@ -180,10 +183,13 @@ class _Session:
 
     def __init__(self, lake: Lake, sql_folder: Path) -> None:
         self._sql_folder = sql_folder
-        self._has_views = False
+        self._has_views, self._making_views = False, threading.Lock()
         self._connection = duckdb.connect(config=NO_DOWNLOADS)
-        for name in _EXTENSIONS:
+        in_s3 = lake.data.startswith("s3://")
+        for name in (*_EXTENSIONS, *(_OF_S3 if in_s3 else ())):
             self._connection.execute(f"load {quoted(str(_extension(name)))}")
+        if in_s3:
+            self._connection.execute(f"create secret (type s3, provider credential_chain{_endpoint()})")
         address = _address(lake)
         self._connection.execute(f"attach {quoted(address)} as turns (type postgres, read_only)")
         with self.cursor(_VIEWS_FIRST) as opening:
@@ -206,6 +212,10 @@ class _Session:
 
     def see_views(self, warehouse: SharedWarehouse) -> None:
         """Make the views of this version, once. Raises where the lake is none of this version."""
+        with self._making_views:
+            self._see_views(warehouse)
+
+    def _see_views(self, warehouse: SharedWarehouse) -> None:
         if self._has_views:
             return
         with self.cursor(_TABLES_FIRST) as connection:
@@ -232,6 +242,7 @@ def lock(connection: duckdb.DuckDBPyConnection, key: int, wait_s: float) -> None
     """Hold PostgreSQL's lock `key` until the transaction of `connection` ends. Raises duckdb.IOException."""
     wait_ms = max(1, round(wait_s * 1000))  # 0 would be without end
     _ask(connection, f"select set_config('lock_timeout', '{wait_ms}', true)")
+    _ask(connection, "select set_config('idle_in_transaction_session_timeout', '0', true)")  # it idles by design
     _ask(connection, f"select pg_advisory_xact_lock({key})::text")
 
 
@@ -261,6 +272,15 @@ def _extension(name: str) -> Path:
             return file
     missing = f"duckdb-extension-{name.replace('_', '-')}"
     raise WarehouseError(f"a shared warehouse takes the package {missing}: pip install 'srift[shared]'")
+
+
+def _endpoint() -> str:
+    """Of a store that is not AWS's, by the variables that AWS's own programs heed."""
+    url = urlsplit(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "")
+    if not url.netloc:
+        return ""
+    secure = "true" if url.scheme == "https" else "false"
+    return f", endpoint {quoted(url.netloc)}, url_style 'path', use_ssl {secure}"
 
 
 def _address(lake: Lake) -> str:

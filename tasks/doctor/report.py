@@ -16,7 +16,7 @@ from warehouse.export import read_published
 from warehouse.lake import SharedWarehouse
 
 from ..providers.base import Provider, ProviderError
-from ..workspace.home import OPERATORS_STORE, Wrong, check_home, damage, registry_damage
+from ..workspace.home import HISTORY, OPERATORS_STORE, Wrong, check_home, damage, registry_damage
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.shared import open_warehouse
 from ..workspace.workspace import capabilities, provider_of
@@ -151,6 +151,8 @@ def _registry(home: Path, thorough: bool) -> str:
 
 
 def _history(home: Path, thorough: bool) -> str:
+    if HISTORY in os.environ:
+        return f"is kept where {HISTORY} or [shared] says"
     store = Path(os.environ.get("PREFECT_HOME", home / "prefect")) / "prefect.db"
     if said := damage(store, thorough=thorough):
         raise Wrong(f"{store} is damaged ({said}): move it away; the history of runs is lost, and nothing else")

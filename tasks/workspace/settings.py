@@ -46,7 +46,7 @@ from models.domain.workload import (
 from ..node.record import WorkloadFile
 from ..providers.ec2.settings import Ec2
 from ..providers.local.settings import Local
-from .home import OPERATORS_ARTIFACTS, OPERATORS_STORE
+from .home import HISTORY, OPERATORS_ARTIFACTS, OPERATORS_STORE
 from .sources import Source, SourceRefused, file_source, folder_source, hashed
 from .workload_data import Address, BadData, WorkloadData, digest_of_data, files_below, refuse_no_folder, source_of
 
@@ -69,7 +69,6 @@ _PLAINLY = {
     "missing": "this key is missing, and has no default",
 }
 FILE = "srift.toml"
-HISTORY = "PREFECT_SERVER_DATABASE_CONNECTION_URL"  # where Prefect's server keeps runs
 IMPORTED = "imported"  # digest of a workload that no file defines; the mart `workloads` calls it the same
 
 

@@ -162,8 +162,8 @@ def refuse_to_spend(provider: str, max_usd: float | None) -> None:
 
 
 def new_refresh_id(now: datetime) -> str:
-    """Sorts by time and is never given twice."""
-    return f"{now:%Y%m%dT%H%M%S}-{uuid4().hex[:4]}"
+    """Sorts by time and is never given twice, on no machine of a team."""
+    return f"{now:%Y%m%dT%H%M%S}-{uuid4().hex[:8]}"
 
 
 def offers_of_market(offers: list[Offer], market: str) -> list[Offer]:
