@@ -98,8 +98,7 @@ class Service:
         found = self.post("/deployments/filter", pool_filter())
         self.deployments = {one["id"]: one["name"] for one in found}
         self.paused = {one["id"] for one in found if not any(clock["active"] for clock in one["schedules"])}
-        if not (HISTORY in os.environ and self.workers_online()):  # of another machine: what it runs is not cut off
-            self.settle_past()
+        self.settle_past()
         name = f"srift-{socket.gethostname()}-{os.getpid()}"
         words = ("prefect", "worker", "start", f"--name={name}", f"--pool={POOL}", "--type=process")
         worker = self.spawn("worker", *words)
@@ -207,10 +206,13 @@ class Service:
     def settle_past(self) -> None:
         """Cancel what was due while nobody served the schedule, and declare crashed what was cut off when that ended.
 
-        No worker is up yet, so nothing of the pool can be running, also what died before it was recorded in
+        No worker of ours is up yet, so nothing of the pool can be running, also what died before it was recorded in
         SRIFT_HOME; runs outside the pool are for `srift reap`, which tells by that record.
-        Nights that were missed are not all made up for at once.
+        Nights that were missed are not all made up for at once. Where another machine's worker serves the pool, nothing
+        was cut off.
         """
+        if HISTORY in os.environ and self.workers_online():
+            return
         now = {"before_": datetime.now(UTC).isoformat()}
         due = {"state": {"type": {"any_": ["SCHEDULED"]}}, "expected_start_time": now}
         cut_off = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
