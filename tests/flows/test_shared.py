@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
+import psycopg2
 import pytest
 
-from tasks.workspace.home import HISTORY
 from tasks.workspace.settings import SettingsError, load_settings
 from tests import postgres
 from tests.frozen.answers import said, standing_in, unpack
@@ -78,27 +81,33 @@ def test_a_refresh_of_the_same_past_publishes_the_same_tables(
         pd.testing.assert_frame_equal(tables["embedded"][name], tables["shared"][name], rtol=1e-9, obj=name)
 
 
+LONE_RUN = """
+from tasks.workspace.settings import load_settings
+load_settings().set_server_variables()
+from prefect import flow
+from tasks.workspace.prefect_server import own_server
+
+@flow
+def nightly():
+    return 1
+
+with own_server():
+    nightly()
+"""
+
+
 @pytest.mark.local
-def test_the_server_of_a_lone_run_keeps_its_history_in_postgresql(
-    own_environment: None, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from prefect.client.orchestration import get_client
-    from prefect.settings import (
-        PREFECT_API_URL,
-        PREFECT_HOME,
-        PREFECT_SERVER_DATABASE_CONNECTION_URL,
-        temporary_settings,
-    )
-
-    from tasks.workspace.prefect_server import own_server
-
+def test_the_server_of_a_lone_run_keeps_its_history_in_postgresql(server: str, tmp_path: Path) -> None:
     (tmp_path / "srift.toml").write_text(section(server))
-    url = load_settings(tmp_path / "srift.toml").server_variables()[HISTORY]
-    updates = {PREFECT_API_URL: None, PREFECT_HOME: tmp_path, PREFECT_SERVER_DATABASE_CONNECTION_URL: url}
-    with temporary_settings(updates=updates), own_server(), get_client(sync_client=True) as client:
-        client.hello()
-        assert client.read_flows() == []
+    env = {**os.environ, "SRIFT_ROOT": str(tmp_path), "SRIFT_HOME": str(tmp_path), "PREFECT_HOME": str(tmp_path)}
+    run = [sys.executable, "-c", LONE_RUN]
+    done = subprocess.run(run, env=env, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
     assert not (tmp_path / "prefect.db").exists()
+    with closing(psycopg2.connect(host=server, user=postgres.USER, dbname="team_prefect")) as connection:
+        cursor = connection.cursor()
+        cursor.execute("select flow.name, flow_run.state_type::text from flow_run join flow on flow.id = flow_id")
+        assert cursor.fetchall() == [("nightly", "COMPLETED")]
 
 
 @pytest.mark.parametrize(
