@@ -11,7 +11,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
-import psycopg2
 import pytest
 
 from tasks.workspace.settings import SettingsError, load_settings
@@ -19,7 +18,9 @@ from tests import postgres
 from tests.frozen.answers import said, standing_in, unpack
 from warehouse.export import TABLES, read_published
 
-flows = ("reap", "market", "measure", "retrain", "publish")
+psycopg2 = pytest.importorskip("psycopg2")
+pytest.importorskip("duckdb_extension_ducklake")
+FLOWS = ("reap", "market", "measure", "retrain", "publish")
 OF_THE_REFRESH = {"publication_id", "refresh_id", "published_at", "judged_at", "price_as_of", "noted_order"}
 
 
@@ -49,11 +50,10 @@ def published(folder: Path) -> dict[str, pd.DataFrame]:
 def test_a_refresh_of_the_same_past_publishes_the_same_tables(
     own_environment: None, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("duckdb_extension_ducklake")
     if os.geteuid() != 0 or len(os.sched_getaffinity(0)) < 2:
         pytest.skip("as another user or on one core fewer instance types are on offer")
     refresh = importlib.import_module("flows.refresh")
-    for name in flows:
+    for name in FLOWS:
         monkeypatch.setattr(refresh, name, getattr(refresh, name).fn)
     monkeypatch.setattr(importlib.import_module("flows.publish"), "publish_artifacts", lambda *_: None)
     tables = {}
