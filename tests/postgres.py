@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -35,7 +36,7 @@ def _as_ordinary_user(folder: Path) -> list[str]:
 
 @contextmanager
 def server() -> Iterator[str]:
-    """The folder of its socket; databases are made with `create`."""
+    """The folder of its socket; databases are made with `create`. It asks for a password, which PGPASSFILE names."""
     programs = _programs()
     if programs is None:
         pytest.skip("PostgreSQL is not installed here (Debian's package postgresql)")
@@ -48,11 +49,17 @@ def server() -> Iterator[str]:
             line = [*who, str(programs / program), "--pgdata", str(folder / "data"), *words]
             subprocess.run(line, cwd=folder, check=True, stdout=subprocess.DEVNULL, timeout=120)
 
-        run("initdb", "--username", USER, "--auth", "trust", "--encoding", "UTF8", "--no-sync")
+        (folder / "password").write_text("not in srift.toml\n")
+        passwords = folder / "passwords"
+        passwords.touch(mode=0o600)  # libpq heeds no other
+        passwords.write_text(f"*:*:*:{USER}:not in srift.toml\n")
+        words = ("--auth", "scram-sha-256", "--pwfile", str(folder / "password"), "--encoding", "UTF8", "--no-sync")
+        run("initdb", "--username", USER, *words)
         options = f"-k {folder} -c listen_addresses='' -c fsync=off -c max_connections=200"
         run("pg_ctl", "--wait", "--log", str(folder / "log"), "--options", options, "start")
         try:
-            yield name
+            with mock.patch.dict(os.environ, {"PGPASSFILE": str(passwords)}):
+                yield name
         finally:
             run("pg_ctl", "--wait", "--mode", "immediate", "stop")
 
