@@ -20,6 +20,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tasks.workspace.credential import FILE, USER, authorization, read_credential
+from tasks.workspace.home import OPERATORS_ARTIFACTS, OPERATORS_STORE
+from tasks.workspace.settings import load_settings
 
 
 class Guard:
@@ -80,15 +82,16 @@ def prefect_app(address: str, credential: str) -> ASGIApp:
 
 
 def mlflow_app(address: str, credential: str, home: Path) -> ASGIApp:
-    """MLflow's application on this home's files, without the proxy for artifacts that `mlflow server` has.
+    """MLflow's application on this home's files, or what is shared, without `mlflow server`'s proxy for artifacts.
 
     Nobody needs that: artifacts are files of this home, which the page shows and clients of this machine open. MLflow's
     own log-in would need a database of users.
     """
     from mlflow.server.constants import ARTIFACT_ROOT_ENV_VAR, BACKEND_STORE_URI_ENV_VAR
 
-    os.environ[BACKEND_STORE_URI_ENV_VAR] = f"sqlite:///{home}/mlflow.db"
-    os.environ[ARTIFACT_ROOT_ENV_VAR] = str(home / "mlartifacts")
+    shared = load_settings().server_variables()
+    os.environ[BACKEND_STORE_URI_ENV_VAR] = shared.get(OPERATORS_STORE, f"sqlite:///{home}/mlflow.db")
+    os.environ[ARTIFACT_ROOT_ENV_VAR] = shared.get(OPERATORS_ARTIFACTS, str(home / "mlartifacts"))
     from mlflow.server.fastapi_app import app
     from mlflow.server.handlers import initialize_backend_stores
 

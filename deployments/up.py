@@ -29,6 +29,7 @@ import yaml
 from models.domain.suggestions import nearest_names
 from processes import HOST, Child, UpError, answers, listen
 from tasks.workspace.credential import FILE, USER, authorization, make_credential, serving
+from tasks.workspace.home import HISTORY
 from tasks.workspace.settings import SettingsError, load_settings
 
 POOL = "srift"
@@ -98,7 +99,7 @@ class Service:
         self.deployments = {one["id"]: one["name"] for one in found}
         self.paused = {one["id"] for one in found if not any(clock["active"] for clock in one["schedules"])}
         self.settle_past()
-        name = f"srift-{os.getpid()}"
+        name = f"srift-{socket.gethostname()}-{os.getpid()}"
         words = ("prefect", "worker", "start", f"--name={name}", f"--pool={POOL}", "--type=process")
         worker = self.spawn("worker", *words)
         self.wait(worker, lambda: self.worker_online(name), "the worker")
@@ -183,8 +184,12 @@ class Service:
 
     def worker_online(self, name: str) -> bool:
         """Whether the worker of that name has sent a heartbeat."""
+        return name in self.workers_online()
+
+    def workers_online(self) -> set[str]:
+        """Names of the pool's workers that have sent a heartbeat of late, also of other machines."""
         workers = self.post(f"/work_pools/{POOL}/workers/filter", {})
-        return any(one["name"] == name and one["status"] == "ONLINE" for one in workers)
+        return {one["name"] for one in workers if one["status"] == "ONLINE"}
 
     def next_runs(self) -> dict[str, datetime | None]:
         """Deployment name -> when it runs next, None while the scheduler has not said; paused ones are left out."""
@@ -201,10 +206,13 @@ class Service:
     def settle_past(self) -> None:
         """Cancel what was due while nobody served the schedule, and declare crashed what was cut off when that ended.
 
-        No worker is up yet, so nothing of the pool can be running, also what died before it was recorded in
+        No worker of ours is up yet, so nothing of the pool can be running, also what died before it was recorded in
         SRIFT_HOME; runs outside the pool are for `srift reap`, which tells by that record.
-        Nights that were missed are not all made up for at once.
+        Nights that were missed are not all made up for at once. Where another machine's worker serves the pool, nothing
+        was cut off.
         """
+        if HISTORY in os.environ and self.workers_online():
+            return
         now = {"before_": datetime.now(UTC).isoformat()}
         due = {"state": {"type": {"any_": ["SCHEDULED"]}}, "expected_start_time": now}
         cut_off = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
@@ -267,6 +275,7 @@ def parse(words: list[str], say: Callable[[str], None]) -> tuple[Service, list[s
         if name not in names:
             raise UpError(f"no deployment {name!r}; {nearest_names(name, names)}")
     settings = load_settings()
+    settings.set_server_variables()
     ports = {"prefect": options.prefect_port, "mlflow": options.mlflow_port}
     return Service(settings.root, settings.home, ports, options.prefect_file.resolve(), say), options.fire
 

@@ -481,7 +481,7 @@ def forget(
     from tasks.reporting.tables import print_imports
 
     _, warehouse = _opened()
-    if not warehouse.path.exists():
+    if not warehouse.exists():
         found: list[dict[str, Any]] | dict[str, str] = [] if list_all else {"says": "nothing was ever imported"}
         return Answer(found, "nothing was ever imported")
     warehouse.migrate()
@@ -565,6 +565,10 @@ def doctor(
         bool,
         typer.Option("--rebuild-warehouse", help="Copy what can be read of a damaged warehouse to a new one, and end."),
     ] = False,
+    share_warehouse: Annotated[
+        bool,
+        typer.Option("--share-warehouse", help="Copy this home's warehouse into the one that [shared] names, and end."),
+    ] = False,
 ) -> Answer:
     """Check all that a refresh needs, and say how to put right what is wrong. Starts nothing, costs nothing."""
     from tasks.doctor import findings
@@ -575,7 +579,10 @@ def doctor(
         policies = checks.policies_of(settings)
         return Answer(policies, json.dumps(policies, indent=2))
     if rebuild_warehouse:
-        said = checks.rebuild_warehouse(settings.home)
+        said = checks.rebuild_warehouse(settings)
+        return Answer({"says": said}, said)
+    if share_warehouse:
+        said = checks.share_warehouse(settings)
         return Answer({"says": said}, said)
     found = checks.examine(settings, provider)
     return Answer(findings.as_json(found), findings.as_text(found), None if findings.well(found) else SystemExit(1))
@@ -601,10 +608,10 @@ def _settings() -> Settings:
 
 def _opened() -> tuple[Settings, Warehouse]:
     """The settings, and the warehouse of their home, which may not be there yet."""
-    from warehouse.database import Warehouse
+    from tasks.workspace.shared import open_warehouse
 
     settings = _settings()
-    return settings, Warehouse(settings.home / "warehouse.duckdb")
+    return settings, open_warehouse(settings)
 
 
 # Objects made before the garbage collector looks at them: importing makes few that are garbage, and looking at them
@@ -704,8 +711,10 @@ def _with_quiet_prefect() -> None:
     are stored without them. With PREFECT_API_URL set, the server there decides; it is shown this home's credential only
     where it is the one that `make up` serves from this home now, and no other credential is set.
     """
-    home = _settings().home
+    settings = _settings()
+    home = settings.home
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings.set_server_variables()
     os.environ.setdefault("PREFECT_HOME", str(home / "prefect"))
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")  # it would print the traceback of every error first
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")

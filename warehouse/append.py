@@ -16,6 +16,8 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from . import lake
+
 Row = Mapping[str, Any]
 Connection = duckdb.DuckDBPyConnection
 
@@ -189,6 +191,8 @@ def _insert(connection: Connection, table: str, rows: Sequence[Row], chosen: str
     columns = ", ".join(f'"{name}"' for name in schema.names)
     connection.register("incoming", pa.Table.from_pylist(plain, schema=schema))
     try:
+        if lake.is_shared(connection):
+            return lake.insert(connection, table, columns, chosen)
         query = f"insert into {table} ({columns}) {chosen} returning 1"
         return len(connection.execute(query).fetchall())
     finally:

@@ -123,12 +123,12 @@ class Warehouse:
             # Closed after DuckDB's own handle: a process that closes any handle of a file loses its lock on it.
             source = opened.enter_context(self.path.open("rb")) if self.path.is_file() else None
             connection = opened.enter_context(self._connect(read_only=False))
-            recorded = _recorded(connection)
-            pending = source is not None and recorded and set(_numbered(folder)) - set(recorded)
-            backup = self._back_up(connection, source, max(recorded)) if source is not None and pending else None
+            known = recorded(connection)
+            pending = source is not None and known and set(numbered(folder)) - set(known)
+            backup = self._back_up(connection, source, max(known)) if source is not None and pending else None
             try:
-                with _transaction(connection):
-                    applied = _apply_migrations(connection, folder)
+                with transaction(connection):
+                    applied = apply_migrations(connection, folder)
                     drop_views(connection)
                     create_views(connection, [self._sql_folder / "staging", self._sql_folder / "marts"])
             except BaseException as error:
@@ -228,7 +228,7 @@ class Warehouse:
 
         Raises WarehouseBusy. Not to be nested: the inner one would wait for the outer one.
         """
-        with self._open(read_only=False) as connection, _transaction(connection):
+        with self._open(read_only=False) as connection, transaction(connection):
             yield connection
 
     @contextmanager
@@ -238,8 +238,15 @@ class Warehouse:
         with self._open(read_only=True) as connection:
             yield connection
 
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def exists(self) -> bool:
+        """Was anything ever stored?"""
+        return self.path.exists()
+
     def _refuse_missing(self) -> None:
-        if not self.path.exists():
+        if not self.exists():
             raise WarehouseMissing(f"there is no warehouse at {self.path} yet: run `srift refresh` first")
 
     def select(self, relation: str, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
@@ -395,7 +402,8 @@ def create_views(
 
 
 @contextmanager
-def _transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Committed at the end of the block, rolled back when the block raises."""
     connection.begin()
     try:
         yield
@@ -411,12 +419,19 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _numbered(folder: Path) -> dict[int, Path]:
+_LIST_OF_MIGRATIONS = """
+    create table if not exists schema_migrations (
+        number integer primary key, name varchar not null, digest varchar not null, applied_at timestamp not null
+    )
+"""
+
+
+def numbered(folder: Path) -> dict[int, Path]:
     """Migration files by number."""
     return {int(file.stem.split("_")[0]): file for file in sorted(folder.glob("*.sql"))}
 
 
-def _recorded(connection: duckdb.DuckDBPyConnection) -> dict[int, tuple[str, str]]:
+def recorded(connection: duckdb.DuckDBPyConnection) -> dict[int, tuple[str, str]]:
     """Name and digest of each migration that was applied, by number; none in a new file."""
     if not has_relation(connection, "schema_migrations"):
         return {}
@@ -424,13 +439,16 @@ def _recorded(connection: duckdb.DuckDBPyConnection) -> dict[int, tuple[str, str
     return {number: (name, digest) for number, name, digest in rows}
 
 
-def _apply_migrations(connection: duckdb.DuckDBPyConnection, folder: Path) -> list[str]:
-    connection.execute(
-        "create table if not exists schema_migrations"
-        " (number integer primary key, name varchar not null, digest varchar not null, applied_at timestamp not null)"
-    )
-    recorded, files = _recorded(connection), _numbered(folder)
-    for number, (name, _) in sorted(recorded.items()):
+def apply_migrations(
+    connection: duckdb.DuckDBPyConnection, folder: Path, of_dialect: Callable[[str], str] = str
+) -> list[str]:
+    """Apply the files of `folder` that are new, each as `of_dialect` has it, and return their names.
+
+    Raises MigrationChanged where one was edited since, or is unknown.
+    """
+    connection.execute(of_dialect(_LIST_OF_MIGRATIONS))
+    known, files = recorded(connection), numbered(folder)
+    for number, (name, _) in sorted(known.items()):
         if number not in files:
             raise MigrationChanged(
                 f"the warehouse has migration {name}, which this version of Srift lacks: use the newer one"
@@ -439,14 +457,14 @@ def _apply_migrations(connection: duckdb.DuckDBPyConnection, folder: Path) -> li
     for number, file in sorted(files.items()):
         text = file.read_text()
         digest = hashlib.sha256(text.encode()).hexdigest()
-        if number not in recorded:
-            connection.execute(text)
+        if number not in known:
+            connection.execute(of_dialect(text))
             connection.execute(
                 "insert into schema_migrations values (?, ?, ?, ?)",
                 [number, file.stem, digest, datetime.now(UTC).replace(tzinfo=None)],
             )
             applied.append(file.stem)
-        elif recorded[number][1] != digest:
+        elif known[number][1] != digest:
             raise MigrationChanged(
                 f"migration {file.name} was changed after it was applied: put it back as it was and write the change "
                 "as the next number"

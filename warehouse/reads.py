@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -45,13 +45,23 @@ _MEASURED_SETUPS = f"""
 class Snapshot(Warehouse):
     """The warehouse as it was at one moment, for one decision: read once in one transaction, asked as often as needed.
 
-    It answers `select` for what a decision reads; anything else is read from the file as it is then.
+    It answers `select` for what a decision reads; anything else is read from the warehouse `of` as it is then.
     """
 
-    def __init__(self, path: Path, *, provider: str, workload: str, taken: Mapping[str, pd.DataFrame]) -> None:
-        super().__init__(path)
+    def __init__(self, of: Warehouse, *, provider: str, workload: str, taken: Mapping[str, pd.DataFrame]) -> None:
+        super().__init__(of.path)
+        self._of = of
         self._about = {"provider": provider, "workload": workload}
         self._taken = dict(taken)
+
+    def exists(self) -> bool:
+        """It was read."""
+        return True
+
+    @contextmanager
+    def _open(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
+        with self._of.read() if read_only else self._of.transact() as connection:
+            yield connection
 
     def select(self, relation: str, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
         """As `Warehouse.select`."""
@@ -76,7 +86,7 @@ def snapshot(warehouse: Warehouse, provider: str, workload: str) -> Warehouse:
 
     Raises WarehouseBusy.
     """
-    if not warehouse.path.exists():
+    if not warehouse.exists():
         return warehouse
     with warehouse.read() as connection:
         known = [name for name in _OF_A_DECISION if has_relation(connection, name)]
@@ -84,7 +94,7 @@ def snapshot(warehouse: Warehouse, provider: str, workload: str) -> Warehouse:
         if has_relation(connection, "runs"):
             of = {"provider": provider, "workload": workload}
             taken[_MEASURED_SETUPS] = select(connection, _MEASURED_SETUPS, of)
-    return Snapshot(warehouse.path, provider=provider, workload=workload, taken=taken)
+    return Snapshot(warehouse, provider=provider, workload=workload, taken=taken)
 
 
 def measured_setups(warehouse: Warehouse, provider: str, workload: str) -> pd.DataFrame:
@@ -127,14 +137,14 @@ def offers(warehouse: Warehouse, provider: str) -> pd.DataFrame:
 
 def drifting(warehouse: Warehouse, provider: str) -> pd.DataFrame:
     """Rows of the mart `drift` that are drifting now; none before the first refresh, or the first of this version."""
-    if not warehouse.path.exists():
+    if not warehouse.exists():
         return pd.DataFrame()
     return warehouse.frames({"drift": {"provider": provider, "drifting": True}})["drift"]
 
 
 def torch_lines(warehouse: Warehouse, provider: str) -> dict[str, int]:
     """Lines of torch (major.minor) under which runs that count today were measured, with how many runs each."""
-    if not warehouse.path.exists():
+    if not warehouse.exists():
         return {}
     with warehouse.read() as connection:
         if not has_relation(connection, "torch_lines"):
@@ -145,7 +155,7 @@ def torch_lines(warehouse: Warehouse, provider: str) -> dict[str, int]:
 
 def learning(warehouse: Warehouse, provider: str) -> pd.DataFrame:
     """Rows of the mart `learning`; none before the first refresh of this version."""
-    if not warehouse.path.exists():
+    if not warehouse.exists():
         return pd.DataFrame()
     return warehouse.frames({"learning": {"provider": provider}})["learning"]
 
@@ -156,7 +166,7 @@ _LAUNCHED = ("machines", "refusals", "checkpoints", "compilations", "restarts")
 def launched(warehouse: Warehouse, provider: str) -> tuple[pd.DataFrame, ...]:
     """The marts `machines`, `refusals`, `checkpoints`, `compilations` and `restarts`; empty before the first refresh of
     this version."""
-    if not warehouse.path.exists():
+    if not warehouse.exists():
         return tuple(pd.DataFrame() for _ in _LAUNCHED)
     found = warehouse.frames({name: {"provider": provider} for name in _LAUNCHED})
     return tuple(found[name] for name in _LAUNCHED)
@@ -194,7 +204,7 @@ def known_to_import(connection: duckdb.DuckDBPyConnection) -> KnownToImport:
 
 def workload_providers(warehouse: Warehouse) -> set[tuple[str, str]]:
     """(workload, provider) wherever a provider has rows or facts of a workload; none before the first refresh."""
-    if not warehouse.path.exists():
+    if not warehouse.exists():
         return set()
     query = """
         select workload, provider from stg_imports
@@ -230,7 +240,7 @@ def lease_spend(warehouse: Warehouse, provider: str) -> pd.DataFrame:
     with warehouse.read() as connection:
         if not has_relation(connection, "lease_spend"):
             raise WarehouseMissing(
-                f"{warehouse.path} is of an older version, which cannot tell what was spent on what: the next"
+                f"{warehouse} is of an older version, which cannot tell what was spent on what: the next"
                 " `srift refresh` or `srift import` brings it up to date"
             )
         return select(connection, "lease_spend", {"provider": provider})

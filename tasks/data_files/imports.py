@@ -278,7 +278,7 @@ def _opened(warehouse: Warehouse, *, writing: bool) -> Iterator[Connection | Non
     if writing:
         with warehouse.transact() as connection:
             yield connection
-    elif warehouse.path.exists():
+    elif warehouse.exists():
         with warehouse.read() as connection:
             yield connection
     else:

@@ -13,10 +13,12 @@ from typing import Any
 
 from warehouse.database import DiskFull, HomeReadOnly, Warehouse, WarehouseBusy, WarehouseError, WarehouseMissing
 from warehouse.export import read_published
+from warehouse.lake import SharedWarehouse
 
 from ..providers.base import Provider, ProviderError
-from ..workspace.home import Wrong, check_home, damage, registry_damage
-from ..workspace.settings import Settings
+from ..workspace.home import HISTORY, OPERATORS_STORE, Wrong, check_home, damage, registry_damage
+from ..workspace.settings import Settings, SettingsError
+from ..workspace.shared import open_warehouse
 from ..workspace.workspace import capabilities, provider_of
 from .aws import account_number, examine_ec2
 from .data import addresses_of, examine_data, statements
@@ -29,20 +31,28 @@ LEAST_FREE_MIB = 100
 
 def examine(settings: Settings, provider: str) -> list[Finding]:
     """Every finding, in the order in which one would put things right. Raises SettingsError on an unknown provider."""
-    paid = capabilities(provider).spends_money
-    if paid:
-        return examine_home(settings.home) + examine_ec2(settings)
-    return [*examine_home(settings.home), *_local(provider_of(settings, provider)), *examine_data(settings)]
+    warehouse = open_warehouse(settings, wait_s=1.0)
+    if capabilities(provider).spends_money:
+        return examine_home(settings.home, warehouse=warehouse) + examine_ec2(settings)
+    return [
+        *examine_home(settings.home, warehouse=warehouse),
+        *_local(provider_of(settings, provider)),
+        *examine_data(settings),
+    ]
 
 
-def examine_home(home: Path, *, thorough: bool = True) -> list[Finding]:
-    """Whether SRIFT_HOME can be written, and what lies in it read; `thorough`: each row and index too."""
+def examine_home(home: Path, *, thorough: bool = True, warehouse: Warehouse | None = None) -> list[Finding]:
+    """Whether SRIFT_HOME can be written, and what lies in it read; `thorough`: each row and index too.
+
+    `warehouse` is that of the installation, where it is not the file in `home`.
+    """
+    warehouse = warehouse or Warehouse(home / "warehouse.duckdb", wait_s=1.0)
     found = [judged("home", partial(check_home, home))]
     if home.is_dir() and home.stat().st_mode & 0o077:
         says = f"other users of this machine may look into {home}: where they should not, type `chmod 700 {home}`"
         found.append(Finding("privacy of home", "note", says))
     files: dict[str, Callable[[Path, bool], str]] = {
-        "warehouse": _warehouse,
+        "warehouse": lambda home, thorough: _warehouse(warehouse, thorough),
         "published table": _published,
         "model registry": _registry,
         "Prefect's history": _history,
@@ -57,9 +67,10 @@ def examine_home(home: Path, *, thorough: bool = True) -> list[Finding]:
     return found
 
 
-def trouble_of(home: Path) -> list[str]:
+def trouble_of(settings: Settings) -> list[str]:
     """What is wrong in SRIFT_HOME, in sentences, without reading all of it: a matter of milliseconds."""
-    return [f"{one.check}: {one.says}" for one in examine_home(home, thorough=False) if one.status == "wrong"]
+    found = examine_home(settings.home, thorough=False, warehouse=open_warehouse(settings, wait_s=1.0))
+    return [f"{one.check}: {one.says}" for one in found if one.status == "wrong"]
 
 
 def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None) -> None:
@@ -88,20 +99,34 @@ def policies_of(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def rebuild_warehouse(home: Path) -> str:
+def rebuild_warehouse(settings: Settings) -> str:
     """Copy every row that can be read into a new warehouse in place of a damaged one; returns what was done.
 
     Raises WarehouseDamaged where none can be copied, WarehouseMissing, WarehouseBusy, DiskFull.
     """
-    rebuilt = Warehouse(home / "warehouse.duckdb").rebuild()
+    rebuilt = open_warehouse(settings).rebuild()
     if rebuilt is None:
         return "the warehouse is not damaged; nothing was changed"
     lost = ", ".join(f"{rows} of {table}" for table, rows in rebuilt.lost.items()) or "none"
     return f"{rebuilt.rows} rows are in the new warehouse; lost: {lost}. The damaged file is kept as {rebuilt.damaged}"
 
 
-def _warehouse(home: Path, thorough: bool) -> str:
-    warehouse = Warehouse(home / "warehouse.duckdb", wait_s=1.0)
+def share_warehouse(settings: Settings) -> str:
+    """Copy the rows of the home's file into the shared warehouse, which keeps its own; returns what was done.
+
+    The file stays. Raises SettingsError where nothing is shared, WarehouseMissing without a file, WarehouseError.
+    """
+    shared, file = open_warehouse(settings), Warehouse(settings.home / "warehouse.duckdb")
+    if not isinstance(shared, SharedWarehouse):
+        raise SettingsError("nothing is shared: srift.toml has no section [shared] (see docs/team.md)")
+    if not file.exists():
+        raise WarehouseMissing(f"there is no warehouse at {file} to copy; the next `srift refresh` writes to {shared}")
+    copied = shared.carry_over(file.path)
+    rows = ", ".join(f"{count} of {table}" for table, count in copied.items() if count) or "none: all were there"
+    return f"copied into {shared}: {rows}. {file} is no longer read; models are fitted anew by the next `srift refresh`"
+
+
+def _warehouse(warehouse: Warehouse, thorough: bool) -> str:
     if thorough:
         rows = warehouse.verify()
         try:
@@ -120,10 +145,14 @@ def _published(home: Path, thorough: bool) -> str:
 def _registry(home: Path, thorough: bool) -> str:
     if said := registry_damage(home):
         raise Wrong(said)
+    if OPERATORS_STORE in os.environ:  # which may hold a password
+        return f"is kept where {OPERATORS_STORE} or [shared] says"
     return "can be read" if (home / "mlflow.db").exists() else "there is none yet"
 
 
 def _history(home: Path, thorough: bool) -> str:
+    if HISTORY in os.environ:
+        return f"is kept where {HISTORY} or [shared] says"
     store = Path(os.environ.get("PREFECT_HOME", home / "prefect")) / "prefect.db"
     if said := damage(store, thorough=thorough):
         raise Wrong(f"{store} is damaged ({said}): move it away; the history of runs is lost, and nothing else")

@@ -111,7 +111,7 @@ def listed(workspace: Workspace, wanted: OffersWanted) -> list[dict[str, Any]]:
     that a spot machine is interrupted within a day, None on demand. Raises ProviderError where no offers are known or
     none is wanted.
     """
-    stored = current_offers(workspace) if workspace.warehouse.path.exists() else []
+    stored = current_offers(workspace) if workspace.warehouse.exists() else []
     offers = stored or _to_store(workspace) or workspace.provider.offers(datetime.now(UTC))
     rows = [
         {
@@ -184,7 +184,7 @@ def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
     try:
         return workspace.provider.offers(now)
     except ProviderError:
-        offers = _to_store(workspace) or (current_offers(workspace) if workspace.warehouse.path.exists() else [])
+        offers = _to_store(workspace) or (current_offers(workspace) if workspace.warehouse.exists() else [])
         if not offers:
             raise
         return offers
@@ -217,7 +217,7 @@ def current_offers(workspace: Workspace) -> list[Offer]:
 def _to_store(workspace: Workspace) -> list[Offer]:
     """Offers that came with the package, where they are no older than the last snapshot and differ from it."""
     offers = workspace.provider.packaged_offers() if isinstance(workspace.provider, PackagedPrices) else []
-    if not offers or not workspace.warehouse.path.exists():
+    if not offers or not workspace.warehouse.exists():
         return offers
     last = current_offers(workspace)
     newest = max((offer.price_as_of for offer in last), default=None)

@@ -44,7 +44,7 @@ def status_of(provider: str) -> dict[str, Any]:
     published, stale = _published(workspace, now)
     ledger = _relation(workspace, "regret_ledger")
     orphans = [lease["lease_id"] for lease in leases if not lease["controller_alive"]]
-    stale = trouble_of(workspace.home) + stale
+    stale = trouble_of(workspace.settings) + stale
     stale += [f"lease {name} has lost its controller: run `srift reap`" for name in orphans]
     stale += [f"lease {lease.lease_id}: {lease.problem}" for lease in held if lease.problem]
     unloaded = workspace.provider.ended()

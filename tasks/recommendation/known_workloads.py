@@ -143,7 +143,7 @@ def known_elsewhere(warehouse: Warehouse, workload: str, provider: str) -> str:
 
 def _read(warehouse: Warehouse) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
     """The marts workload_rows, workloads and instance_types; nothing before the first refresh or import."""
-    if not warehouse.path.exists():
+    if not warehouse.exists():
         return [], [], []
     with warehouse.read() as connection:
         current = has_relation(connection, "public_rows")  # the newest of those that are read

@@ -42,7 +42,7 @@ def size(provider: str, question: SizeQuestion) -> dict[str, Any]:
     _refuse_unknown(workspace, name)
     elsewhere = known_elsewhere(workspace.warehouse, name, provider)
     nothing = elsewhere or f"no run of {name!r} was measured on {provider} machines yet: {remedy(workspace, name)}"
-    if not workspace.warehouse.path.exists():
+    if not workspace.warehouse.exists():
         raise WarehouseMissing(nothing)
     with one_thread():
         found = size_workload(

@@ -1,6 +1,7 @@
 """The only file that speaks MLflow: stores challengers with their scoreboards, moves `champion`, loads it.
 
-The store is `SRIFT_HOME/mlflow.db` unless MLFLOW_TRACKING_URI says otherwise. Artifacts lie under `SRIFT_HOME`.
+The store is `SRIFT_HOME/mlflow.db`, and artifacts lie under `SRIFT_HOME`, unless MLFLOW_TRACKING_URI (and, if that is a
+database, MLFLOW_DEFAULT_ARTIFACT_ROOT) say otherwise, as they do where srift.toml has a section [shared].
 MLflow takes seconds to import and to open a store, so that it is imported where it is spoken to.
 """
 
@@ -29,7 +30,14 @@ from models.domain.workload import workload_and_mode
 from models.step_time.model import StepTimeModel
 from models.step_time.serialization import OtherFormat, dump, load
 
-from ..workspace.home import OPERATORS_STORE, damaged_registry, in_force, is_damage, registry_damage
+from ..workspace.home import (
+    OPERATORS_ARTIFACTS,
+    OPERATORS_STORE,
+    damaged_registry,
+    in_force,
+    is_damage,
+    registry_damage,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -323,8 +331,11 @@ def _experiment(client: MlflowClient, name: str, home: Path) -> str:
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
-    # A server decides itself; our own store would put artifacts in whatever folder the command was typed in.
-    location = (home / "mlartifacts" / name).as_uri() if client.tracking_uri == _own_store(home) else None
+    # A server decides itself; a database would put artifacts in whatever folder the command was typed in.
+    root = os.environ.get(OPERATORS_ARTIFACTS)
+    if client.tracking_uri == _own_store(home):
+        root = (home / "mlartifacts").as_uri()
+    location = f"{root.rstrip('/')}/{name}" if root and not client.tracking_uri.startswith("http") else None
     return str(client.create_experiment(name, artifact_location=location))
 
 

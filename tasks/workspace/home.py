@@ -19,6 +19,8 @@ from ..providers.base import ProviderError
 # A first refresh writes about 20 MiB: the server's database, the model with its plots, the warehouse and its copies.
 _LEAST_FREE_MIB = 100
 OPERATORS_STORE = "MLFLOW_TRACKING_URI"  # the variable by which an operator chooses another registry
+OPERATORS_ARTIFACTS = "MLFLOW_DEFAULT_ARTIFACT_ROOT"  # and where that one keeps files, if it is a database
+HISTORY = "PREFECT_SERVER_DATABASE_CONNECTION_URL"  # where Prefect's server keeps runs, if not in a file of the home
 # Joined by whatever columns both tables name a version with: MLflow adds to them.
 _QUERY = """
     select version, storage_location

@@ -28,7 +28,7 @@ from prefect.settings import (
 
 from ..node.processes import die_with_parent
 from .credential import new_credential
-from .home import Wrong, check_home, damage
+from .home import HISTORY, Wrong, check_home, damage
 
 _MOST_STARTS = 5  # Prefect starts a server that ends at once on another port, and again without end
 
@@ -92,6 +92,12 @@ def own_server() -> Iterator[None]:
 
 
 def _not_started(home: Path, why: str) -> str:
+    if HISTORY in os.environ:
+        return (
+            f"Prefect's server for this run did not start: {why}. Nothing was measured or changed. It keeps the history"
+            f" of runs where {HISTORY} or [shared] in srift.toml says: see that PostgreSQL answers there and has that"
+            " database, and run the command again"
+        )
     store = home / "prefect.db"
     return (
         f"Prefect's server for this run did not start: {why}. Nothing was measured or changed. What it keeps in {store}"

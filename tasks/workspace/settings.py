@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
+from urllib.parse import quote
 
 from pydantic import (
     BaseModel,
@@ -45,6 +46,7 @@ from models.domain.workload import (
 from ..node.record import WorkloadFile
 from ..providers.ec2.settings import Ec2
 from ..providers.local.settings import Local
+from .home import HISTORY, OPERATORS_ARTIFACTS, OPERATORS_STORE
 from .sources import Source, SourceRefused, file_source, folder_source, hashed
 from .workload_data import Address, BadData, WorkloadData, digest_of_data, files_below, refuse_no_folder, source_of
 
@@ -57,6 +59,7 @@ _WHERE_FACTS_GO = (
     "put it into a CSV with the columns workload, parameters, gradient_bytes and, if known, flops_per_sample and "
     "samples, and load that with `srift import --workloads FILE`"
 )
+_PASSWORD = "a password stands in no settings: set PGPASSWORD, or PGPASSFILE to a file of passwords that is yours alone"
 _PLAINLY = {
     "tuple_type": 'a list is wanted: ["one", "another"]',
     "too_short": "at least one that is known is wanted",
@@ -257,6 +260,39 @@ class WorkloadSettings(_Section):
         return value
 
 
+class Shared(_Section):
+    """By what several machines work as one installation: PostgreSQL at `host`, and a folder or `s3://` prefix `data`.
+
+    Without a host all lies in this machine's home. `host` is a name, or the folder of a Unix socket. `database` is the
+    warehouse's; Prefect's and MLflow's are called after it. The password is libpq's affair: PGPASSWORD or PGPASSFILE.
+    """
+
+    host: str = ""
+    port: int = Field(default=5432, ge=1, le=65535)
+    user: str = Field(default="srift", min_length=1)
+    database: str = Field(default="srift", pattern=r"^[a-z_][a-z0-9_]*$")
+    data: str = ""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Shared:
+        if self.model_fields_set and not self.host:
+            raise ValueError("host is missing: the machine where PostgreSQL runs, or the folder of its socket")
+        if self.host and not self.data:
+            raise ValueError("data is missing: a folder that every machine sees, or s3://bucket/prefix")
+        if "://" in self.host or "@" in self.host:
+            raise ValueError(
+                f"host {self.host!r} is a URL; a name is wanted: port, user and database are keys of their own"
+            )
+        if "://" in self.data and not self.data.startswith("s3://"):
+            raise ValueError(f"data {self.data!r}: a folder, or s3://bucket/prefix")
+        return self
+
+    def url(self, database: str, driver: str) -> str:
+        """Of a database, for SQLAlchemy; without a password."""
+        host, query = (quote(self.host), "") if "/" not in self.host else ("", f"?host={quote(self.host, safe='')}")
+        return f"postgresql+{driver}://{quote(self.user)}@{host}:{self.port}/{database}{query}"
+
+
 class Settings(BaseSettings):
     """Everything that an installation decides. `root` is the folder of its srift.toml, `home` where state lives."""
 
@@ -270,6 +306,7 @@ class Settings(BaseSettings):
     choice: Choice = Choice()
     local: Local = Local()
     ec2: Ec2 = Ec2()
+    shared: Shared = Shared()
     workloads: dict[str, WorkloadSettings] = {}
     _data: dict[str, WorkloadData] = PrivateAttr(default_factory=dict)  # a folder of a million files is read once
 
@@ -295,6 +332,31 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute(cls, path: Path) -> Path:
         return path.expanduser().resolve()
+
+    def shared_data(self, what: str) -> str:
+        """The folder or prefix below `shared.data` for "warehouse" or "mlflow"."""
+        stated = self.shared.data
+        return (
+            f"{stated.rstrip('/')}/{what}"
+            if stated.startswith("s3://")
+            else str(self.root / Path(stated).expanduser() / what)
+        )
+
+    def set_server_variables(self) -> None:
+        """For this process and those that it starts; what an operator has set stays."""
+        for name, value in self.server_variables().items():
+            os.environ.setdefault(name, value)
+
+    def server_variables(self) -> dict[str, str]:
+        """By which Prefect's server and MLflow find what is shared; none where nothing is."""
+        if not self.shared.host:
+            return {}
+        artifacts, database = self.shared_data("mlflow"), self.shared.database
+        return {
+            HISTORY: self.shared.url(f"{database}_prefect", "asyncpg"),
+            OPERATORS_STORE: self.shared.url(f"{database}_mlflow", "psycopg2"),
+            OPERATORS_ARTIFACTS: artifacts if "://" in artifacts else Path(artifacts).as_uri(),
+        }
 
     def workload(self, name: str) -> Workload:
         """The workload `name` with the digest of its present file. Raises SettingsError if there is none."""
@@ -525,6 +587,8 @@ def _malformed(error: MalformedVariable) -> str:
 
 def _explained(error: Any, model: type[BaseModel]) -> str:
     where = ".".join(str(part) for part in error["loc"])
+    if error["loc"] == ("shared", "password"):
+        return f"{where}: {_PASSWORD}"
     if error["type"] == _UNKNOWN and error["loc"][:1] == ("workloads",) and error["loc"][-1] in _FACTS:
         return f"{where}: a fact of a workload and no setting; {_WHERE_FACTS_GO}"
     if error["type"] == _UNKNOWN and error["loc"][:1] == ("workloads",):

@@ -21,6 +21,7 @@ from ..providers.ec2 import provider as ec2
 from ..providers.ec2.snapshot import packaged
 from ..providers.local import provider as local
 from .settings import IMPORTED, Settings, SettingsError, load_settings
+from .shared import open_warehouse
 
 CAPABILITIES = {"local": local.CAPABILITIES, "ec2": ec2.CAPABILITIES}
 PROVIDERS = tuple(CAPABILITIES)
@@ -104,7 +105,7 @@ def open_workspace(provider: str = "local") -> Workspace:
     settings = load_settings()
     return Workspace(
         settings=settings,
-        warehouse=Warehouse(settings.home / "warehouse.duckdb"),
+        warehouse=open_warehouse(settings),
         provider=provider_of(settings, provider),
     )
 
@@ -166,8 +167,8 @@ def refuse_to_spend(provider: str, max_usd: float | None) -> None:
 
 
 def new_refresh_id(now: datetime) -> str:
-    """Sorts by time and is never given twice."""
-    return f"{now:%Y%m%dT%H%M%S}-{uuid4().hex[:4]}"
+    """Sorts by time and is never given twice, on no machine of a team."""
+    return f"{now:%Y%m%dT%H%M%S}-{uuid4().hex[:8]}"
 
 
 def offers_of_market(offers: list[Offer], market: str) -> list[Offer]:

@@ -33,6 +33,7 @@ from prefect import Flow
 from prefect.client.schemas.schedules import CronSchedule
 
 from tasks.workspace.credential import FILE, authorization
+from tasks.workspace.home import HISTORY
 from tests.flows import visitors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,6 +134,25 @@ def test_what_was_cut_off_with_the_service_is_settled_with_its_subflows() -> Non
         "market": "COMPLETED",
         "by hand": "RUNNING",
     }
+
+
+def test_what_another_machine_runs_of_a_shared_history_is_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HISTORY, "postgresql+asyncpg://srift@db:5432/srift_prefect")
+    asked: list[str] = []
+    online = [{"name": "srift-other-7", "status": "OFFLINE"}]
+
+    def post(path: str, body: dict[str, Any]) -> list[dict[str, str]]:
+        asked.append(path)
+        return online if path.endswith("/workers/filter") else []
+
+    service = up.Service(ROOT, ROOT, {"prefect": 1, "mlflow": 2}, ROOT, say=lambda _: None)
+    service.post = post  # type: ignore[method-assign, assignment]
+    service.settle_past()
+    assert "/flow_runs/filter" in asked
+    asked.clear()
+    online[0]["status"] = "ONLINE"
+    service.settle_past()
+    assert asked == ["/work_pools/srift/workers/filter"]
 
 
 TOML = """

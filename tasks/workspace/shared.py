@@ -1,0 +1,23 @@
+"""The warehouse of an installation: a file in its home, or what `[shared]` in srift.toml names."""
+
+from __future__ import annotations
+
+from warehouse.database import Warehouse
+from warehouse.lake import Lake, SharedWarehouse
+
+from .settings import Settings
+
+
+def open_warehouse(settings: Settings, *, wait_s: float = 60.0) -> Warehouse:
+    """Opens nothing yet: a writer waits at most `wait_s` for others."""
+    path, stated = settings.home / "warehouse.duckdb", settings.shared
+    if not stated.host:
+        return Warehouse(path, wait_s=wait_s)
+    lake = Lake(
+        host=stated.host,
+        port=stated.port,
+        user=stated.user,
+        database=stated.database,
+        data=settings.shared_data("warehouse"),
+    )
+    return SharedWarehouse(path, lake, wait_s=wait_s)

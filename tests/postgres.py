@@ -1,0 +1,73 @@
+"""A PostgreSQL server of a test's own: an ordinary user's, on a Unix socket, gone with the test; skips without one."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+USER = "srift"
+
+
+def _programs() -> Path | None:
+    """The folder of initdb and its like: Debian keeps them out of PATH."""
+    found = shutil.which("initdb")
+    folders = [Path(found).resolve().parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    return folders[-1] if folders and (folders[-1] / "initdb").exists() else None
+
+
+def _as_ordinary_user(folder: Path) -> list[str]:
+    """PostgreSQL refuses to be run by root."""
+    if os.getuid():
+        return []
+    name = next(name for name in ("postgres", "nobody") if name in {one.pw_name for one in pwd.getpwall()})
+    user = pwd.getpwnam(name)
+    os.chown(folder, user.pw_uid, user.pw_gid)
+    return ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """The folder of its socket; databases are made with `create`. It asks for a password, which PGPASSFILE names."""
+    programs = _programs()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed here (Debian's package postgresql)")
+    with tempfile.TemporaryDirectory(prefix="srift-pg-") as name:  # short: a socket's path has at most 107 bytes
+        folder = Path(name)
+        Path(name).chmod(0o755)
+        who = _as_ordinary_user(folder)
+
+        def run(program: str, *words: str) -> None:
+            line = [*who, str(programs / program), "--pgdata", str(folder / "data"), *words]
+            subprocess.run(line, cwd=folder, check=True, stdout=subprocess.DEVNULL, timeout=120)
+
+        (folder / "password").write_text("not in srift.toml\n")
+        passwords = folder / "passwords"
+        passwords.touch(mode=0o600)  # libpq heeds no other
+        passwords.write_text(f"*:*:*:{USER}:not in srift.toml\n")
+        words = ("--auth", "scram-sha-256", "--pwfile", str(folder / "password"), "--encoding", "UTF8", "--no-sync")
+        run("initdb", "--username", USER, *words)
+        options = f"-k {folder} -c listen_addresses='' -c fsync=off -c max_connections=200"
+        run("pg_ctl", "--wait", "--log", str(folder / "log"), "--options", options, "start")
+        try:
+            with mock.patch.dict(os.environ, {"PGPASSFILE": str(passwords)}):
+                yield name
+        finally:
+            run("pg_ctl", "--wait", "--mode", "immediate", "stop")
+
+
+def create(socket_folder: str, database: str) -> None:
+    """An empty database."""
+    programs = _programs()
+    assert programs is not None
+    subprocess.run(
+        [str(programs / "createdb"), "--host", socket_folder, "--username", USER, database], check=True, timeout=60
+    )
