@@ -99,7 +99,8 @@ def test_named_machines_are_measured_beside_what_was_predicted_and_nothing_is_pu
     assert found["refresh_id"] in json.dumps(spent), "its dollars stand in the ledger as a refresh's do"
     runs = Warehouse(acting.home / "warehouse.duckdb").select("run_details", {})
     assert set(runs["cluster"]) == {"2xs.small", "1xs.large"}
-    assert "`srift refresh --provider local --max-usd 0` does both" in srift("measure", "conv", "--on", "1xs.small").stdout
+    said = srift("measure", "conv", "--on", "1xs.small").stdout
+    assert "`srift refresh --provider local --max-usd 0` does both" in said
 
 
 def test_a_run_that_failed_has_its_reason(acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
