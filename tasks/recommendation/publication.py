@@ -11,12 +11,13 @@ import pandas as pd
 
 from models.domain.setup_table import rows_of
 from warehouse.database import one_line
-from warehouse.export import export, read_published, write_whole
+from warehouse.export import export, published_rows, read_published, write_whole
 from warehouse.publication import Publication, publish
 from warehouse.reads import mart, measured_workloads, public_rows, reported
 
 from ..data_files.public import ORIGIN, PUBLIC_IMPORT, with_public_workloads
 from ..reporting import report_page
+from ..reporting.metrics import write_metrics
 from ..reporting.progress import reporter
 from ..training.registry import Champion
 from ..workspace.locking import alone
@@ -44,10 +45,11 @@ def store_publication(
 
 @Step
 def export_copies(workspace: Workspace) -> list[Row]:
-    """Replace the published files and the report page; returns what changed against the last publication."""
+    """Replace published files, metrics and the report page; returns what changed against the last publication."""
     with alone(workspace.home, "export"):  # or an older state, read before, could be renamed into place after
         export(workspace.warehouse, workspace.published)
         changes = read_published(workspace.published, "recommendation_changes")
+        write_metrics(workspace.published / "metrics.prom", published_rows(workspace.published))
         _renew_page(workspace)
     return [{str(key): value for key, value in row.items()} for row in changes.to_dict("records")]
 

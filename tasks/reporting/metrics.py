@@ -1,0 +1,50 @@
+"""The current publication as figures that Prometheus takes from a file: `published/metrics.prom`.
+
+The textfile collector of node_exporter reads it from there (`--collector.textfile.directory`). Ages are left to whoever
+asks: `time() - srift_published_timestamp_seconds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+
+Row = Mapping[str, Any]
+
+_GOAL = ("provider", "workload", "goal", "constraint")
+_FIGURES = {"hours": "hours", "usd": "dollars", "p_meets_constraint": "chance that the constraint is met"}
+_MOMENTS = {
+    "published": ("published_at", ("provider",), "when it was published"),
+    "price": ("price_as_of", ("provider",), "of the newest price"),
+    "measurement": ("newest_measurement_at", ("provider", "workload"), "of the newest measurement"),
+}
+
+
+def write_metrics(path: Path, rows: Iterable[Row]) -> None:
+    """Write what is known of the first choices among `rows`, the published ones, beside `path` and rename it.
+
+    Raises OSError.
+    """
+    firsts = [row for row in rows if row["rank"] == 1]
+    registry = CollectorRegistry()
+    feasible = Gauge("srift_choice_feasible", "whether anything meets the goal", _GOAL, registry=registry)
+    figures = {
+        name: Gauge(f"srift_choice_{name}", f"of the first choice: {text}", _GOAL, registry=registry)
+        for name, text in _FIGURES.items()
+    }
+    for row in firsts:
+        limits = (row["constraint_hours"], row["constraint_usd"])
+        labels = (row["provider"], row["workload"], row["goal"], next((f"{one:g}" for one in limits if one), ""))
+        feasible.labels(*labels).set(row["cluster"] is not None)
+        for name, gauge in figures.items():
+            if row[name] is not None:
+                gauge.labels(*labels).set(row[name])
+    for name, (column, by, text) in _MOMENTS.items():
+        moment = Gauge(f"srift_{name}_timestamp_seconds", f"Unix time {text}", by, registry=registry)
+        known = [row for row in firsts if row[column] is not None]
+        for row in sorted(known, key=lambda one: one[column]):  # the newest stays
+            moment.labels(*(row[label] for label in by)).set(row[column].timestamp())
+    write_to_textfile(str(path), registry)
