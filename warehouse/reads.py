@@ -221,7 +221,7 @@ def workload_providers(warehouse: Warehouse) -> set[tuple[str, str]]:
 
 def public_rows(warehouse: Warehouse, provider: str) -> dict[str, int]:
     """How many public step times that came with the package count of each workload; none before they were loaded."""
-    if not warehouse.path.exists():
+    if not warehouse.exists():
         return {}
     frame = warehouse.frames({"public_rows": {"provider": provider}})["public_rows"]
     return dict(zip(frame["workload"], frame["rows"].astype(int).tolist(), strict=True)) if len(frame) else {}
@@ -229,7 +229,7 @@ def public_rows(warehouse: Warehouse, provider: str) -> dict[str, int]:
 
 def knows_import(warehouse: Warehouse, import_id: str) -> bool:
     """Whether an import of that id was ever made here, forgotten since or not."""
-    if not warehouse.path.exists():
+    if not warehouse.exists():
         return False
     return len(warehouse.frames({"stg_import_files": {"import_id": import_id}})["stg_import_files"]) > 0
 
