@@ -64,6 +64,8 @@ MUTANTS = (
         local=True),
     _of("gradient-weight", "tasks/node/steps.py", r"scale=sum\(item\.used\) \* weight.*", "scale=1.0,",
         "local/test_node_loopback.py", local=True),
+    _of("elastic-patience", "tasks/node/elastic.py", r"min\(self\.plan\.timeout_s, (\(_LATE_S)", r"max(self.plan.timeout_s, \1",
+        "tasks/node/test_elastic.py"),
     _of("courier-fence", "tasks/node/on_ec2/courier.py", r"(reason = fence\(.*\)\n    if )reason:", r"\1False:",
         "local/test_ec2_machine.py", local=True),
     _of("courier-environment", "tasks/node/on_ec2/courier.py", r"\{name: os\.environ\[name\] for name in _KEPT.*?\}",
