@@ -76,7 +76,8 @@ def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> li
             )
         raise SettingsError(f"unknown workload {wish.workload!r}; {nearest_names(wish.workload, able)}")
     sold = for_sale(workspace, offers)
-    return [_cluster(workspace, text, offers, sold) for text in dict.fromkeys(wish.clusters)]
+    named = (_cluster(workspace, text, offers, sold) for text in wish.clusters)
+    return list({one.name: one for one in named}.values())  # 2xa and 1xa+1xa are one
 
 
 def launches_for(workspace: Workspace, champion: Champion | None, wish: Wish, offers: Sequence[Offer]) -> Wished:
@@ -182,7 +183,7 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer], sold: Seq
     for name in names:
         if name not in known:
             raise SettingsError(f"--on {text}: no instance type {name!r} is on offer; {nearest_names(name, known)}")
-    cluster = _cheapest(names, sold)
+    cluster = _cheapest(names, sold) or _cheapest(names, offers)
     if cluster is None:
         raise SettingsError(f"--on {text}: nobody sells all of it in one zone and market at a price that is known")
     why = _not_launched(workspace, cluster)

@@ -353,7 +353,7 @@ def replay_scores(
     """
     number = launches.groupby("instance_type").cumcount()
     spot = launches["market"] == "spot"
-    startup = fit_startup(launches[spot & (number % 2 == 0)])
+    startup = fit_startup(launches[spot & (number % 2 == 0)].assign(machines=1))
     unseen: dict[str, Floats] = {
         str(kind): rows["seconds"].to_numpy(dtype=float)
         for kind, rows in launches[spot & (number % 2 == 1)].groupby("instance_type")

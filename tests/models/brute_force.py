@@ -28,8 +28,8 @@ DRAWS, SEED = 20, 5
 NEVER = pd.DataFrame({"instance_type": [], "market": [], "zone": [], "granted": []})
 WINDOWS = ["instance_type", "zone", "hours", "interruptions"]
 HELD = pd.DataFrame([("t0", "z", 24.0, 3), ("t1", "z", 24.0, 0)] * 8, columns=WINDOWS)
-LAUNCHES = ["instance_type", "market", "seconds"]
-STARTED = pd.DataFrame([("t0", "spot", 900.0), ("t1", "on-demand", 30.0)] * 9, columns=LAUNCHES)
+LAUNCHES = ["instance_type", "market", "machines", "seconds"]
+STARTED = pd.DataFrame([("t0", "spot", 1, 900.0), ("t1", "on-demand", 1, 30.0)] * 9, columns=LAUNCHES)
 LEARNED = Learned(
     startup=fit_startup(STARTED),
     hazard=fit_hazard(HELD),

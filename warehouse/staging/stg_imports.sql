@@ -1,9 +1,9 @@
 -- Grain: one row a measurement made elsewhere (raw_imports), its columns out of the JSON. Those that no import holds
 -- but forgotten ones do not count; of one run_id with several values, those loaded first do. Public rows (of an import
--- called public-...) say so in `source`, and do not count beside one's own of the workload.
+-- called public-..., and of no other) say so in `source`, and do not count beside one's own of the workload.
 create or replace view stg_imports as
 with held as (
-    select row_digest, bool_or(starts_with(import_id, 'public-')) as is_public
+    select row_digest, bool_and(starts_with(import_id, 'public-')) as is_public
     from raw_import_rows
     where import_id not in (select import_id from stg_import_files where forgotten)
     group by row_digest

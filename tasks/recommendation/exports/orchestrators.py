@@ -83,6 +83,8 @@ def karpenter(choice: Choice) -> tuple[Any, str]:
         *choice.about,
         *left_out,
         f"for a job of {nodes}; change nodeClassRef to your own EC2NodeClass",
+        "a pool does not keep the pods of a job together: give them a podAffinity on topology.kubernetes.io/zone and"
+        " node.kubernetes.io/instance-type, where there are several",
         "overlays are an alpha feature of Karpenter: start it with the feature gate NodeOverlay=true",
     ]
     objects = [*pools, *overlays]

@@ -19,7 +19,7 @@ from tasks.workspace.workspace import Workspace
 from tests.installed import DescribedMachines, install
 from warehouse.append import note_workloads
 from warehouse.database import HomeReadOnly
-from warehouse.reads import knows_import, mart, measured_workloads, training_digest, training_frames
+from warehouse.reads import knows_import, mart, measured_workloads, training_frames
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -91,14 +91,18 @@ def test_forgotten_they_stay_forgotten_until_they_are_imported(here: Workspace) 
 
 def test_an_import_of_the_same_rows_counts_none_twice(here: Workspace, tmp_path: Path) -> None:
     load_public(here, NOON)
-    before = training_digest(training_frames(here.warehouse, "ec2"))
+    before = training_frames(here.warehouse, "ec2")["runs"].drop(columns="source")
     file = tmp_path / "mine.csv"
     pd.read_parquet(MEASUREMENTS).to_csv(file, index=False)
     mine = import_measurements(here.warehouse, ImportFiles(measurements=file, workloads=FACTS), NOON)
     assert (mine.rows, mine.new, mine.import_id == PUBLIC_IMPORT) == (4853, 0, False)
-    assert training_digest(training_frames(here.warehouse, "ec2")) == before and counted(here) == (0, 0, 992)
+    after = training_frames(here.warehouse, "ec2")["runs"].drop(columns="source")
+    pd.testing.assert_frame_equal(after, before)
+    assert counted(here) == (0, 992, 0)
+    own(here, tmp_path, f"{NAME},1xg4dn.xlarge,64,0.6\n")
+    assert counted(here) == (0, 993, 0), "another row of one's own takes none of those away"
     forget_import(here.warehouse, PUBLIC_IMPORT, NOON)
-    assert counted(here) == (0, 992, 0)  # one's own, since one imported them
+    assert counted(here) == (0, 993, 0)
 
 
 def test_rows_of_ones_own_take_the_place_of_a_workloads_public_ones(here: Workspace, tmp_path: Path) -> None:
