@@ -151,7 +151,10 @@ class AvailabilityModel:
 
 
 def fit_availability(requests: pd.DataFrame) -> AvailabilityModel:
-    """Learned from `requests`: instance_type, market, zone, granted (bool), one row a machine asked for."""
+    """Learned from `requests`: instance_type, market, zone, granted (bool), one row a type of each request.
+
+    A request for many machines counts as one for one: its refusals make a type look scarcer than it is to one machine.
+    """
     found: dict[TypeInZone, float] = {}
     for (kind, market, zone), rows in requests.groupby(["instance_type", "market", "zone"]):
         prior = _ASKED_WEIGHT * _GRANTED[str(market)]
