@@ -14,12 +14,14 @@ import pytest
 
 from models.campaign.budget import Allowance
 from models.domain.cluster import Cluster
+from tasks.campaign.named import Wish, clusters_of
 from tasks.providers.base import EndedLease
 from tasks.workspace.prefect_runtime import Step
+from tasks.workspace.workspace import open_workspace
 from tests.fakes import FakeProvider, armed, finished, ready
 from tests.flows.test_cli import assert_fails, enter, printed, srift
 from tests.installed import DescribedMachines, furnish, furnished, write_project
-from tests.warehouse.builders import PROFILE
+from tests.warehouse.builders import NOON, PROFILE
 from warehouse.database import Warehouse
 
 flow = importlib.import_module("flows.measure")
@@ -148,6 +150,16 @@ def test_a_wrong_name_is_refused_with_the_nearest_right_one_before_anything_star
 ) -> None:
     monkeypatch.setattr(flow, "reap", lambda *_: pytest.fail("something was started"))
     assert_fails(srift("measure", *words), 2, says)
+
+
+def test_what_is_sold_on_demand_alone_is_bought_so_and_a_cluster_in_two_spellings_once(used: Path) -> None:
+    here = open_workspace("local")
+    offers = [
+        one for one in here.provider.offers(NOON) if one.market == "on-demand" or one.instance_type.name != "s.large"
+    ]
+    wish = Wish(workload="conv", clusters=("1xs.large", "2xs.small", "1xs.small+1xs.small"))
+    found = [(one.name, one.members[0].market) for one in clusters_of(here, wish, offers)]
+    assert found == [("1xs.large", "on-demand"), ("2xs.small", "spot")]
 
 
 def test_without_names_it_is_the_pilots_that_recommend_proposes(used: Path) -> None:

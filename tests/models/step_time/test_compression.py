@@ -9,9 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from models.domain.setup_table import read_setups
 from models.domain.workload import ADASUM, COMBINED, COMPRESSED, SERVED, Mode, variant
 from models.step_time.compression import DENSITY, adasum_bytes, dense_bytes, sent_between, served_bytes, sparse_bytes
+from models.step_time.dataset import by_variant, sent_part, training_rows
 from models.step_time.model import StepTimeModel, TrainingData, fit
+from models.step_time.rows import one_device_points
 from models.step_time.serialization import dump, load
 from models.step_time.unmeasured import with_compressed
 from tasks.node.strategies import adasum
@@ -88,6 +91,32 @@ def test_servers_on_all_machines_send_what_a_ring_of_them_does_for_each_device(m
     assert sent(1) == pytest.approx(machines * sent(machines)) == pytest.approx(2 * (ranks - devices) * size)
     assert served_bytes(size, machines, 1, machines) == pytest.approx(dense_bytes(size, machines, 1))
     assert served_bytes(size, machines, 1, 1) == pytest.approx((machines - 1) * size), "it pushes nothing to others"
+
+
+@pytest.mark.parametrize(("strategy", "part"), [("fsdp", 2.0), ("zero2", 1.5)])
+def test_gloo_sums_at_all_ranks_what_one_keeps(strategy: str, part: float) -> None:
+    """Bytes of gradients gathered once or twice, half an all-reduce each, and summed as by an all-reduce."""
+    setups = read_setups(by_variant(replace(learned()[0], runs=asked(strategy))).runs, {})
+    rows, _, _ = learned()[1].facts.lay_out(setups)
+    assert rows.line.sent_between[0] * sent_part(variant("mlp", Mode(strategy=strategy))) == pytest.approx(part)
+
+
+def test_one_device_runs_tell_of_every_mode_and_a_slow_link_is_not_taken_for_computing() -> None:
+    runs = pd.DataFrame(
+        [
+            ("mlp", "1xs.small", "48", 0.2, "ddp"),
+            ("mlp", "2xs.small", "48", 5.0, "fsdp"),
+            ("conv", "2xs.small", "48", 5.0, "fsdp"),  # of which no run of one device tells
+        ],
+        columns=["workload", "cluster", "batch_per_device", "step_s", "strategy"],
+    ).assign(provider="local", precision="fp32")
+    nothing = learned()[0].profiles.iloc[:0]
+    data = by_variant(replace(learned()[0], runs=runs, profiles=nothing))
+    points, _, _ = one_device_points(training_rows(data, seed=0), data.profiles, learned()[1].machines)
+    seconds = {name: np.exp(own["log_s"].to_numpy()).tolist() for name, own in points.groupby("workload", sort=False)}
+    mode = Mode(strategy="fsdp")
+    assert seconds["mlp"] == seconds[variant("mlp", mode)] == pytest.approx([0.2])
+    assert seconds[variant("conv", mode)][0] > 1.0, "a guess"
 
 
 def test_before_any_run_physics_says_where_compression_pays_and_how_little_is_known_of_it() -> None:
