@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import (
@@ -35,6 +35,14 @@ _MOST_STARTS = 5  # Prefect starts a server that ends at once on another port, a
 
 class _OwnServer(SubprocessASGIServer):
     """Registers itself as the one server that this process uses, where no other is set."""
+
+    def __new__(cls, port: int | None = None) -> Self:
+        """In the place of Prefect's own, which it makes once anything asks for a server, and would give out here."""
+        known = cls._instances.get(port)
+        if known is not None and not isinstance(known, cls):
+            known.stop()
+            cls._instances.pop(port, None)
+        return super().__new__(cls, port)
 
     def __init__(self, port: int | None = None) -> None:
         super().__init__(port)

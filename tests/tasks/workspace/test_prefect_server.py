@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, get_current_settings, temporary_settings
 
 from tasks.doctor.report import refuse_unless_well
@@ -26,6 +27,15 @@ def test_heartbeats_go_where_somebody_listens(url: str | None, monkeypatch: pyte
             listened = get_current_settings().flows.heartbeat_frequency is not None
             assert (len(started), listened) == ((1, False) if url is None else (0, True))
         assert get_current_settings().flows.heartbeat_frequency is not None, "this program goes on as before"
+
+
+def test_it_takes_the_place_of_the_server_that_prefect_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(SubprocessASGIServer, "_instances", {})
+    monkeypatch.setattr(own_server._OwnServer, "start", lambda self: started.append(self))
+    others = SubprocessASGIServer()  # as any question to Prefect makes it, one that failed too
+    with temporary_settings(updates={PREFECT_API_URL: None}), own_server.own_server():
+        assert started == [SubprocessASGIServer()] != [others]
 
 
 def test_its_server_obeys_this_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
