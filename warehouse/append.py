@@ -62,20 +62,6 @@ def append_records(connection: Connection, bodies: Sequence[Row], *, refresh_id:
     return new
 
 
-def append_imports(
-    connection: Connection, rows: Sequence[Row], *, file_digest: str, loaded_at: datetime, import_id: str | None = None
-) -> int:
-    """Measurements made elsewhere: rows of `identity`, `row_number`, `provider`, `body` (the measurement columns), and
-    `row_digest` where the identity does not tell all of them.
-
-    `import_id` (else the file's digest) is what they can be forgotten by.
-    """
-    stored = [{"row_digest": row["identity"]} | dict(row) for row in rows]
-    held = [{"row_digest": row["row_digest"]} for row in stored]
-    append(connection, "raw_import_rows", held, import_id=import_id or file_digest)
-    return append(connection, "raw_imports", stored, file_digest=file_digest, loaded_at=loaded_at)
-
-
 def note_import(
     connection: Connection, import_id: str, *, event: str, noted_at: datetime, files: Sequence[str | None] = ()
 ) -> None:
@@ -188,22 +174,36 @@ def _insert(connection: Connection, table: str, rows: Sequence[Row], chosen: str
         raise ValueError(f"{table} has no column {', '.join(sorted(given - set(known)))}")
     schema = pa.schema([(name, _ARROW.get(kind, _OFFERS)) for name, kind in known.items() if name in given])
     plain = [{key: _plain(value, known[key]) for key, value in row.items()} for row in rows]
-    columns = ", ".join(f'"{name}"' for name in schema.names)
     connection.register("incoming", pa.Table.from_pylist(plain, schema=schema))
     try:
-        if lake.is_shared(connection):
-            return lake.insert(connection, table, columns, chosen)
-        query = f"insert into {table} ({columns}) {chosen} returning 1"
-        return len(connection.execute(query).fetchall())
+        return insert_chosen(connection, table, schema.names, chosen)
     finally:
         connection.unregister("incoming")
+
+
+def insert_chosen(connection: Connection, table: str, columns: Sequence[str], chosen: str) -> int:
+    """Insert what the query `chosen` takes, which has these `columns`; how many rows were new."""
+    names = ", ".join(f'"{name}"' for name in columns)
+    if lake.is_shared(connection):
+        return lake.insert(connection, table, names, chosen)
+    before = _number(connection, table)
+    connection.execute(f"insert into {table} ({names}) {chosen}")
+    return _number(connection, table) - before
+
+
+def _number(connection: Connection, table: str) -> int:
+    found = connection.execute(f"select count(*) from {table}").fetchone()
+    return int(found[0]) if found else 0
+
+
+def in_utc(moment: datetime) -> datetime:
+    """Without a zone, as it is stored."""
+    return moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
 
 
 def _plain(value: Any, kind: str) -> Any:
     if kind == "JSON" and value is not None and not isinstance(value, str):
         return json.dumps(value, sort_keys=True, allow_nan=False)
     if isinstance(value, datetime):
-        if value != value:  # pandas' NaT
-            return None
-        return value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
+        return None if value != value else in_utc(value)  # pandas' NaT
     return value

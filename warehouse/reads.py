@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import duckdb
@@ -174,17 +174,14 @@ def launched(warehouse: Warehouse, provider: str) -> tuple[pd.DataFrame, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownToImport:
-    """What an import is compared with.
-
-    Step seconds of the imported rows that count, by identity; the least and most of each setup; facts that came with
-    imports; workloads and instance types.
+    """What an import is compared with: facts that came with imports, workloads and instance types; how many imported
+    `rows` count.
     """
 
-    step_s: dict[str, float] = field(default_factory=dict)
-    setups: pd.DataFrame = field(default_factory=pd.DataFrame)
-    facts: pd.DataFrame = field(default_factory=pd.DataFrame)
-    workloads: pd.DataFrame = field(default_factory=pd.DataFrame)
-    instance_types: pd.DataFrame = field(default_factory=pd.DataFrame)
+    rows: int
+    facts: pd.DataFrame
+    workloads: pd.DataFrame
+    instance_types: pd.DataFrame
 
 
 _SETUP_OF_ROW = f"provider, {', '.join(_SETUP)}"
@@ -192,14 +189,24 @@ _SETUP_OF_ROW = f"provider, {', '.join(_SETUP)}"
 
 def known_to_import(connection: duckdb.DuckDBPyConnection) -> KnownToImport:
     """Of every provider, at this moment."""
-    bounds = f"select {_SETUP_OF_ROW}, min(step_s) as least_s, max(step_s) as most_s from runs group by all"
+    counted = connection.execute("select count(*) from stg_imports").fetchone()
     return KnownToImport(
-        step_s=dict(connection.execute("select run_id, step_s from stg_imports").fetchall()),
-        setups=select(connection, bounds),
+        rows=int(counted[0]) if counted else 0,
         facts=select(connection, "stg_workload_facts"),
         workloads=select(connection, "workloads"),
         instance_types=select(connection, "instance_types"),
     )
+
+
+def seconds_by_setup(connection: duckdb.DuckDBPyConnection, workloads: Iterable[str]) -> pd.DataFrame:
+    """`least_s` and `most_s` of each setup of the workloads, of runs that count, of every provider."""
+    query = f"""
+        select {_SETUP_OF_ROW}, min(step_s) as least_s, max(step_s) as most_s
+        from runs
+        where list_contains($workloads, workload)
+        group by all
+    """
+    return select(connection, query, {"workloads": sorted(workloads)})
 
 
 def workload_providers(warehouse: Warehouse) -> set[tuple[str, str]]:

@@ -18,7 +18,7 @@ from models.monitoring import backtest as pure
 from models.step_time.dataset import TrainingData
 
 from .catalogue import COLUMNS, read_catalogue
-from .measurements import ImportRefused, Measurements, ignored_columns, is_parquet, read_facts, read_measurements
+from .measurements import ImportRefused, ignored_columns, is_parquet, read_facts, read_measurements
 
 SEED = 0
 
@@ -58,9 +58,9 @@ def backtest(
     inputs = [one for one in (train, test, workloads, catalogue) if one is not None]
     with ExitStack() as stack:
         out = None if predictions is None else stack.enter_context(_replaced(predictions, inputs))
-        known, asked = read_measurements(train), read_measurements(test)
-        provider = _one_provider({train: known, test: asked})
-        data, frame = _training_data(known.frame(), workloads, catalogue), asked.frame()
+        (known, ignored), (frame, ignored_of_test) = _read(train), _read(test)
+        provider = _one_provider({train: known, test: frame})
+        data = _training_data(known, workloads, catalogue)
         try:
             predicted = pure.backtest(data, frame, seed=SEED)
         except ValueError as error:
@@ -72,7 +72,7 @@ def backtest(
         rows=len(frame),
         predicted=int((predicted["unpredicted"] == "").sum()),
         summary=pure.summary(frame, predicted),
-        sentences=(*_ignored(train, known), *_ignored(test, asked), *pure.notes(data, frame, predicted)),
+        sentences=(*_ignored(train, ignored), *_ignored(test, ignored_of_test), *pure.notes(data, frame, predicted)),
     )
 
 
@@ -81,14 +81,20 @@ def read_training(file: Path, *, workloads: Path | None, catalogue: Path | None)
 
     Raises ImportRefused on a file that cannot be taken.
     """
-    measured = read_measurements(file)
-    _one_provider({file: measured})
-    data = _training_data(measured.frame(), workloads, catalogue)
+    runs, _ = _read(file)
+    _one_provider({file: runs})
+    data = _training_data(runs, workloads, catalogue)
     if "gradient_bytes" in data.workloads:
         known = data.runs["workload"].map(data.workloads.set_index("workload")["gradient_bytes"])
         data.runs["gradient_bytes"] = data.runs["gradient_bytes"].astype(float).fillna(known)
     kinds = data.instance_types[data.instance_types["devices"].notna()]
     return data, {str(name): int(one) for name, one in zip(kinds["name"], kinds["devices"], strict=True)}
+
+
+def _read(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """The rows as the mart `runs` has them, and the columns that were ignored."""
+    with read_measurements(path) as measured:
+        return measured.frame(), measured.ignored
 
 
 def _training_data(runs: pd.DataFrame, workloads: Path | None, catalogue: Path | None) -> TrainingData:
@@ -100,12 +106,12 @@ def _training_data(runs: pd.DataFrame, workloads: Path | None, catalogue: Path |
     )
 
 
-def _one_provider(files: dict[Path, Measurements]) -> str:
+def _one_provider(files: dict[Path, pd.DataFrame]) -> str:
     met: set[str] = set()
-    for path, file in files.items():
-        if not file.rows:
+    for path, runs in files.items():
+        if not len(runs):
             raise ImportRefused(path, ["it has no row"])
-        met |= {row.provider for row in file.rows}
+        met |= set(runs["provider"])
         if len(met) > 1:
             raise ImportRefused(
                 path, [f"rows of several providers are never pooled: {', '.join(sorted(met))}; give those of one"]
@@ -113,9 +119,9 @@ def _one_provider(files: dict[Path, Measurements]) -> str:
     return met.pop()
 
 
-def _ignored(path: Path, file: Measurements) -> list[str]:
-    others = [name for name in file.ignored if name not in pure.PREDICTED]
-    again = len(others) < len(file.ignored)
+def _ignored(path: Path, ignored: tuple[str, ...]) -> list[str]:
+    others = [name for name in ignored if name not in pure.PREDICTED]
+    again = len(others) < len(ignored)
     sentences = [f"{path.name}: {sentence}" for sentence in ignored_columns(others)]
     return [*sentences, *([f"{path.name}: its earlier predictions were not looked at"] if again else [])]
 

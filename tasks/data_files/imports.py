@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -20,9 +20,10 @@ import pandas as pd
 from models.domain.cluster import parse_cluster, parse_numbers
 from models.domain.setup_table import rows_of
 from models.domain.suggestions import NAME_RULE, nearest_names, plain_name
-from warehouse.append import Connection, append_facts, append_imports, note_import
+from warehouse.append import Connection, append_facts, note_import
 from warehouse.database import Warehouse, select
-from warehouse.reads import KnownToImport, known_to_import, knows_import, measured_workloads
+from warehouse.imports import append_imports, counted_before, empty_warehouse, rows_to_judge
+from warehouse.reads import KnownToImport, known_to_import, knows_import, measured_workloads, seconds_by_setup
 
 from ..reporting.progress import reporter
 from ..workspace.settings import SettingsError
@@ -31,7 +32,6 @@ from .measurements import (
     ImportRefused,
     Measurement,
     Measurements,
-    ReadRow,
     digest_of_file,
     ignored_columns,
     ignored_fact_columns,
@@ -163,43 +163,48 @@ def import_measurements(
     implausible, `dry_run` nothing. Raises ImportRefused and WarehouseError; nothing was loaded then.
     """
     path, workloads = files.measurements, files.workloads
-    measured = None if path is None else read_measurements(path)
-    facts = read_facts(workloads) if workloads else []
-    rows = measured.rows if measured else ()
-    providers = sorted({row.provider for row in rows} | ({files.provider} if files.provider else set()))
-    providers = providers or [DEFAULT_PROVIDER]
-    with _opened(warehouse, writing=not dry_run) as connection:
-        stored = known_to_import(connection) if connection else KnownToImport()
+    with ExitStack() as opened:
+        measured = None if path is None else opened.enter_context(read_measurements(path))
+        facts = read_facts(workloads) if workloads else []
+        rows = _Rows() if measured is None else _Rows.of(measured)
+        providers = sorted({*rows.providers, *([files.provider] if files.provider else [])}) or [DEFAULT_PROVIDER]
+        connection = opened.enter_context(_opened(warehouse, writing=not dry_run))
+        stored = known_to_import(connection)
         if workloads:
             _refuse_names(workloads, facts)
         counted = _count_facts(stored.facts, facts, providers)
-        judged = _to_judge(path, measured, stored, {*counted["new"], *counted["changed"]}) if path and measured else []
-        known = _known(stored, local_types, facts, providers, {row.workload for _, row in judged})
-        if path:
-            _judge(path, judged, known, now=now, force=force)
-        import_id = files.import_id(providers) if rows or facts else ""
-        if connection and import_id and not dry_run:
+        known = _known(stored, local_types, facts, providers)
+        sentences: list[str] = []
+        new = 0
+        if path and measured:
+            changed = {*counted["new"], *counted["changed"]}
+            _judge(connection, path, measured, changed, known, now=now, force=force)
+            new, other = counted_before(connection, measured.rows)
+            sentences += _sentences(measured, rows, known, other)
+        import_id = files.import_id(providers) if rows.number or facts else ""
+        if import_id and not dry_run:
             names = [None if one is None else one.name for one in (path, workloads)]
             note_import(connection, import_id, event="imported", noted_at=now, files=names)
             if measured:
-                body = [_stored_row(one) for one in measured.read]
-                append_imports(connection, body, file_digest=measured.file_digest, loaded_at=now, import_id=import_id)
+                append_imports(
+                    connection, measured.rows, file_digest=measured.file_digest, loaded_at=now, import_id=import_id
+                )
             for one in providers:
                 append_facts(connection, facts, provider=one, import_id=import_id, noted_at=now)
     return Imported(
         import_id=import_id,
-        rows=len(rows),
-        new=sum(one.identity not in stored.step_s for one in measured.read) if measured else 0,
+        rows=rows.number,
+        new=new,
         dry_run=dry_run,
-        providers=tuple(providers) if rows or facts else (),
-        workloads=dict(Counter(row.workload for row in rows).most_common()),
+        providers=tuple(providers) if rows.number or facts else (),
+        workloads=rows.workloads,
         types=_types_read(rows, known),
-        without_layout=sum(row.layout is None for row in rows),
-        precisions=dict(Counter(row.precision for row in rows).most_common()),
-        strategies=dict(Counter(row.strategy for row in rows).most_common()),
+        without_layout=sum(one.rows for one in rows.clusters if one.layout is None),
+        precisions=rows.precisions,
+        strategies=rows.strategies,
         facts={what: len(names) for what, names in counted.items()} if workloads else {},
         sentences=(
-            *(_sentences(measured, stored, known) if measured else ()),
+            *sentences,
             *(f"{workloads}: {one}" for one in (ignored_fact_columns(workloads) if workloads else ())),
         ),
     )
@@ -247,7 +252,7 @@ def forget_import(warehouse: Warehouse, text: str, now: datetime) -> Forgotten:
         before = known_to_import(connection)
         note_import(connection, import_id, event="forgotten", noted_at=now)
         after = known_to_import(connection)
-    rows = len(before.step_s) - len(after.step_s)
+    rows = before.rows - after.rows
     facts = len(_facts_by_workload(before.facts).items() - _facts_by_workload(after.facts).items())
     return Forgotten(import_id=import_id, rows=rows, facts=facts, sentence=_forgotten_sentence(held, rows, facts))
 
@@ -273,16 +278,54 @@ def list_imports(warehouse: Warehouse) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _opened(warehouse: Warehouse, *, writing: bool) -> Iterator[Connection | None]:
-    """A transaction, or a connection to read by; None to read a warehouse that is not there yet."""
+def _opened(warehouse: Warehouse, *, writing: bool) -> Iterator[Connection]:
+    """A transaction, or a connection to read by; to an empty warehouse where there is none to read yet."""
     if writing:
         with warehouse.transact() as connection:
             yield connection
-    elif warehouse.exists():
-        with warehouse.read() as connection:
-            yield connection
     else:
-        yield None
+        with warehouse.read() if warehouse.exists() else empty_warehouse() as connection:
+            yield connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Clusters:
+    """Rows that were measured on the same instances in the same layout, and how many."""
+
+    provider: str
+    cluster: str
+    layout: str | None
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """What a file's rows are of, with numbers of rows, the most frequent first."""
+
+    number: int = 0
+    workloads: dict[str, int] = field(default_factory=dict)
+    precisions: dict[str, int] = field(default_factory=dict)
+    strategies: dict[str, int] = field(default_factory=dict)
+    clusters: tuple[_Clusters, ...] = ()
+
+    @classmethod
+    def of(cls, measured: Measurements) -> _Rows:
+        rows = measured.rows
+        clusters = rows.counted("provider", "cluster", "layout")
+        return cls(
+            number=len(rows),
+            workloads=dict(rows.counted("workload")),
+            precisions=dict(rows.counted("precision")),
+            strategies=dict(rows.counted("strategy")),
+            clusters=tuple(
+                _Clusters(provider=provider, cluster=cluster, layout=layout, rows=many)
+                for provider, cluster, layout, many in clusters
+            ),
+        )
+
+    @property
+    def providers(self) -> set[str]:
+        return {one.provider for one in self.clusters}
 
 
 def _known(
@@ -290,12 +333,8 @@ def _known(
     local_types: Iterable[str],
     facts: Sequence[Mapping[str, Any]],
     providers: Iterable[str],
-    judged: set[str],
 ) -> Known:
-    """What rows are judged by: what is stored, the package's and srift.toml's instance types, and the new facts.
-
-    Of setups those of the workloads `judged`.
-    """
+    """What rows are judged by: what is stored, the package's and srift.toml's instance types, and the new facts."""
     types = {
         provider: {name: Device(count=count, kind=kind) for name, (count, kind) in found.items()}
         for provider, found in known_devices(local_types).items()
@@ -311,12 +350,15 @@ def _known(
     for fact in facts:
         if "flops_per_sample" in fact:
             flops |= {(provider, fact["workload"]): fact["flops_per_sample"] for provider in providers}
-    known = Known(types=types, flops=flops)
+    return Known(types=types, flops=flops)
+
+
+def _with_seconds(known: Known, connection: Connection, workloads: set[str]) -> Known:
+    """With the least and most seconds of each setup of the workloads."""
     counts = known.counts()
     setups = {
         setup_of(row, counts.get(str(row["provider"]), {})): (float(row["least_s"]), float(row["most_s"]))
-        for row in rows_of(stored.setups)
-        if row["workload"] in judged
+        for row in rows_of(seconds_by_setup(connection, workloads))
     }
     return replace(known, setups=setups)
 
@@ -327,23 +369,32 @@ def _refuse_names(path: Path, facts: Sequence[Mapping[str, Any]]) -> None:
         raise ImportRefused(path, [f"column workload: {NAME_RULE.format(name=name)}" for name in names])
 
 
-_Placed = tuple[str, Measurement]
+_MOST_JUDGED = 100_000  # rows that are judged one by one; of more, those of each setup that took least and longest
 
 
-def _to_judge(path: Path, measured: Measurements, stored: KnownToImport, changed: set[str]) -> list[_Placed]:
-    """Rows that do not count yet, and those of workloads whose facts `changed`, each with its place."""
+def _judge(
+    connection: Connection,
+    path: Path,
+    measured: Measurements,
+    changed: set[str],
+    known: Known,
+    *,
+    now: datetime,
+    force: bool,
+) -> None:
+    """Refuse rows that cannot be true, of those that do not count yet or whose workload's facts `changed`.
+
+    Raises ImportRefused.
+    """
     word = row_word(path)
-    return [
-        (f"{word} {one.place}", one.values)
-        for one in measured.read
-        if one.identity not in stored.step_s or one.values.workload in changed
+    judged = [
+        (f"{word} {row.pop('place')}", Measurement.model_construct(**row))
+        for row in rows_to_judge(connection, measured.rows, changed, _MOST_JUDGED)
     ]
-
-
-def _judge(path: Path, judged: Sequence[_Placed], known: Known, *, now: datetime, force: bool) -> None:
-    """Refuse rows that cannot be true. Raises ImportRefused."""
     problems = impossible(judged, now)
-    doubtful = [] if force else implausible(judged, known)
+    doubtful = []
+    if not force:
+        doubtful = implausible(judged, _with_seconds(known, connection, {row.workload for _, row in judged}))
     if problems or doubtful:
         hint = "" if problems else "if they are right all the same, --force loads them"
         raise ImportRefused(path, problems + doubtful, hint=hint)
@@ -373,21 +424,17 @@ def _facts_by_workload(current: pd.DataFrame) -> dict[tuple[str, str], tuple[flo
     }
 
 
-def _stored_row(row: ReadRow) -> dict[str, Any]:
-    stored = {"identity": row.identity, "row_digest": row.digest, "row_number": row.place}
-    return stored | {"provider": row.values.provider, "body": row.values.model_dump(mode="json")}
-
-
-def _types_read(rows: Sequence[Measurement], known: Known) -> tuple[TypeRead, ...]:
+def _types_read(rows: _Rows, known: Known) -> tuple[TypeRead, ...]:
     counted: Counter[tuple[str, str]] = Counter()
     used: dict[tuple[str, str], set[int]] = {}
-    for row in rows:
-        cluster, types = parse_cluster(row.cluster), known.devices(row.provider)
-        layout = parse_numbers(row.layout, len(cluster), "layout") if row.layout else None
-        counted.update((row.provider, name) for name in set(cluster))
+    for one in rows.clusters:
+        cluster, types = parse_cluster(one.cluster), known.devices(one.provider)
+        layout = parse_numbers(one.layout, len(cluster), "layout") if one.layout else None
+        for name in set(cluster):
+            counted[one.provider, name] += one.rows
         whole = [types[name].count if name in types else 1 for name in cluster]
         for name, devices in zip(cluster, layout or whole, strict=True):
-            used.setdefault((row.provider, name), set()).add(devices)
+            used.setdefault((one.provider, name), set()).add(devices)
     return tuple(
         TypeRead(
             provider=provider,
@@ -401,25 +448,22 @@ def _types_read(rows: Sequence[Measurement], known: Known) -> tuple[TypeRead, ..
     )
 
 
-def _sentences(measured: Measurements, stored: KnownToImport, known: Known) -> Iterator[str]:
-    """What a person should know of how the rows were read."""
+def _sentences(measured: Measurements, rows: _Rows, known: Known, other: int) -> Iterator[str]:
+    """What a person should know of how the rows were read; `other` have a run_id that is known with another time."""
     yield from ignored_columns(measured.ignored)
     if measured.stripped:
         yield "blanks were dropped around " + ", ".join(
             f"{n} {'value' if n == 1 else 'values'} of {name}" for name, n in measured.stripped.items()
         )
-    if not measured.rows:
+    if not rows.number:
         yield "the file of measurements has no row"
     unknown = {
-        name for row in measured.rows for name in parse_cluster(row.cluster) if name not in known.devices(row.provider)
+        name for one in rows.clusters for name in parse_cluster(one.cluster) if name not in known.devices(one.provider)
     }
     if unknown:
-        alone = any(row.layout is None and unknown & set(parse_cluster(row.cluster)) for row in measured.rows)
-        one = "; without a layout it is taken to have one device" if alone else ""
-        yield f"nobody knows {', '.join(sorted(unknown))}: predicted from its own rows, and unpriced{one}"
-    other = sum(
-        row.run_id is not None and stored.step_s.get(row.run_id, row.step_s) != row.step_s for row in measured.rows
-    )
+        alone = any(one.layout is None and unknown & set(parse_cluster(one.cluster)) for one in rows.clusters)
+        one_device = "; without a layout it is taken to have one device" if alone else ""
+        yield f"nobody knows {', '.join(sorted(unknown))}: predicted from its own rows, and unpriced{one_device}"
     if other:
         yield (
             f"{_rows(other)} with a run_id that is known with another step_s: the first one counts until its import is "

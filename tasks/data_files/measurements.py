@@ -11,21 +11,34 @@ import hashlib
 import json
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain, compress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from models.domain.cluster import parse_cluster, parse_numbers
 from models.domain.suggestions import nearest_names
 from models.domain.workload import MODES, PRECISIONS, STRATEGIES, SWITCHES, TABLES, Mode
+from warehouse.imports import CHUNK, StagedRows, staged
 
 from ..workspace.workspace import PROVIDERS
 
@@ -80,8 +93,15 @@ def _whole(value: Any) -> Any:
     return int(float(value)) if isinstance(value, str) and float(value).is_integer() else value
 
 
+def _in_utc(moment: datetime | None) -> datetime | None:
+    return moment.astimezone(UTC).replace(tzinfo=None) if moment and moment.tzinfo else moment
+
+
 Text = Annotated[str, BeforeValidator(_text), Field(min_length=1)]
-Whole = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
+Whole = Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**63)]
+Seconds = Annotated[float, Field(gt=0)]
+Waited = Annotated[float, Field(ge=0)]
+Moment = Annotated[datetime, AfterValidator(_in_utc)]
 
 
 class Measurement(BaseModel):
@@ -92,13 +112,13 @@ class Measurement(BaseModel):
     workload: Text
     cluster: Text
     batch_per_device: Text
-    step_s: float = Field(gt=0)
+    step_s: Seconds
     layout: Text | None = None
     accumulation_steps: Whole = 1
     strategy: Text = "ddp"
     precision: Text = "fp32"
     switches: Text = "none"
-    sync_s: float | None = Field(default=None, ge=0)
+    sync_s: Waited | None = None
     provider: Text = "ec2"
     gradient_bytes: Whole | None = None
     parameters: Whole | None = None
@@ -107,7 +127,7 @@ class Measurement(BaseModel):
     zone: Text | None = None
     run_id: Text | None = None
     source: Text | None = None
-    measured_at: datetime | None = None
+    measured_at: Moment | None = None
 
     @field_validator("cluster")
     @classmethod
@@ -171,10 +191,16 @@ class Measurement(BaseModel):
         numbers = parse_numbers(text, len(parse_cluster(info.data["cluster"])), str(info.field_name))
         return str(numbers[0]) if "+" not in text else "+".join(str(number) for number in numbers)
 
-    @field_validator("measured_at")
-    @classmethod
-    def _in_utc(cls, moment: datetime | None) -> datetime | None:
-        return moment.astimezone(UTC).replace(tzinfo=None) if moment and moment.tzinfo else moment
+
+class _Timing(BaseModel):
+    """The columns of a measurement in which the runs of one setup differ: the others are validated once."""
+
+    model_config = Measurement.model_config
+
+    step_s: Seconds
+    sync_s: Waited | None = None
+    run_id: Text | None = None
+    measured_at: Moment | None = None
 
 
 class Facts(BaseModel):
@@ -190,53 +216,48 @@ class Facts(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadRow:
-    """A row of a file, and where it stands: `place` counts lines of a CSV (its header is line 1), or Parquet's rows.
-
-    `identity` is its run_id, else its digest; `digest` is of all that it says, and how often that stood before.
-    """
-
-    values: Measurement
-    place: int
-    identity: str
-    digest: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
     """A sound file: its digest and its rows.
 
-    `ignored` are columns that were not read, `stripped` how many values of a column had blanks around them.
+    `ignored` are columns that were not read, `stripped` how many values of a column had blanks around them. A place in
+    `rows` counts lines of a CSV (its header is line 1), or Parquet's rows.
     """
 
     file_digest: str
-    read: tuple[ReadRow, ...]
+    rows: StagedRows
     ignored: tuple[str, ...]
     stripped: dict[str, int]
 
-    @property
-    def rows(self) -> tuple[Measurement, ...]:
-        """What the rows say."""
-        return tuple(one.values for one in self.read)
-
     def frame(self) -> pd.DataFrame:
         """The rows as the mart `runs` has them, in file order: for a backtest without a warehouse."""
-        frame = pd.DataFrame([row.model_dump() for row in self.rows], columns=list(Measurement.model_fields))
-        return frame.assign(run_id=[one.identity for one in self.read], step_spread=float("nan"))
+        return self.rows.frame().assign(step_spread=float("nan"))
 
 
-def read_measurements(path: Path) -> Measurements:
-    """The rows of a CSV or Parquet file of measurements. Raises ImportRefused naming every bad row."""
+@contextmanager
+def read_measurements(path: Path) -> Iterator[Measurements]:
+    """The rows of a CSV or Parquet file of measurements, until the block ends.
+
+    Raises ImportRefused naming every bad row, and DiskFull where the rows do not fit into the folder for temporaries.
+    """
     stripped: Counter[str] = Counter()
     ignored = _check_columns(path, Measurement)
-    read = _identified(path, list(_validated(path, Measurement, ignored, stripped)))
-    digest = digest_of_file(path)
-    return Measurements(file_digest=digest, read=read, ignored=tuple(sorted(ignored)), stripped=dict(stripped))
+    with staged(_chunks(path, ignored, stripped)) as rows:
+        word = row_word(path)
+        problems = [
+            f"{word} {one.place}, column run_id: {one.run_id!r} stands on {word} {one.first_place} with other values"
+            for one in rows.contradictions()
+        ]
+        if problems:
+            raise ImportRefused(path, problems)
+        yield Measurements(
+            file_digest=digest_of_file(path), rows=rows, ignored=tuple(sorted(ignored)), stripped=dict(stripped)
+        )
 
 
 def digest_of_file(path: Path) -> str:
     """Sixteen hex digits of the file's content."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def read_facts(path: Path) -> list[dict[str, Any]]:
@@ -319,54 +340,142 @@ def ignored_columns(names: Iterable[str]) -> list[str]:
 
 def _validated(path: Path, kind: type[_Row], ignored: set[str], stripped: Counter[str]) -> Iterator[tuple[int, _Row]]:
     problems: list[str] = []
-    word = row_word(path)
-    for place, raw in _raw_rows(path):
-        if None in raw:
-            problems.append(f"{word} {place}: more values than the header has columns")
-            continue
-        given = {key: value for key, value in raw.items() if key not in ignored and not _absent(value)}
-        for key, value in given.items():
-            if isinstance(value, str) and value != value.strip():
-                given[key] = value.strip()
-                stripped[key] += 1
-        try:
-            row = kind.model_validate(given)
-        except ValidationError as error:
-            for one in error.errors(include_url=False):
-                got = "" if one["type"] == "missing" else f" (it says {str(given.get(str(one['loc'][0])))!r})"
-                reason = "is empty" if one["type"] == "missing" else one["msg"].removeprefix("Value error, ")
-                problems.append(f"{word} {place}, column {one['loc'][0]}: {reason}{got}")
-            continue
-        if not problems:
+    columns = _columns(path)
+    for place, values in _raw_rows(path):
+        given = _given(columns, values, ignored, stripped)
+        row, wrong = (None, _LONG) if len(values) > len(columns) else _row_of(kind, given)
+        problems += (f"{row_word(path)} {place}{one}" for one in wrong)
+        if row is not None and not problems:
             yield place, row
     if problems:
         raise ImportRefused(path, problems)
 
 
-def _identified(path: Path, rows: list[tuple[int, Measurement]]) -> tuple[ReadRow, ...]:
-    """The rows, distinguished. Raises ImportRefused where one run_id has two contents."""
-    seen: Counter[str] = Counter()
-    named: dict[str, tuple[str, int]] = {}
-    read: list[ReadRow] = []
-    problems: list[str] = []
-    word = row_word(path)
-    for place, row in rows:
+_LONG = [": more values than the header has columns"]
+
+
+def _given(
+    columns: Sequence[str], values: Sequence[Any], ignored: Collection[str], stripped: Counter[str]
+) -> dict[str, Any]:
+    """What a row says, by column; counts in `stripped` where blanks were dropped."""
+    given = {}
+    for name, value in zip(columns, values, strict=False):
+        if name in ignored or _absent(value):
+            continue
+        given[name] = value.strip() if isinstance(value, str) else value
+        if isinstance(value, str) and len(given[name]) < len(value):
+            stripped[name] += 1
+    return given
+
+
+def _row_of(kind: type[_Row], given: Mapping[str, Any]) -> tuple[_Row | None, list[str]]:
+    """The row; None with what is wrong in it, each to be read behind its place."""
+    try:
+        return kind.model_validate(given), []
+    except ValidationError as error:
+        problems = []
+        for one in error.errors(include_url=False):
+            got = "" if one["type"] == "missing" else f" (it says {str(given.get(str(one['loc'][0])))!r})"
+            reason = "is empty" if one["type"] == "missing" else one["msg"].removeprefix("Value error, ")
+            problems.append(f", column {one['loc'][0]}: {reason}{got}")
+        return None, problems
+
+
+_CHUNK_ROWS = 50_000
+_MOST_SETUPS = 50_000  # that are remembered: some 100 MB
+
+
+class _Setup:
+    """What rows have in common that differ in _Timing alone. Validated once, which makes millions of rows quick."""
+
+    def __init__(self, row: Measurement, stripped: Counter[str]) -> None:
+        self.row, self.stripped = row, stripped
         usual = {name for name in _SINCE if getattr(row, name) == Measurement.model_fields[name].default}
-        content = json.dumps(row.model_dump(mode="json", exclude=usual), sort_keys=True)
-        if row.run_id is None:
-            seen[content] += 1
-            digest = _digest(f"{content}#{seen[content]}")
-        else:
-            digest = _digest(content)
-            first, where = named.setdefault(row.run_id, (content, place))
-            if first != content:
-                problems.append(
-                    f"{word} {place}, column run_id: {row.run_id!r} stands on {word} {where} with other values"
-                )
-        read.append(ReadRow(values=row, place=place, identity=row.run_id or digest, digest=digest))
+        said = {
+            name: f"%({name})s" if name in _Timing.model_fields else json.dumps(value).replace("%", "%%")
+            for name, value in row.model_dump(mode="json", exclude=usual).items()
+        }
+        self._content = "{" + ", ".join(f'"{name}": {said[name]}' for name in sorted(said)) + "}"
+
+    def content(self, times: _Timing | Measurement) -> str:
+        """All that a row of these `times` says, as JSON with sorted keys: what a row is known by."""
+        return self._content % {
+            "step_s": repr(times.step_s),
+            "sync_s": "null" if times.sync_s is None else repr(times.sync_s),
+            "run_id": json.dumps(times.run_id),
+            "measured_at": "null" if times.measured_at is None else f'"{times.measured_at.isoformat()}"',
+        }
+
+
+class _Chunk:
+    """Rows that were read, by column."""
+
+    def __init__(self) -> None:
+        self._setups: dict[_Setup, int] = {}
+        self._rows: list[tuple[Any, ...]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, place: int, setup: _Setup, times: _Timing | Measurement) -> None:
+        which = self._setups.setdefault(setup, len(self._setups))
+        content = setup.content(times)
+        digest = _digest(content if times.run_id is not None else f"{content}#1")
+        self._rows.append((which, place, content, digest, times.step_s, times.sync_s, times.run_id, times.measured_at))
+
+    def table(self) -> pa.Table:
+        """In the warehouse's columns."""
+        names = ("which", "place", "content", "digest", *_Timing.model_fields)
+        columns = dict(zip(names, zip(*self._rows, strict=True) if self._rows else [()] * len(names), strict=True))
+        which = pa.array(columns.pop("which"), pa.int32())
+        arrays = []
+        for field in CHUNK:
+            if field.name in columns:
+                arrays.append(pa.array(columns[field.name], field.type))
+            else:
+                values = [getattr(setup.row, field.name) for setup in self._setups]
+                arrays.append(pa.array(values, field.type).take(which))
+        return pa.Table.from_arrays(arrays, schema=CHUNK)
+
+
+def _chunks(path: Path, ignored: set[str], stripped: Counter[str]) -> Iterator[pa.Table]:
+    """The rows of a file of measurements. Raises ImportRefused once all were looked at."""
+    columns, word = _columns(path), row_word(path)
+    of_timing = [name in _Timing.model_fields for name in columns]
+    of_setup = [not one for one in of_timing]
+    timing, setup_columns = list(compress(columns, of_timing)), list(compress(columns, of_setup))
+    known: dict[tuple[Any, ...], _Setup] = {}
+    problems: list[str] = []
+    chunk = _Chunk()
+    for place, values in _raw_rows(path):
+        blanks: Counter[str] = Counter()
+        setup = known.get(key := tuple(compress(values, of_setup)))
+        timed = _given(timing, list(compress(values, of_timing)), ignored, blanks)
+        times: _Timing | Measurement | None = None
+        if setup is not None and len(values) <= len(columns):
+            times, _ = _row_of(_Timing, timed)
+        if times is None or setup is None:
+            in_setup: Counter[str] = Counter()
+            given = _given(setup_columns, key, ignored, in_setup)
+            row, wrong = (None, _LONG) if len(values) > len(columns) else _row_of(Measurement, given | timed)
+            problems += (f"{word} {place}{one}" for one in wrong)
+            if row is None:
+                continue
+            if len(known) >= _MOST_SETUPS:
+                known.clear()
+            times = row
+            setup = known[key] = _Setup(row, in_setup)
+        stripped.update(blanks)
+        stripped.update(setup.stripped)
+        if problems:
+            continue
+        chunk.add(place, setup, times)
+        if len(chunk) == _CHUNK_ROWS:
+            yield chunk.table()
+            chunk = _Chunk()
     if problems:
         raise ImportRefused(path, problems)
-    return tuple(read)
+    yield chunk.table()
 
 
 def _digest(text: str) -> str:
@@ -396,20 +505,31 @@ def _columns(path: Path) -> list[str]:
         raise _unreadable(path, error) from error
 
 
-def _raw_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
-    """Each row with its place."""
+def _raw_rows(path: Path) -> Iterator[tuple[int, Sequence[Any]]]:
+    """The values of each row in the columns' order, with its place. A CSV's rows may have fewer, or more."""
     try:
         if is_parquet(path):
-            table = pq.read_table(path)
-            yield from enumerate(table.rename_columns([name.strip() for name in table.column_names]).to_pylist(), 1)
+            with pq.ParquetFile(path) as file:
+                batches = file.iter_batches(_CHUNK_ROWS)
+                rows = chain.from_iterable(zip(*map(_values, batch.columns), strict=True) for batch in batches)
+                yield from enumerate(rows, 1)
             return
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, fieldnames=_columns(path))
+            reader = csv.reader(file)
             next(reader, None)  # the header
             for row in reader:
-                yield reader.line_num, row
+                if row:
+                    yield reader.line_num, row
     except _UNREADABLE as error:
         raise _unreadable(path, error) from error
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """None where it is NaN, which is equal to no other."""
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), None, column)
+    values: list[Any] = column.to_pylist()
+    return values
 
 
 _UNREADABLE = (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException)

@@ -84,7 +84,8 @@ def bench_answer(
     repeats: Annotated[int, typer.Option(min=1, help="Runs after one to warm up; the median counts.")] = 5,
 ) -> None:
     """Nothing is asked of AWS beyond what a refresh asks."""
-    names = sorted({row.workload for row in read_measurements(file).rows})
+    with read_measurements(file) as measured:
+        names = sorted(measured.frame()["workload"].unique())
     with tempfile.TemporaryDirectory() as folder:
         rows = fill_home(Path(folder), file, workloads, many=many)
         print_frame(refresh_times(Path(folder)), f"phases of `srift refresh --max-usd 0` that learned from {rows} rows")

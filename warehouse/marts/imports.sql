@@ -1,13 +1,20 @@
 -- Grain: one row an import, forgotten ones too: its files, when it was made last, its rows and facts. Times are UTC.
 create or replace view imports as
-with measured as (
+with held as (
+    select import_id, provider, workload
+    from raw_imports
+    union all
+    select again.import_id, raw_imports.provider, raw_imports.workload
+    from raw_import_rows as again
+    join raw_imports on raw_imports.row_digest = again.row_digest
+),
+measured as (
     select
         import_id,
         count(*) as measurements,
         list_sort(list(distinct provider)) as providers,
-        list_sort(list(distinct json_extract_string(body, '$.workload'))) as workloads
-    from raw_import_rows
-    join raw_imports on raw_imports.row_digest = raw_import_rows.row_digest
+        list_sort(list(distinct workload)) as workloads
+    from held
     group by import_id
 ),
 described as (

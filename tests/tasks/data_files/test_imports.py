@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import json
 import os
 import tempfile
 from datetime import datetime, timedelta
@@ -13,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.domain.workload import MODES, Mode
+from tasks.data_files import imports, measurements
 from tasks.data_files.imports import Forgotten, Imported, ImportFiles, forget_import, import_measurements, list_imports
-from tasks.data_files.measurements import ImportRefused, read_measurements
+from tasks.data_files.measurements import ImportRefused, Measurement, read_measurements
 from tasks.workspace.settings import SettingsError
 from tests.warehouse.builders import NOON, fresh, sql_of
 from warehouse.database import Warehouse
@@ -76,7 +80,8 @@ def test_absent_columns_take_their_defaults_and_unknown_ones_are_ignored_aloud(
 
 def test_every_column_arrives(warehouse: Warehouse, tmp_path: Path) -> None:
     load(warehouse, written(tmp_path, FULL))
-    alone = read_measurements(tmp_path / "rows.csv").frame()  # as a backtest has it, without a warehouse
+    with read_measurements(tmp_path / "rows.csv") as measured:
+        alone = measured.frame()  # as a backtest has it, without a warehouse
     no_file_has = {
         "reference_s",
         "reference_spread",
@@ -293,9 +298,52 @@ def test_no_blank_around_a_value_makes_it_another_row(blanks: list[str]) -> None
         lines = LEAST.splitlines()[:3]
         first = ",".join(pad + cell + pad for pad, cell in zip(blanks, lines[1].split(","), strict=False))
         header = ",".join(pad + cell for pad, cell in zip(blanks[8:], lines[0].split(","), strict=True))
-        padded = read_measurements(written(Path(name), "\n".join([header, first, lines[2]])))
-        plain = read_measurements(written(Path(name), "\n".join(lines), "plain.csv"))
-        assert [one.identity for one in padded.read] == [one.identity for one in plain.read]
+        with (
+            read_measurements(written(Path(name), "\n".join([header, first, lines[2]]))) as padded,
+            read_measurements(written(Path(name), "\n".join(lines), "plain.csv")) as plain,
+        ):
+            assert padded.frame().run_id.tolist() == plain.frame().run_id.tolist()
+
+
+ODD = """workload,cluster,batch_per_device,step_s,sync_s,source,measured_at,run_id
+tiny,2xg9.small,8,0.5,,"100%s ""of"" ours",2026-01-02T03:00:00.120+02:00,
+tiny,2xg9.small,8,1e-05,0,"100%s ""of"" ours",,a%b
+tiny,2xg9.small,8,0.5,,"100%s ""of"" ours",2026-01-02T01:00:00.12,
+tiny,1xg9.small,8,0.5,,,,
+tiny,2xg9.small,8,2,0.1,"100%s ""of"" ours",2026-01-02,c
+"""
+
+
+@pytest.mark.parametrize(("chunk", "remembered"), [(50_000, 50_000), (2, 1)])
+def test_a_row_is_known_by_all_that_it_says_in_any_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, remembered: int
+) -> None:
+    monkeypatch.setattr(measurements, "_CHUNK_ROWS", chunk)
+    monkeypatch.setattr(measurements, "_MOST_SETUPS", remembered)
+    with read_measurements(written(tmp_path, ODD)) as measured:
+        frame, stripped = measured.frame(), measured.stripped
+        found = pd.read_parquet(measured.rows.path)
+    rows = csv.DictReader(ODD.splitlines())
+    said = [Measurement.model_validate({name: value for name, value in row.items() if value}) for row in rows]
+    texts = [json.dumps(row.model_dump(mode="json", exclude={"switches"}), sort_keys=True) for row in said]
+    marks = ["#1", "", "#2", "#1", ""]
+    assert found.row_digest.tolist() == [
+        hashlib.sha256((text + mark).encode()).hexdigest()[:20] for text, mark in zip(texts, marks, strict=True)
+    ]
+    assert frame.run_id.tolist()[1::3] == ["a%b", "c"] and frame.step_s.tolist() == [row.step_s for row in said]
+    assert found.place.tolist() == [2, 3, 4, 5, 6] and not stripped
+
+
+def test_of_very_many_rows_the_extremes_of_each_setup_are_judged(
+    warehouse: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imports, "_MOST_JUDGED", 4)
+    usual = "".join(f"tiny,2xg9.small,{batch},0.{n}\n" for batch in (8, 16) for n in range(4, 9))
+    header = LEAST.splitlines()[0] + "\n"
+    odd = "tiny,2xg9.small,8,500\n"
+    with pytest.raises(ImportRefused, match=r"line 12, column step_s: 500 is"):
+        load(warehouse, written(tmp_path, header + usual + odd))
+    assert load(warehouse, written(tmp_path, header + usual)).new == 10
 
 
 def test_what_is_read_is_printed_back(warehouse: Warehouse, tmp_path: Path) -> None:
@@ -485,16 +533,18 @@ def test_what_counts_is_what_some_import_holds_that_was_not_forgotten(events: li
 
 
 def test_a_home_from_before_imports_had_ids_can_forget_what_it_loaded(tmp_path: Path) -> None:
-    older = sql_of(tmp_path, "00[6-9]_*", "01*_*", "marts", "staging")
+    older = sql_of(tmp_path, "00[6-9]_*", "01*_*", "026_*", "marts", "staging")
     warehouse = Warehouse(tmp_path / "warehouse.duckdb", sql_folder=older)
     warehouse.migrate()
     path = written(tmp_path, LEAST)
-    measured = read_measurements(path)
+    with read_measurements(path) as measured:
+        frame, digest = measured.frame(), measured.file_digest
     with warehouse.transact() as connection:
-        for at, row in enumerate(measured.read):
+        for at, row in enumerate(frame.drop(columns="step_spread").to_dict("records")):
+            body = {name: None if pd.isna(value) else value for name, value in row.items()} | {"run_id": None}
             connection.execute(
                 "insert into raw_imports values (?, ?, ?, 'ec2', ?, timestamp '2026-01-01')",
-                [row.identity, measured.file_digest, at, row.values.model_dump_json()],
+                [row["run_id"], digest, at, json.dumps(body)],
             )
         connection.execute(
             """insert into raw_workload_facts (provider, workload, digest, body, noted_at) values
@@ -506,10 +556,10 @@ def test_a_home_from_before_imports_had_ids_can_forget_what_it_loaded(tmp_path: 
     assert "013_imports" in warehouse.migrate()
     assert len(runs(warehouse)) == 3 and runs(warehouse).parameters.tolist() == [10, 10, 10]
     first, second = list_imports(warehouse)
-    assert (first["import_id"], first["rows"], first["facts"]) == (measured.file_digest, 3, 1)
+    assert (first["import_id"], first["rows"], first["facts"]) == (digest, 3, 1)
     assert (second["rows"], second["facts"], second["workloads"]) == (0, 1, ["alone"])
     assert load(warehouse, path).new == 0
-    forget(warehouse, measured.file_digest)
+    forget(warehouse, digest)
     forget(warehouse, second["import_id"])
     assert runs(warehouse).empty and mart(warehouse, "workloads").workload.tolist() == ["defined"]
     assert load(warehouse, path).new == 3

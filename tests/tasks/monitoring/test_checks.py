@@ -27,7 +27,7 @@ from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, DescribedMachines, champion, install, measured
 from tests.warehouse.builders import record, setup
 from warehouse import reads
-from warehouse.append import append, append_imports, append_records, note_instance_types, note_workloads
+from warehouse.append import append, append_records, note_instance_types, note_workloads
 from warehouse.reads import mart
 
 LATER = pd.Timestamp(NOON).tz_localize(None) + pd.Timedelta(days=1)
@@ -236,10 +236,11 @@ def measure(here: Workspace, ranks: tuple[int, ...], times: float) -> dict[str, 
     rows = []
     for number, row in enumerate(named.to_dict("records")):
         values = {name: row[name] for name in columns} | {"step_s": times * row["step_s"]}
-        body = values | {"accumulation_steps": int(row["accumulation_steps"]), "measured_at": (NOON + DAY).isoformat()}
-        rows.append({"identity": f"{ranks} {number}", "row_number": number, "provider": "local", "body": body})
+        values |= {"accumulation_steps": int(row["accumulation_steps"]), "measured_at": NOON + DAY}
+        one = f"{ranks} {number}"
+        rows.append(values | {"identity": one, "row_digest": one, "row_number": number, "provider": "local"})
     with here.warehouse.transact() as connection:
-        append_imports(connection, rows, file_digest="d", loaded_at=NOON + DAY)
+        append(connection, "raw_imports", rows, file_digest="d", import_id="d", loaded_at=NOON + DAY)
     return reads.training_frames(here.warehouse, "local")
 
 
