@@ -14,7 +14,7 @@ from tasks.recommendation.recommend import recommend_all
 from tasks.reporting.progress import announce_changes, publish_artifacts, reporter
 from tasks.training.registry import load_champion, older_champion, older_sentence
 from tasks.workspace.workspace import open_workspace
-from warehouse.reads import mart
+from warehouse.reads import setups_of_workloads
 
 
 @flow(name="publish", log_prints=True)
@@ -26,7 +26,7 @@ def publish(provider: str, refresh_id: str) -> int:
     if older is not None:
         reporter().say(f"nothing is published: {older_sentence(provider, older)}")
         return 0
-    runs = mart(workspace.warehouse, "runs", provider=provider)
+    runs = setups_of_workloads(workspace.warehouse, provider, (one.name for one in workspace.workloads))
     rows = noted(workspace, recommend_all(workspace, champion, current_offers(workspace), runs))
     store_publication(workspace, rows, champion, refresh_id, datetime.now(UTC))
     changes = export_copies(workspace)

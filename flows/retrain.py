@@ -11,7 +11,7 @@ from tasks.reporting.progress import DRIFTED, PROMOTION_REFUSED, announce, repor
 from tasks.training.registry import load_champion
 from tasks.training.train import challenge, register
 from tasks.workspace.workspace import open_workspace
-from warehouse.reads import training_frames
+from warehouse.reads import LEARNED, counted_runs, training_frames
 
 
 @flow(name="retrain", log_prints=True)
@@ -27,6 +27,9 @@ def retrain(refresh_id: str, provider: str = "local") -> str:
         announce(DRIFTED, f"model.{provider}", drift)
     for slow in note_alarms(workspace, frames, champion, refresh_id, now):
         reporter().say(slow)
+    counted = counted_runs(workspace.warehouse, provider)
+    if counted > len(frames["runs"]):
+        reporter().say(f"{counted:,} runs count, and the model learns from {len(frames['runs']):,} of them: {LEARNED}")
     challenger = challenge(frames, champion)
     if challenger is None:
         return "nothing was ever measured: there is no challenger"

@@ -42,6 +42,43 @@ _MEASURED_SETUPS = f"""
 """
 
 
+# The newest runs of each setup by an aggregate, which millions of rows pass in seconds; then every workload's first
+# cluster's first setup, and so on: what is taken first is spread most evenly. The order within is by chance, for ever
+# the same.
+MOST_REPEATS, MOST_SETUPS = 20, 20_000
+LEARNED = (
+    f"all that were measured here, and of imported ones the newest {MOST_REPEATS} of each setup and"
+    f" {MOST_SETUPS:,} setups, evenly by workload and its clusters"
+)
+_LEARNED_RUNS = f"""
+    with setups as (
+        select workload, cluster, md5(concat_ws('|', {", ".join(_SETUP)})) as chance,
+            arg_max(
+                run_id, {{'at': coalesce(measured_at, timestamp '1970-01-01'), 'id': run_id}}, {MOST_REPEATS}
+            ) as run_ids
+        from runs
+        where provider = $provider and source <> 'srift'
+        group by {", ".join(_SETUP)}
+    ),
+    by_cluster as (
+        select *, row_number() over (partition by workload, cluster order by chance) as place
+        from setups
+    ),
+    by_workload as (
+        select *, row_number() over (partition by workload order by place, chance) as turn
+        from by_cluster
+    ),
+    taken as (
+        select unnest(run_ids) as run_id
+        from (select run_ids from by_workload order by turn, chance limit {MOST_SETUPS})
+    )
+    select *
+    from runs
+    where provider = $provider and (source = 'srift' or run_id in (select run_id from taken))
+    order by provider, workload, cluster, run_id
+"""
+
+
 class Snapshot(Warehouse):
     """The warehouse as it was at one moment, for one decision: read once in one transaction, asked as often as needed.
 
@@ -104,6 +141,12 @@ def measured_setups(warehouse: Warehouse, provider: str, workload: str) -> pd.Da
     return warehouse.select(_MEASURED_SETUPS, {"provider": provider, "workload": workload})
 
 
+def setups_of_workloads(warehouse: Warehouse, provider: str, workloads: Iterable[str]) -> pd.DataFrame:
+    """As `measured_setups`, of several workloads."""
+    query = _MEASURED_SETUPS.replace("workload = $workload", "list_contains($workloads, workload)")
+    return warehouse.select(query, {"provider": provider, "workloads": list(workloads)})
+
+
 def measured_workloads(warehouse: Warehouse, provider: str) -> dict[str, int]:
     """How many measurements of each workload count today, of those that have any, by name."""
     frame = warehouse.select(
@@ -114,9 +157,16 @@ def measured_workloads(warehouse: Warehouse, provider: str) -> dict[str, int]:
 
 
 def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
-    """The frames that a model is fitted on, of one provider and one moment, by name."""
+    """The frames that a model is fitted on, of one provider and one moment, by name; of `runs` what LEARNED says."""
     with warehouse.read() as connection:
-        return {name: select(connection, name, {"provider": provider}) for name in TRAINING_FRAMES}
+        queries = {name: name for name in TRAINING_FRAMES} | {"runs": _LEARNED_RUNS}
+        return {name: select(connection, query, {"provider": provider}) for name, query in queries.items()}
+
+
+def counted_runs(warehouse: Warehouse, provider: str) -> int:
+    """How many runs count, those that a model does not learn from too."""
+    frame = warehouse.select("select count(*) as runs from runs where provider = $provider", {"provider": provider})
+    return int(frame["runs"].iloc[0])
 
 
 def training_digest(frames: dict[str, pd.DataFrame]) -> str:

@@ -357,14 +357,17 @@ _LONG = [": more values than the header has columns"]
 def _given(
     columns: Sequence[str], values: Sequence[Any], ignored: Collection[str], stripped: Counter[str]
 ) -> dict[str, Any]:
-    """What a row says, by column; counts in `stripped` where blanks were dropped."""
+    """What a row says, by column: neither blank nor NaN; counts in `stripped` where blanks were dropped."""
     given = {}
     for name, value in zip(columns, values, strict=False):
-        if name in ignored or _absent(value):
-            continue
-        given[name] = value.strip() if isinstance(value, str) else value
-        if isinstance(value, str) and len(given[name]) < len(value):
-            stripped[name] += 1
+        if isinstance(value, str):
+            text = value.strip()
+            if text and name not in ignored:
+                given[name] = text
+                if len(text) < len(value):
+                    stripped[name] += 1
+        elif value is not None and value == value and name not in ignored:
+            given[name] = value
     return given
 
 
@@ -402,7 +405,7 @@ class _Setup:
         return self._content % {
             "step_s": repr(times.step_s),
             "sync_s": "null" if times.sync_s is None else repr(times.sync_s),
-            "run_id": json.dumps(times.run_id),
+            "run_id": "null" if times.run_id is None else json.dumps(times.run_id),
             "measured_at": "null" if times.measured_at is None else f'"{times.measured_at.isoformat()}"',
         }
 
@@ -448,9 +451,8 @@ def _chunks(path: Path, ignored: set[str], stripped: Counter[str]) -> Iterator[p
     problems: list[str] = []
     chunk = _Chunk()
     for place, values in _raw_rows(path):
-        blanks: Counter[str] = Counter()
         setup = known.get(key := tuple(compress(values, of_setup)))
-        timed = _given(timing, list(compress(values, of_timing)), ignored, blanks)
+        timed = _given(timing, list(compress(values, of_timing)), ignored, stripped)
         times: _Timing | Measurement | None = None
         if setup is not None and len(values) <= len(columns):
             times, _ = _row_of(_Timing, timed)
@@ -465,11 +467,10 @@ def _chunks(path: Path, ignored: set[str], stripped: Counter[str]) -> Iterator[p
                 known.clear()
             times = row
             setup = known[key] = _Setup(row, in_setup)
-        stripped.update(blanks)
-        stripped.update(setup.stripped)
-        if problems:
-            continue
-        chunk.add(place, setup, times)
+        if setup.stripped:
+            stripped.update(setup.stripped)
+        if not problems:
+            chunk.add(place, setup, times)
         if len(chunk) == _CHUNK_ROWS:
             yield chunk.table()
             chunk = _Chunk()
@@ -538,7 +539,3 @@ _UNREADABLE = (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException)
 def _unreadable(path: Path, error: Exception) -> ImportRefused:
     reason = (error.strerror if isinstance(error, OSError) else None) or error
     return ImportRefused(path, [f"it cannot be read: {reason}"])
-
-
-def _absent(value: Any) -> bool:
-    return value is None or value != value or (isinstance(value, str) and not value.strip())
