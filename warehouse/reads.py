@@ -42,22 +42,19 @@ _MEASURED_SETUPS = f"""
 """
 
 
-# The newest runs of each setup by an aggregate, which millions of rows pass in seconds; then every workload's first
-# cluster's first setup, and so on: what is taken first is spread most evenly. The order within is by chance, for ever
-# the same.
 MOST_REPEATS, MOST_SETUPS = 20, 20_000
 LEARNED = (
     f"all that were measured here, and of imported ones the newest {MOST_REPEATS} of each setup and"
     f" {MOST_SETUPS:,} setups, evenly by workload and its clusters"
 )
+# Setups are chosen first, so that of millions of rows only theirs are sorted: every workload's first cluster's first
+# setup, and so on. What comes first within a cluster is by chance, for ever the same.
 _LEARNED_RUNS = f"""
     with setups as (
-        select workload, cluster, md5(concat_ws('|', {", ".join(_SETUP)})) as chance,
-            arg_max(
-                run_id, {{'at': coalesce(measured_at, timestamp '1970-01-01'), 'id': run_id}}, {MOST_REPEATS}
-            ) as run_ids
-        from runs
-        where provider = $provider and source <> 'srift'
+        select workload, cluster, hash({", ".join(_SETUP)}) as setup,
+            md5(concat_ws('|', {", ".join(_SETUP)})) as chance
+        from stg_imports
+        where provider = $provider
         group by {", ".join(_SETUP)}
     ),
     by_cluster as (
@@ -65,16 +62,29 @@ _LEARNED_RUNS = f"""
         from setups
     ),
     by_workload as (
-        select *, row_number() over (partition by workload order by place, chance) as turn
+        select setup, chance, row_number() over (partition by workload order by place, chance) as turn
         from by_cluster
     ),
     taken as (
-        select unnest(run_ids) as run_id
-        from (select run_ids from by_workload order by turn, chance limit {MOST_SETUPS})
+        select setup
+        from by_workload
+        order by turn, chance
+        limit {MOST_SETUPS}
+    ),
+    rows as (
+        select run_id, measured_at, hash({", ".join(_SETUP)}) as setup
+        from stg_imports
+        where provider = $provider
+    ),
+    newest as (
+        select run_id
+        from rows
+        where setup in (select setup from taken)
+        qualify row_number() over (partition by setup order by measured_at desc nulls last, run_id) <= {MOST_REPEATS}
     )
     select *
     from runs
-    where provider = $provider and (source = 'srift' or run_id in (select run_id from taken))
+    where provider = $provider and (source = 'srift' or run_id in (select run_id from newest))
     order by provider, workload, cluster, run_id
 """
 

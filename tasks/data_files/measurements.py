@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import chain, compress
+from itertools import chain, compress, repeat
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -384,6 +384,7 @@ def _row_of(kind: type[_Row], given: Mapping[str, Any]) -> tuple[_Row | None, li
         return None, problems
 
 
+_SETUP_COLUMNS = [name for name in Measurement.model_fields if name not in _Timing.model_fields]
 _CHUNK_ROWS = 50_000
 _MOST_SETUPS = 50_000  # that are remembered: some 100 MB
 
@@ -392,7 +393,7 @@ class _Setup:
     """What rows have in common that differ in _Timing alone. Validated once, which makes millions of rows quick."""
 
     def __init__(self, row: Measurement, stripped: Counter[str]) -> None:
-        self.row, self.stripped = row, stripped
+        self.values, self.stripped = tuple(getattr(row, name) for name in _SETUP_COLUMNS), stripped
         usual = {name for name in _SINCE if getattr(row, name) == Measurement.model_fields[name].default}
         said = {
             name: f"%({name})s" if name in _Timing.model_fields else json.dumps(value).replace("%", "%%")
@@ -431,13 +432,14 @@ class _Chunk:
         names = ("which", "place", "content", "digest", *_Timing.model_fields)
         columns = dict(zip(names, zip(*self._rows, strict=True) if self._rows else [()] * len(names), strict=True))
         which = pa.array(columns.pop("which"), pa.int32())
-        arrays = []
-        for field in CHUNK:
-            if field.name in columns:
-                arrays.append(pa.array(columns[field.name], field.type))
-            else:
-                values = [getattr(setup.row, field.name) for setup in self._setups]
-                arrays.append(pa.array(values, field.type).take(which))
+        of_setups = zip(*(setup.values for setup in self._setups), strict=True) if self._setups else repeat(())
+        setups = dict(zip(_SETUP_COLUMNS, of_setups, strict=False))
+        arrays = [
+            pa.array(columns[field.name], field.type)
+            if field.name in columns
+            else pa.array(setups[field.name], field.type).take(which)
+            for field in CHUNK
+        ]
         return pa.Table.from_arrays(arrays, schema=CHUNK)
 
 

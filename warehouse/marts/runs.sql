@@ -56,8 +56,7 @@ select
     speeds.reference_blocks
 from pooled
 left join speeds on speeds.run_id = pooled.run_id and pooled.source = 'srift'
-left join workloads on workloads.provider = pooled.provider and workloads.workload = pooled.workload
-order by pooled.provider, pooled.workload, pooled.cluster, pooled.run_id;
+left join workloads on workloads.provider = pooled.provider and workloads.workload = pooled.workload;
 
 comment on column runs.input_s is 'Seconds of the step spent waiting for the next batch, or making it, at the slowest rank; part of step_s. Null before that was recorded, and of imported rows.';
 comment on column runs.loader_workers is 'Processes that load for each device, 0 for the rank itself; null where batches come from no loader.';

@@ -1,16 +1,12 @@
 -- Grain: one row a measurement made elsewhere that counts: of one run_id with several values those loaded first do. Public
 -- rows say so in `source`, and do not count beside one's own of the workload.
 create or replace view stg_imports as
-with counted as (
-    select *
+with counted as not materialized (
+    select held.*
     from stg_import_rows as held
-    where
-        not is_public
-        or not exists (
-            select 1
-            from stg_own_workloads as own
-            where own.provider = held.provider and own.workload = held.workload
-        )
+    left join stg_own_workloads as own
+        on held.is_public and own.provider = held.provider and own.workload = held.workload
+    where own.workload is null
 ),
 rivals as (
     select identity, arg_min(row_digest, {'loaded': loaded_at, 'digest': row_digest}) as first_digest
