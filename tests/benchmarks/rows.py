@@ -1,7 +1,7 @@
 """How import, retraining and publication grow with the number of measured rows, embedded and shared.
 
 `python -m tests.benchmarks.rows` makes files of 10 thousand to 10 million rows (4 workloads on clusters of three of
-EC2's types, some 20 rows a setup up to 500,000 setups; step times by a formula with noise, so that errors of
+EC2's types, 20 rows of a setup after one another, up to 500,000 setups; step times by a formula with noise, so that errors of
 predictions mean nothing here), and with each file, in a home of its own, runs as whole processes
 
     srift import FILE --workloads FACTS
@@ -66,7 +66,7 @@ def write_rows(path: Path, rows: int) -> None:
                     (0.01 * (1 + workload) * batch + 0.02 * machines) * exp(0.1 * (random() - 0.5)) as step_s,
                     timestamp '2026-01-01' + to_seconds(row // 10) as measured_at
                 from range($rows) as rows(row)
-                join setups on setups.number = row % $setups
+                join setups on setups.number = row // 20 % $setups
             ) to '{path}' (format parquet)
             """,
             {"types": _TYPES, "setups": min(_MOST_SETUPS, max(1, rows // 20)), "rows": rows},

@@ -21,6 +21,9 @@ from warehouse.append import (
 )
 from warehouse.database import Warehouse
 from warehouse.reads import (
+    MOST_REPEATS,
+    MOST_SETUPS,
+    counted_runs,
     drifting,
     launched,
     mart,
@@ -71,6 +74,40 @@ def everything() -> list[dict[str, Any]]:
         body("profile", of=one, kind="profile", values=PROFILE),
         body("probe", of=setup(workload=None, workload_digest=None), kind="probe", workload_digest="", values=PROBE),
     ]
+
+
+def imported(warehouse: Warehouse, query: str) -> pd.DataFrame:
+    """The runs that a model learns from, where `query` gives workload, batch and measured_at of imported rows."""
+    with warehouse.transact() as connection:
+        connection.execute(f"""
+            insert into raw_imports by name
+            select 'row-' || row_number() over () as row_digest, row_digest as identity, 'one' as import_id,
+                'd' as file_digest, 1 as row_number, 'ec2' as provider, workload, '1xg5.xlarge' as cluster,
+                batch as batch_per_device, 1 as accumulation_steps, 'ddp' as strategy, 'fp32' as precision,
+                'none' as switches, 0.5 as step_s, measured_at, timestamp '2026-01-01' as loaded_at
+            from ({query})
+        """)
+    return training_frames(warehouse, "ec2")["runs"]
+
+
+def test_of_very_many_repeats_the_newest_are_learned_from(warehouse: Warehouse) -> None:
+    days = f"range({MOST_REPEATS + 5}) as days(day)"
+    taken = imported(
+        warehouse,
+        f"select 'a' as workload, '8' as batch, timestamp '2026-01-01' + to_days(day::int) as measured_at from {days}",
+    )
+    assert sorted(taken.measured_at)[0] == pd.Timestamp("2026-01-06") and len(taken) == MOST_REPEATS
+    assert counted_runs(warehouse, "ec2") == MOST_REPEATS + 5
+
+
+def test_of_very_many_setups_each_workload_keeps_as_many(warehouse: Warehouse) -> None:
+    names = "case when number < 100 then 'small' else 'large' end"
+    taken = imported(
+        warehouse,
+        f"select {names} as workload, number::varchar as batch, null::timestamp as measured_at"
+        f" from range({MOST_SETUPS + 1000}) as numbers(number)",
+    )
+    assert taken.groupby("workload").size().to_dict() == {"small": 100, "large": MOST_SETUPS - 100}
 
 
 def test_a_measured_run_has_the_columns_of_the_contract_for_its_provider_alone(warehouse: Warehouse) -> None:
