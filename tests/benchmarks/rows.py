@@ -1,8 +1,8 @@
 """How import, retraining and publication grow with the number of measured rows, embedded and shared.
 
 `python -m tests.benchmarks.rows` makes files of 10 thousand to 10 million rows (4 workloads on clusters of three of
-EC2's types, 20 rows of a setup after one another, up to 500,000 setups; step times by a formula with noise, so that errors of
-predictions mean nothing here), and with each file, in a home of its own, runs as whole processes
+EC2's types, 20 rows of a setup after one another, up to 500,000 setups; step times by a formula with noise, so that
+errors of predictions mean nothing here), and with each file, in a home of its own, runs as whole processes
 
     srift import FILE --workloads FACTS
     srift refresh --provider ec2 --max-usd 0      retrains, and publishes two of the workloads
