@@ -149,7 +149,7 @@ def shown(path: Path) -> Iterator[tuple[str, str]]:
 
 def as_printed(output: str) -> str:
     """A pattern of it: a line of three dots stands for any lines, and an age in days is as of whenever."""
-    exact = (r"\d+\.\d days".join(map(re.escape, _AGE.split(line))) for line in output.splitlines())
+    exact = (r"\d+\.\d days".join(map(re.escape, _AGE.split(line))) for line in output.rstrip("\n").splitlines())
     return "".join(r"(?:.*\n)*?" if line == r"\.\.\." else rf"{line}\n" for line in exact)
 
 
@@ -171,9 +171,11 @@ def printed(line: str, folder: Path) -> str:
     """What the command prints in `folder`: on standard error only where it fails."""
     program, *words = shlex.split(line)
     if program == "head":
-        return "".join((folder / words[1]).read_text().splitlines(keepends=True)[: -int(words[0])])
-    ended = CliRunner().invoke(app, words)
-    return ended.stderr if ended.exit_code else ended.stdout
+        said = "".join((folder / words[1]).read_text().splitlines(keepends=True)[: -int(words[0])])
+    else:
+        ended = CliRunner().invoke(app, words)
+        said = ended.stderr if ended.exit_code else ended.stdout
+    return said.rstrip("\n") + "\n"
 
 
 def test_every_output_that_is_shown_is_what_the_command_prints(
@@ -187,7 +189,9 @@ def test_every_output_that_is_shown_is_what_the_command_prints(
         for command, output in shown(path):
             if not command.startswith(tuple(COMPARED_BY)):
                 said = printed(command, tmp_path)
-                assert re.fullmatch(as_printed(output), said), f"{path.name}: {command} prints\n{said}"
+                assert re.fullmatch(as_printed(output), said.rstrip("\n") + "\n"), (
+                    f"{path.name}: {command} prints\n{said}"
+                )
                 compared += 1
     assert compared >= 6
 
