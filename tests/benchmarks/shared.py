@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -168,6 +168,12 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     return process
 
 
+def end_all() -> None:
+    """Every process that was started and is not over."""
+    for process in STARTED:
+        process.kill()
+
+
 def work(folder: Path, started: Callable[[subprocess.Popen[str]], None] = lambda refresh: None) -> Ended:
     """Import the rows of a home, then refresh it; `started` is told of the second process."""
     began = time.perf_counter()
@@ -292,8 +298,7 @@ def together(ground: Ground, homes: list[Path], victim: Path) -> tuple[list[Ende
             seconds = time.perf_counter() - began
             return ended, killed.result(), seconds
         except BaseException:  # the pool would wait for them
-            for process in STARTED:
-                process.kill()
+            end_all()
             raise
 
 
@@ -448,7 +453,8 @@ def main(workers: Annotated[int, typer.Option(min=1, help="Homes that refresh at
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server and what was started end with it
     with tempfile.TemporaryDirectory(prefix="srift-shared-") as folder:
         try:
-            with postgres.server() as server:
+            with postgres.server() as server, ExitStack() as stack:
+                stack.callback(end_all)
                 holds = run(Path(folder), server, workers)
         except pytest.skip.Exception as missing:
             typer.echo(str(missing), err=True)
