@@ -204,8 +204,11 @@ def test_what_a_measurement_prints_is_shown_as_it_is_printed(capsys: pytest.Capt
     for line in lines[: [one[0].isdigit() for one in lines].index(True)]:
         kind, cluster, layout, market, batch, *numbers = re.split(r"  +", line)
         step = re.fullmatch(r"([\d.]+) \(([\d.]+)-([\d.]+)\)", numbers[0])
-        low_high = map(float, step.groups()) if step else (None, None, None)
-        row = dict(zip(("predicted_step_s", "predicted_step_low_s", "predicted_step_high_s"), low_high, strict=True))
+        row: dict[str, object] = {"predicted_step_s": None}
+        if step:
+            row = {
+                f"predicted_step{one}_s": float(s) for one, s in zip(("", "_low", "_high"), step.groups(), strict=True)
+            }
         row |= {"kind": "train" if step else kind, "cluster": cluster, "layout": layout, "market": market}
         row |= {"batch_per_device": batch, "accumulation_steps": 1, "measured": True, "reason": ""}
         runs.append(row | {"step_s": float(numbers[1]) if step else None})

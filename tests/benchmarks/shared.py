@@ -29,7 +29,7 @@ from statistics import median
 from typing import Annotated, Any
 
 import pandas as pd
-import psycopg2
+import psycopg2  # type: ignore[import-untyped]
 import pytest
 import typer
 
