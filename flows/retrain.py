@@ -33,9 +33,9 @@ def retrain(refresh_id: str, provider: str = "local") -> str:
     challenger = challenge(frames, champion)
     if challenger is None:
         return "nothing was ever measured: there is no challenger"
-    version = register(workspace, challenger, frames, refresh_id, datetime.now(UTC))
-    sentence = f"model version {version}: {challenger.decision.reason}"
+    version, decision = register(workspace, challenger, frames, refresh_id, datetime.now(UTC))
+    sentence = f"model version {version}: {decision.reason}"
     reporter().say(sentence)
-    if not challenger.decision.promote:
+    if not decision.promote:
         announce(PROMOTION_REFUSED, f"model.{provider}", sentence, version=version)
     return sentence

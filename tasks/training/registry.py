@@ -53,6 +53,10 @@ _OPTIONAL = (
     *("layout", "accumulation_steps", "parameters", "gradient_bytes", "flops_per_sample"),
     *("market", "zone", "run_id", "source", "measured_at"),
 )
+_REGISTRAR, _TURN_S = (
+    5112003,
+    300,
+)  # key of our advisory lock in a shared registry's database, and how long to wait for it
 # SQLite's words, and the system's where a copy of several files (shutil.Error, an upload) names no number.
 _FULL_DISK = ("database or disk is full", "No space left on device")
 _OUTPUTS = (
@@ -155,6 +159,31 @@ def _client(home: Path) -> Iterator[MlflowClient]:
             raise explained from error
 
 
+@contextmanager
+def _turn(store: str) -> Iterator[None]:
+    """One machine of a team at a time in its PostgreSQL: MLflow reads, then writes, where it numbers a version or moves
+    an alias. A home of its own has the refresh's lock, and a server of MLflow decides itself.
+
+    PostgreSQL lets go when the process dies. Raises RegistryError after five minutes.
+    """
+    if not store.startswith("postgresql"):
+        yield
+        return
+    import sqlalchemy
+
+    with sqlalchemy.create_engine(store, poolclass=sqlalchemy.NullPool).begin() as connection:
+        connection.execute(sqlalchemy.text("set local idle_in_transaction_session_timeout = 0"))  # it idles by design
+        connection.execute(sqlalchemy.text(f"set local lock_timeout = '{_TURN_S}s'"))
+        try:
+            connection.execute(sqlalchemy.text(f"select pg_advisory_xact_lock({_REGISTRAR})"))
+        except sqlalchemy.exc.OperationalError as error:
+            raise RegistryError(
+                f"another machine has been registering a model for {_TURN_S} s. The model in force stays as it is;"
+                " wait until its refresh ends, or end it, and try again"
+            ) from error
+        yield
+
+
 def refuse_damaged(home: Path) -> None:
     """Raises RegistryError where our own store is damaged; a store that an operator chose is not looked at."""
     if said := registry_damage(home):
@@ -203,7 +232,9 @@ def log_challenger(
     name = name_of(provider)
     with _client(home) as client, tempfile.TemporaryDirectory() as folder:
         run_name = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
-        with mlflow.start_run(experiment_id=_experiment(client, name, home), run_name=run_name):
+        with _turn(client.tracking_uri):
+            experiment = _experiment(client, name, home)
+        with mlflow.start_run(experiment_id=experiment, run_name=run_name):
             mlflow.set_tags(provenance.tags())
             mlflow.log_params({key: getattr(provenance, key) for key in ("seed", "training_rows")})
             mlflow.log_metrics(_metrics(scoreboard))
@@ -222,23 +253,33 @@ def log_challenger(
                 pip_requirements=[f"{package}=={version(package)}" for package in REQUIREMENTS],
                 signature=signature(),
                 input_example=example(model),
-                registered_model_name=name,
             )
-        number = str(info.registered_model_version)
-        client.update_model_version(name, number, description=card)
-        for key, value in provenance.tags().items():
-            client.set_model_version_tag(name, number, key, value)
-        client.set_registered_model_alias(name, CHALLENGER, number)
+        with _turn(client.tracking_uri):
+            number = str(mlflow.register_model(f"runs:/{info.run_id}/model", name).version)
+            client.update_model_version(name, number, description=card)
+            for key, value in provenance.tags().items():
+                client.set_model_version_tag(name, number, key, value)
+            client.set_registered_model_alias(name, CHALLENGER, number)
         return int(number)
 
 
-def promote(home: Path, provider: str, number: int, reason: str) -> None:
-    """Put version `number` in force; if it was the challenger, there is none then."""
-    with _client(home) as client:
-        client.set_model_version_tag(name_of(provider), str(number), "promotion", f"promoted: {reason}")
-        client.set_registered_model_alias(name_of(provider), ALIAS, str(number))
-        if _number_of(client, name_of(provider), CHALLENGER) == number:
-            client.delete_registered_model_alias(name_of(provider), CHALLENGER)
+def promote(home: Path, provider: str, number: int, reason: str, *, over: int | None = None) -> int | None:
+    """Put version `number` in force; if it was the challenger, there is none then.
+
+    Where another version than `over`, against which it was judged, is in force by now, nothing is changed, and that
+    version is returned.
+    """
+    name = name_of(provider)
+    with _client(home) as client, _turn(client.tracking_uri):
+        known = _number_of(client, name, ALIAS)
+        if known != over:
+            return known
+        client.set_model_version_tag(name, str(number), "promotion", f"promoted: {reason}")
+        client.set_model_version_tag(name, str(number), "replaces", "" if over is None else str(over))
+        client.set_registered_model_alias(name, ALIAS, str(number))
+        if _number_of(client, name, CHALLENGER) == number:
+            client.delete_registered_model_alias(name, CHALLENGER)
+    return None
 
 
 def refuse(home: Path, provider: str, number: int, reason: str) -> None:

@@ -30,12 +30,16 @@ SEED = 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenger:
-    """A fitted model, its predictions for rows held out, their scoreboard, and the rule's decision about it."""
+    """A fitted model, its predictions for rows held out, their scoreboard, and the rule's decision about it.
+
+    `over` is the version that it was judged against, None for none.
+    """
 
     model: StepTimeModel
     held_out: pd.DataFrame
     scoreboard: pd.DataFrame
     decision: Decision
+    over: int | None = None
 
 
 @Step
@@ -47,7 +51,13 @@ def challenge(frames: Mapping[str, pd.DataFrame], champion: Champion | None) -> 
     with one_thread():
         model, held_out = fitted(data, seed=SEED, each=side_by_side)
         decision = verdict(data, held_out, model, None if champion is None else champion.model)
-    return Challenger(model=model, held_out=held_out, scoreboard=summarise(held_out), decision=decision)
+    return Challenger(
+        model=model,
+        held_out=held_out,
+        scoreboard=summarise(held_out),
+        decision=decision,
+        over=None if champion is None else champion.version,
+    )
 
 
 def first_champion(workspace: Workspace, now: datetime) -> Champion | None:
@@ -68,8 +78,11 @@ def first_champion(workspace: Workspace, now: datetime) -> Champion | None:
 @Step
 def register(
     workspace: Workspace, challenger: Challenger, frames: Mapping[str, pd.DataFrame], refresh_id: str, now: datetime
-) -> int:
-    """Log the challenger with its provenance, move the alias or record the refusal; returns the version."""
+) -> tuple[int, Decision]:
+    """Log the challenger with its provenance, move the alias or record the refusal; returns the version and why.
+
+    Where another machine of the team has put a version in force meanwhile, it is judged against that one.
+    """
     provider, digest = workspace.provider.name, reads.training_digest(dict(frames))
     provenance = Provenance(
         training_digest=digest,
@@ -88,14 +101,31 @@ def register(
             provenance=provenance,
             plots=plots.draw(challenger.held_out, workspace.home, Path(folder)),
         )
-    decision = challenger.decision
-    (registry.promote if decision.promote else registry.refuse)(workspace.home, provider, version, decision.reason)
+    decision = _put_in_force(workspace, challenger, frames, version)
     with workspace.warehouse.transact() as connection:
         of = {"provider": provider, "version": str(version), "refresh_id": refresh_id}
         made = {"training_digest": digest, "code_commit": provenance.code_commit, "trained_at": now}
         append.append(connection, "raw_models", [of | made | {"promoted": decision.promote, "reason": decision.reason}])
         append.append_scores(connection, rows_of(challenger.scoreboard), **of)
-    return version
+    return version, decision
+
+
+def _put_in_force(
+    workspace: Workspace, challenger: Challenger, frames: Mapping[str, pd.DataFrame], version: int
+) -> Decision:
+    """Promote `version` or record its refusal; returns which, and why."""
+    home, provider = workspace.home, workspace.provider.name
+    decision, over = challenger.decision, challenger.over
+    while decision.promote:
+        other = registry.promote(home, provider, version, decision.reason, over=over)
+        if other is None:
+            return decision
+        champion, over = registry.load_champion(home, provider), other
+        data, rival = at_nominal_speed(TrainingData(**frames)), None if champion is None else champion.model
+        with one_thread():
+            decision = verdict(data, challenger.held_out, challenger.model, rival)
+    registry.refuse(home, provider, version, decision.reason)
+    return decision
 
 
 def card(provider: str, challenger: Challenger, provenance: Provenance, now: datetime) -> str:

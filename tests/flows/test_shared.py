@@ -13,7 +13,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tasks.workspace.settings import SettingsError, load_settings
+from tasks.training import registry
+from tasks.workspace.settings import SettingsError, Shared, load_settings
 from tests import postgres
 from tests.frozen.answers import said, standing_in, unpack
 from warehouse.export import TABLES, read_published
@@ -79,6 +80,18 @@ def test_a_refresh_of_the_same_past_publishes_the_same_tables(
     assert len(tables["shared"]["recommendations"])
     for name in TABLES:
         pd.testing.assert_frame_equal(tables["embedded"][name], tables["shared"][name], rtol=1e-9, obj=name)
+
+
+def test_one_machine_at_a_time_numbers_versions_and_moves_aliases(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Shared(host=server, user=postgres.USER, data="files").url("team_mlflow", "psycopg2")
+    monkeypatch.setattr(registry, "_TURN_S", 1)
+    for _ in range(2):
+        with (
+            registry._turn(store),
+            pytest.raises(registry.RegistryError, match="another machine has been registering a model for 1 s"),
+            registry._turn(store),
+        ):
+            pass
 
 
 LONE_RUN = """

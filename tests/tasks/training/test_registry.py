@@ -176,7 +176,7 @@ def test_the_example_that_a_version_carries_is_one_that_it_answers(home: Path) -
 def test_a_version_carries_its_scoreboard_its_card_and_where_it_came_from(home: Path) -> None:
     found = client(home).get_model_version_by_alias("srift-step-time-local", "champion")
     assert found.description == "# a card"
-    assert found.tags == provenance().tags() | {"promotion": "promoted: the first"}
+    assert found.tags == provenance().tags() | {"promotion": "promoted: the first", "replaces": ""}
     run = client(home).get_run(str(found.run_id))
     assert run.data.metrics["workload/all/mean_error"] == 0.05
     artifacts = {one.path for one in client(home).list_artifacts(str(found.run_id))}
@@ -224,7 +224,9 @@ def test_a_refused_challenger_is_kept_with_its_reason_and_the_champion_stays(hom
     assert champion is not None and champion.version == 1
     refused = client(home).get_model_version("srift-step-time-rehearsal", "2")
     assert refused.tags["promotion"] == "refused: it is worse" and refused.tags["refresh_id"] == "refresh-2"
-    registry.promote(home, "rehearsal", worse, "better after all")
+    assert registry.promote(home, "rehearsal", worse, "judged against nothing") == number
+    assert client(home).get_registered_model("srift-step-time-rehearsal").aliases == named
+    assert registry.promote(home, "rehearsal", worse, "better after all", over=number) is None
     assert client(home).get_registered_model("srift-step-time-rehearsal").aliases == {"champion": 2}
     champion = registry.load_champion(home, "rehearsal")
     assert champion is not None and champion.version == 2
@@ -303,7 +305,7 @@ def test_a_full_disk_or_a_read_only_one_is_a_sentence_and_the_champion_stays(
     place = Path(shutil.copytree(home, small_disk.place / "state"))
     small_disk.fill()
     for change in (
-        lambda: registry.promote(place, "local", 1, "once more"),
+        lambda: registry.promote(place, "local", 1, "once more", over=1),
         lambda: logged(place, "other"),
     ):
         with pytest.raises(registry.RegistryError, match=r"the disk is full.*in force stays"):
@@ -332,7 +334,7 @@ def test_what_mlflow_makes_of_disk_and_file_is_distinguished(
 
     monkeypatch.setattr(MlflowClient, "set_registered_model_alias", fail)
     with pytest.raises(registry.RegistryError, match=says):
-        registry.promote(home, "local", 1, "the first")
+        registry.promote(home, "local", 1, "the first", over=1)
     monkeypatch.setattr(MlflowClient, "set_registered_model_alias", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        registry.promote(home, "local", 1, "the first")
+        registry.promote(home, "local", 1, "the first", over=1)

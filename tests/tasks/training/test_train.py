@@ -42,7 +42,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     seen: dict[str, Any] = {"moves": []}
     monkeypatch.setattr(registry, "log_challenger", lambda home, provider, model, **rest: seen.update(rest) or 4)
     for move in ("promote", "refuse"):
-        monkeypatch.setattr(registry, move, lambda *words, move=move: seen["moves"].append((move, *words[1:])))
+        monkeypatch.setattr(registry, move, lambda *words, move=move, **_: seen["moves"].append((move, *words[1:])))
     return seen
 
 
@@ -83,7 +83,8 @@ def test_a_machine_that_has_one_host_at_a_time_trains_again_and_again() -> None:
 def test_the_version_its_card_its_scores_and_the_decision_are_written_down(
     here: Workspace, logged: dict[str, Any], promote: bool
 ) -> None:
-    assert register.fn(here, challenger(promote), frames(), "refresh-9", NOON) == 4
+    made = challenger(promote)
+    assert register.fn(here, made, frames(), "refresh-9", NOON) == (4, made.decision)
     assert logged["moves"] == [("promote" if promote else "refuse", "local", 4, "so says the rule.")]
     (row,) = mart(here.warehouse, "model_versions", provider="local").to_dict("records")
     assert (row["version"], row["promoted"], row["reason"]) == ("4", promote, "so says the rule.")
@@ -101,6 +102,21 @@ def test_the_version_its_card_its_scores_and_the_decision_are_written_down(
         'mlflow.pyfunc.load_model("models:/srift-step-time-local@champion")',
     ):
         assert words in logged["card"]
+
+
+def test_one_that_another_machine_came_before_is_judged_against_that_one(
+    here: Workspace, logged: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two machines judged theirs against version 1; the other one was quicker, and its version 3 learned from more."""
+    monkeypatch.setattr(registry, "promote", lambda *words, over: None if over == 3 else 3)
+    monkeypatch.setattr(registry, "load_champion", lambda *_: Champion(version=3, model=model()))
+    made = challenge.fn(few(), None)
+    assert made is not None and made.decision.promote
+    version, decision = register.fn(here, replace(made, over=1), few(), "refresh-9", NOON)
+    assert not decision.promote and decision.reason.startswith("Refused")
+    assert logged["moves"] == [("refuse", "local", 4, decision.reason)]
+    (row,) = mart(here.warehouse, "model_versions", provider="local").to_dict("records")
+    assert (row["version"], row["promoted"], row["reason"]) == (str(version), False, decision.reason)
 
 
 def test_what_was_held_out_is_drawn_for_the_versions_page(
