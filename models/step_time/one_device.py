@@ -226,13 +226,10 @@ class OneDevice:
     def covariance(self, one: Points, other: Points) -> FloatArray:
         """(one, other) posterior covariance of log seconds."""
         known, _, factor = self._solved()
-
-        def whitened(points: Points) -> FloatArray:
-            across = _kernel(known, points, self.spread)
-            return np.asarray(scipy.linalg.solve_triangular(factor, across, lower=True), dtype=float)
-
-        left = whitened(one)
-        right = left if other is one else whitened(other)
+        left, right = (
+            scipy.linalg.solve_triangular(factor, _kernel(known, each, self.spread), lower=True)
+            for each in (one, other)
+        )
         return np.asarray(_kernel(one, other, self.spread) - left.T @ right, dtype=float)
 
     def draws(self, points: Points, *, count: int, seed: int) -> FloatArray:
