@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from .categorical import Keys, numbered
-from .cluster import cluster_name, parse_cluster, parse_numbers
+from .cluster import InstanceType, cluster_name, parse_cluster, parse_numbers
 from .numeric import BoolArray, FloatArray, IntArray
 from .workload import MODE_COLUMNS, MODES, Mode, Setup, variant
 
@@ -284,18 +284,19 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
 
 def runs_of(setups: Sequence[Setup], runs: pd.DataFrame) -> list[int]:
     """How many of `runs` measured each setup, aligned with `setups`; as `runs_by_key` counts them."""
-    counted = runs_by_key(setups, runs)
+    types = (offer.instance_type for setup in setups for offer in setup.cluster.members)
+    counted = runs_by_key({setup.workload for setup in setups}, types, runs)
     return [counted[setup_key(setup)] for setup in setups]
 
 
-def runs_by_key(setups: Sequence[Setup], runs: pd.DataFrame) -> Counter[Key]:
-    """How many of `runs` measured each key of `setups`, among others.
+def runs_by_key(workloads: set[str], types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Key]:
+    """How many of `runs` measured each key of setups of these workloads on these types, among others.
 
     A row of `runs` stands for as many as its column `runs` says, where there is one, and else for one.
     """
-    devices = {offer.instance_type.name: offer.instance_type.devices for s in setups for offer in s.cluster.members}
+    devices = {one.name: one.devices for one in types}
     counted: Counter[Key] = Counter()
-    for row in rows_of(_distinct(runs, {setup.workload for setup in setups})):
+    for row in rows_of(_distinct(runs, workloads)):
         counted[row_key(row, devices)] += row["runs"]
     return counted
 

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..domain.cluster import ANY_ZONE, Offer
 from ..domain.numeric import BoolArray, FloatArray, IntArray
+from ..domain.setup_table import Key, setup_key
 from ..domain.workload import Mode, Setup, Workload
 from ..job.checkpoints import checkpoint_bytes
 from ..job.duration import Conditions
 from ..job.job_conditions import JobConditions, Pool, Stated
 from .batch_split import BatchSplits, StepModel, Wholes, global_batches, splits_of
 from .enumeration import MOST_CLUSTERS, Refusal, compositions, price_or_inf, sold_together
+
+_DIGITS = 9  # of dollars an hour: sums in another order differ by less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,58 @@ class Candidates:
     def setup(self, row: int) -> Setup:
         """The row as a setup."""
         return self.splits.setup(int(self.split[row]), self.options[self.option[row]].members)
+
+    def setups(self, rows: IntArray, fits: Refusal) -> Iterator[Setup]:
+        """These rows as setups, in order, without those of clusters that cannot be had; built as they are asked for."""
+        refused: dict[int, bool] = {}
+        for row, cluster in zip(rows.tolist(), self.cluster[rows].tolist(), strict=True):
+            if not self.all_fit and cluster not in refused:
+                refused[cluster] = bool(fits(self.setup(row).cluster))
+            if not refused.get(cluster):
+                yield self.setup(row)
+
+    def by_price(self, rows: IntArray) -> IntArray:
+        """`rows` by dollars an hour, unknown ones last; of those that differ by rounding the first stays first."""
+        return rows[np.argsort(self.usd_per_hour[rows].round(_DIGITS), kind="stable")]
+
+    def of_keys_first(self, rows: IntArray, keys: Collection[Key]) -> IntArray:
+        """`rows` with those of setups that have one of `keys` before all others."""
+        mine = self._of_keys(keys)[rows]
+        return np.concatenate([rows[mine], rows[~mine]])
+
+    def _of_keys(self, keys: Collection[Key]) -> BoolArray:
+        """(rows,) whether a row's setup has one of these keys: no more setups are built than have such machines."""
+        # equal machines have equal sums of random weights, and others hardly ever: then the key tells
+        named = {one.name: at for at, one in enumerate(self.splits.types)}
+        weight = np.random.default_rng(0).integers(1, 2**40, len(named) + 1)
+        weight[-1] = 0  # padded
+        marks = [sum(int(weight[named.get(name, -1)]) for name, *_ in machines) for _, machines, _ in keys]
+        alike = np.isin((weight[self.splits.kind] * self.splits.count).sum(axis=1), marks)
+        rows = np.flatnonzero(alike[self.split])
+        _, first, back = np.unique(self.split[rows], return_index=True, return_inverse=True)
+        known = np.array([setup_key(self.setup(row)) in keys for row in rows[first].tolist()], dtype=bool)
+        found = np.zeros(len(self), dtype=bool)
+        found[rows] = known[back]
+        return found
+
+    def cheapest_of_each(self, devices: Collection[str], rows: IntArray, fits: Refusal) -> list[Setup]:
+        """Of `rows` the cheapest on each of these devices alone that can be had, by dollars an hour."""
+        places = {device: at for at, device in enumerate(sorted(set(devices)))}
+        code = np.array([places.get(one.device, -1) for one in self.splits.types] + [-1])[self.splits.kind]
+        alone = ((code == code[:, :1]) | (self.splits.kind < 0)).all(axis=1)
+        kind = np.where(alone, code[:, 0], -1)[self.split]
+        left, cheapest = self.by_price(rows[kind[rows] >= 0]), []
+        while len(left):
+            had = list(self.setups(left[:1], fits))
+            cheapest += had
+            done = kind[left] == kind[left[0]] if had else self.cluster[left] == self.cluster[left[0]]
+            left = left[~done]
+        return cheapest
+
+    @property
+    def machines(self) -> IntArray:
+        """(rows,) machines of each row's cluster."""
+        return np.asarray(self.splits.count.sum(axis=1)[self.split], dtype=np.intp)
 
     def conditions(self, rows: IntArray | slice) -> Conditions:
         """What jobs of these rows meet."""

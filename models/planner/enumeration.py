@@ -49,14 +49,35 @@ def compositions(types: int, *, max_hosts: int, most: int) -> Wholes:
         counts = [_counts(together, max_hosts, pair) for together in (1, 2, 3)]
         if sum(math.comb(types, len(one.T)) * len(one) for one in counts) <= MOST_MIXED:
             break
-    parts = []
-    for one in counts:
-        for picked in combinations(range(types), one.shape[1]):
-            part = np.zeros((len(one), types), dtype=np.int64)
-            part[:, picked] = one
-            parts.append(part)
-    found = np.concatenate(parts)
-    return found[np.lexsort((*(-found.T[::-1]), found.sum(axis=1)))]
+    return _in_order([_of_each(types, one) for one in counts], types)
+
+
+Sparse = tuple[
+    Wholes, Wholes
+]  # (clusters, 3) types, in order, and machines of each; as many types and none where padded
+
+
+def _of_each(types: int, counts: Wholes) -> Sparse:
+    """Every so many of the types with each of the `counts` (combinations, together)."""
+    many, together = counts.shape
+    picked = np.array(list(combinations(range(types), together)), dtype=np.int64).reshape(-1, together)
+    missing = [(0, 0), (0, 3 - together)]
+    return (
+        np.pad(np.repeat(picked, many, axis=0), missing, constant_values=types),
+        np.pad(np.tile(counts, (len(picked), 1)), missing),
+    )
+
+
+def _in_order(parts: Sequence[Sparse], types: int) -> Wholes:
+    """(clusters, types) small clusters first, then those with more machines of the first type, of the second ..."""
+    kind, count = (np.concatenate(one) for one in zip(*parts, strict=True))
+    keys = [column for at in (2, 1, 0) for column in (-count[:, at], kind[:, at])]
+    order = np.lexsort((*keys, count.sum(axis=1)))
+    kind, count = kind[order], count[order]
+    there = count > 0
+    found = np.zeros((len(order), types), dtype=np.int64)
+    found[np.nonzero(there)[0], kind[there]] = count[there]
+    return found
 
 
 def _counts(together: int, max_hosts: int, ladders: Ladders) -> Wholes:

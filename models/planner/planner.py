@@ -17,7 +17,7 @@ from ..domain.numeric import IntArray
 from ..domain.workload import Goal, Mode, Setup, Workload
 from ..job.cost import job_costs
 from .batch_split import StepModel
-from .candidates import Supply, enumerate_candidates
+from .candidates import Candidates, Supply, enumerate_candidates
 from .compression import compared
 from .explanations import made_to_fit, obstacle
 from .ranking import Row, clusters_compared, goals_of, recommend, summary
@@ -147,16 +147,16 @@ def candidates(workload: Workload, supply: Supply, model: StepModel) -> list[Set
 
     Raises ValueError where the range of batches is empty.
     """
+    found = allowed(workload, supply, model)
+    return [] if found is None else list(found.setups(np.arange(len(found)), supply.fits))
+
+
+def allowed(workload: Workload, supply: Supply, model: StepModel) -> Candidates | None:
+    """The same as arrays, clusters that do not fit among them where there are many; None where nothing is on offer or
+    every mode is vetoed. Raises as `candidates`.
+    """
     workload = replace(workload, modes=tuple(one for one in workload.modes if one not in supply.vetoes))
-    if not supply.offers or not workload.modes:
-        return []
-    found = enumerate_candidates(workload, supply, model)
-    setups = [found.setup(row) for row in range(len(found))]
-    if found.all_fit:
-        return setups
-    _, first, which = np.unique(found.cluster, return_index=True, return_inverse=True)
-    fit = np.array([not supply.fits(setups[row].cluster) for row in first], dtype=bool)
-    return [setups[row] for row in np.flatnonzero(fit[which])]
+    return enumerate_candidates(workload, supply, model) if supply.offers and workload.modes else None
 
 
 def _frontier(costs: CandidateCosts, goals: Sequence[Goal]) -> list[Row]:

@@ -62,6 +62,8 @@ PARAMETERS: dict[str, Parameter] = {
     "log_selection": Parameter(0.0, 0.0, strategy=0.7),  # of looking for what is sent, against compression.py
 }
 NAMES = tuple(PARAMETERS)
+# All that a micro-step's seconds answer to, and what neither these nor an exchange's do.
+_OF_COMPUTE, _OF_OVERLAP = ("log_slowdown", "slowdown_batch", "log_crowding"), ("log_sharpness", "logit_hidden")
 MEAN = np.array([one.mean for one in PARAMETERS.values()])
 # Of each level, from what all share to a workload on a kind, the spreads of the parameters that learning starts from.
 LEVELS = {
@@ -114,26 +116,54 @@ def known_overlap(hidden_part: float, last_bucket_bytes: float) -> tuple[float, 
 
 def step_times(line: Line, values: FloatArray) -> Times:
     """The equation of the module's docstring; `values` is (rows, parameters) in the order of NAMES."""
-    value = {name: values[:, at] for at, name in enumerate(NAMES)}
-    micro = compute_seconds(line, value)
+    value = _by_name(values)
+    micro, exchange = compute_seconds(line, value), exchange_seconds(line, value)
     slowest = micro.argmax(axis=1)
-    last = np.take_along_axis(micro, slowest[:, None], axis=1)[:, 0]
-    whole, end = exchange_seconds(line, value)
+    whole_s = line.accumulation[:, None] * micro + line.optimizer_s
+    compute = np.take_along_axis(whole_s, slowest[:, None], axis=1)[:, 0]
+    ranks = line.devices * line.count
+    mean = (whole_s * ranks).sum(axis=1) / np.maximum(ranks.sum(axis=1), 1)
+    return Times(_step_s(line, value, micro, exchange), compute, mean, exchange[0], slowest)
+
+
+def moved_step_s(line: Line, values: FloatArray, *, by: float) -> FloatArray:
+    """(rows, parameters) seconds of the step where one parameter is more by `by` and the others are `values`."""
+    value = _by_name(values)
+    micro, exchange = compute_seconds(line, value), exchange_seconds(line, value)
+    found = np.empty(values.shape)
+    for at, name in enumerate(NAMES):
+        moved = value | {name: value[name] + by}
+        found[:, at] = _step_s(
+            line,
+            moved,
+            compute_seconds(line, moved) if name in _OF_COMPUTE else micro,
+            exchange if name in (*_OF_COMPUTE, *_OF_OVERLAP) else exchange_seconds(line, moved),
+        )
+    return found
+
+
+def _by_name(values: FloatArray) -> dict[str, FloatArray]:
+    return {name: values[:, at] for at, name in enumerate(NAMES)}
+
+
+def _step_s(
+    line: Line, value: dict[str, FloatArray], micro: FloatArray, exchange: tuple[FloatArray, FloatArray]
+) -> FloatArray:
+    """(rows,) seconds of the step, from those of a micro-step and of exchanges."""
+    (whole, end), slowest = exchange, micro.argmax(axis=1)[:, None]
+    last = np.take_along_axis(micro, slowest, axis=1)[:, 0]
+    compute = line.accumulation * last + np.take_along_axis(line.optimizer_s, slowest, axis=1)[:, 0]
     hidden = last * expit(value["logit_hidden"] + line.hidden)
     early = np.maximum(whole - end, 0.0)
     power = 1 + np.exp(np.minimum(value["log_sharpness"], 4.0))
     top = np.maximum(np.maximum(hidden, early), 1e-30)
     both = top * ((hidden / top) ** power + (early / top) ** power) ** (1 / power)
-    whole_s = line.accumulation[:, None] * micro + line.optimizer_s
-    compute = np.take_along_axis(whole_s, slowest[:, None], axis=1)[:, 0]
-    ranks = line.devices * line.count
-    mean = (whole_s * ranks).sum(axis=1) / np.maximum(ranks.sum(axis=1), 1)
-    return Times(compute + both - hidden + end, compute, mean, whole, slowest)
+    return np.asarray(compute + both - hidden + end, dtype=float)
 
 
 def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
     """(rows, members) t of a micro-step."""
-    tall = {name: value[name][:, None] for name in ("log_slowdown", "slowdown_batch", "log_crowding")}
+    tall = {name: value[name][:, None] for name in _OF_COMPUTE}
     others = np.maximum(line.devices - 1, 0) / 3
     power = 1 + np.exp(np.minimum(tall["log_crowding"], np.log(_STEEPEST - 1)))
     crowd = np.where(others > 0, np.maximum(others, 1e-9) ** power, 0.0)

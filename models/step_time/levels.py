@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 import scipy
 
+from ..domain.categorical import Keys
 from ..domain.numeric import Z_90, FloatArray, IntArray
 from ..domain.workload import workload_and_mode
-from .formula import LEVELS, MEAN, NAMES, Line, Times, step_times
+from .formula import LEVELS, MEAN, NAMES, Line, Times, moved_step_s, step_times
 from .one_device import Points
 
 # Of the residual between near neighbours: octaves of batch, of machines and of devices a machine, imbalance, and
@@ -56,8 +57,8 @@ class Rows:
     """Setups laid out for the regression; `point`: where each member's seconds of one device stand among the points."""
 
     line: Line
-    workload: tuple[str, ...]
-    kind: tuple[str, ...]
+    workload: Keys
+    kind: Keys
     features: FloatArray  # (rows, 5) of the residual
     point: IntArray  # (rows, members) in `points`; -1 where padded
 
@@ -66,8 +67,8 @@ class Rows:
         line = Line(*(getattr(self.line, name)[at] for name in Line.__slots__))
         return Rows(
             line=line,
-            workload=tuple(self.workload[one] for one in at.tolist()),
-            kind=tuple(self.kind[one] for one in at.tolist()),
+            workload=self.workload.take(at),
+            kind=self.kind.take(at),
             features=self.features[at],
             point=self.point[at],
         )
@@ -247,11 +248,7 @@ class Regression:
         line = _moved(rows.line, drift)
         here = step_times(line, values)
         base: FloatArray = np.log(here.step_s)
-        found: FloatArray = np.empty(values.shape)
-        for at in range(len(NAMES)):
-            moved = values.copy()
-            moved[:, at] += _STEP
-            found[:, at] = (np.log(step_times(line, moved).step_s) - base) / _STEP
+        found: FloatArray = (np.log(moved_step_s(line, values, by=_STEP)) - base[:, None]) / _STEP
         longer = step_times(_moved(line, np.full_like(drift, _STEP)), values)
         by_alone: FloatArray = (np.log(longer.step_s) - base) / _STEP
         return base, found, by_alone, here

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -521,7 +522,8 @@ def fit(data: TrainingData, *, seed: int, calibrated: StepTimeModel | None = Non
     regression = lay_out(facts, measured)
     regression.fit(seed=seed)
     refined = replace(facts, slowness=regression.slowness())
-    if facts.kinds(measured.setups) != refined.kinds(measured.setups):  # mixed clusters go by what was found slow
+    before, now = (list(one.kinds(measured.setups)) for one in (facts, refined))
+    if before != now:  # mixed clusters go by what was found slow
         regression = lay_out(refined, measured)
         regression.fit(seed=seed)
     if calibrated is None:
@@ -685,10 +687,13 @@ def _heavier(fit: Regression, level: str) -> float:
 
 def _cells(rows: Rows) -> list[tuple[tuple[str, str], IntArray]]:
     """Workload and kind with the places of their rows."""
-    places: dict[tuple[str, str], list[int]] = {}
-    for at, cell in enumerate(zip(rows.workload, rows.kind, strict=True)):
-        places.setdefault(cell, []).append(at)
-    return [(cell, np.array(own)) for cell, own in sorted(places.items())]
+    many = len(rows.kind.names)
+    pair = rows.workload.codes * many + rows.kind.codes
+    order = np.argsort(pair, kind="stable")
+    met, first = np.unique(pair[order], return_index=True)
+    cells = ((rows.workload.names[one // many], rows.kind.names[one % many]) for one in met.tolist())
+    parts = np.split(order, first[1:])[: len(met)]
+    return sorted(zip(cells, parts, strict=True), key=itemgetter(0))
 
 
 def _chunks(arrays: SetupArrays, size: int) -> list[IntArray]:

@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 import scipy
 
+from ..domain.categorical import Keys, numbered
 from ..domain.numeric import FloatArray, IntArray
 
 # Prior means of g (per octave), u and v: seconds proportional to the batch, and to the root of both peak rates: a
@@ -195,24 +196,26 @@ class OneDevice:
 
     def at(self, workload: Sequence[str], kind: Sequence[str], batch: FloatArray) -> Points:
         """Points to ask about; a workload or a kind never met keeps its prior."""
-        middle = np.array([self.middle_of(name) for name in workload])
+        owners, kinds = Keys.of(workload), Keys.of(kind)
+        middle = owners.values(self.middle_of)
         octave = np.log2(batch) - middle
-        sheets = [self.sheets.get(f"{k}|{w}") or self.sheets.get(k) for w, k in zip(workload, kind, strict=True)]
-        known = np.array([one or (*_USUAL, 0.0) for one in sheets]).reshape(-1, 3)
+        pairs, which = numbered(zip(workload, kind, strict=True))
+        sheets = [self.sheets.get(f"{k}|{w}") or self.sheets.get(k) for w, k in pairs]
+        known = np.array([one or (*_USUAL, 0.0) for one in sheets]).reshape(-1, 3)[which]
         logs = np.log(known[:, :2] / np.array(_USUAL))
-        flops = np.array([self.flops.get(name, 0.0) for name in workload])
+        flops = owners.values(lambda name: self.flops.get(name, 0.0))
         rate = _EFFICIENCY * _USUAL[1] * 1e12
         work = np.where(flops > 0, np.log(np.where(flops > 0, flops, 1.0) * 2**middle / rate), 0.0)
         return Points(
-            np.array([_number(self.workloads, name) for name in workload], dtype=np.intp),
-            np.array([_number(self.kinds, name) for name in kind], dtype=np.intp),
+            owners.values(lambda name: _number(self.workloads, name)).astype(np.intp),
+            kinds.values(lambda name: _number(self.kinds, name)).astype(np.intp),
             octave,
             logs[:, 0],
             logs[:, 1],
             known[:, 2],
             work,
             (flops > 0).astype(float),
-            np.array([self.unusual.get(name, 1.0) for name in workload]) * (flops > 0),
+            owners.values(lambda name: self.unusual.get(name, 1.0)) * (flops > 0),
         )
 
     def predict(self, points: Points) -> FloatArray:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import scipy
 
+from ..domain.categorical import Keys
 from ..domain.cluster import parse_cluster
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import SetupArrays
@@ -52,13 +53,12 @@ class Facts:
     input_part: dict[tuple[str, str], float] = field(default_factory=dict)
     slowness: dict[str, float] = field(default_factory=dict)  # logs by which a kind's links fell short of their rate
 
-    def kinds(self, setups: SetupArrays) -> list[str]:
+    def kinds(self, setups: SetupArrays) -> Keys:
         """(rows,) the kind of the machine with the slowest link; of equals the first by name."""
         names = self._by_link(setups)
         order = {name: at for at, name in enumerate(names)}
         first = setups.by_type({name: float(at) for name, at in order.items()}, np.inf).min(axis=1)
-        kinds = [device_kind(name, self.machines[name]) for name in names]
-        return [kinds[int(at)] for at in first]
+        return Keys.of(device_kind(name, self.machines[name]) for name in names).take(first.astype(np.intp))
 
     def lay_out(self, setups: SetupArrays) -> tuple[Rows, list[Point], FloatArray]:
         """Rows with `point` into the second, distinct (workload, device, batch), and these points' log seconds."""
@@ -69,13 +69,16 @@ class Facts:
             kind, batch, layout = kind[:, :1], batch[:, :1], layout.max(axis=1, keepdims=True)
             count = setups.instances[:, None]
             present = kind >= 0
-        triples = np.stack(
-            [np.broadcast_to(setups.workloads.codes[:, None], kind.shape)[present], kind[present], batch[present]],
-            axis=1,
-        )
-        distinct, where = np.unique(triples, axis=0, return_inverse=True)
+        batches, size_at = np.unique(batch[present], return_inverse=True)
+        pair = np.broadcast_to(setups.workloads.codes[:, None], kind.shape)[present] * len(setups.names) + kind[present]
+        distinct, where = np.unique(pair * len(batches) + size_at.ravel(), return_inverse=True)
+        pair, size_at = np.divmod(distinct, max(len(batches), 1))
         devices = [device_kind(name, self.machines[name]) for name in setups.names]
-        points = [(setups.workloads.names[int(w)], devices[int(k)], float(b)) for w, k, b in distinct.tolist()]
+        owners = (divmod(one, len(devices)) for one in pair.tolist())
+        points = [
+            (setups.workloads.names[workload], devices[at], size)
+            for (workload, at), size in zip(owners, batches[size_at].tolist(), strict=True)
+        ]
         place = np.full(kind.shape, -1, dtype=np.intp)
         place[present] = where.ravel()
         log_s, middle = self._seconds(points)
@@ -115,9 +118,7 @@ class Facts:
             ],
             axis=1,
         )
-        rows = Rows(
-            line=line, workload=tuple(setups.workloads), kind=tuple(self.kinds(setups)), features=features, point=place
-        )
+        rows = Rows(line=line, workload=setups.workloads, kind=self.kinds(setups), features=features, point=place)
         return rows, points, log_s
 
     def lay_out_probes(self, probes: pd.DataFrame) -> Rows:
@@ -149,7 +150,9 @@ class Facts:
             [np.log2(size), np.log2(machines), np.zeros(many), np.zeros(many), self._variety(setups)], axis=1
         )
         point = np.full((many, 1), -1, dtype=np.intp)
-        return Rows(line=line, workload=(PROBE,) * many, kind=tuple(self.kinds(setups)), features=features, point=point)
+        return Rows(
+            line=line, workload=Keys.of([PROBE] * many), kind=self.kinds(setups), features=features, point=point
+        )
 
     def at(self, points: Sequence[Point]) -> Points:
         """The points as one_device.py has them."""

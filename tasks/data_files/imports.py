@@ -233,7 +233,8 @@ def asked_of_public(workspace: Workspace, workload: str, now: datetime) -> Works
     also names the workloads. Raises as `load_public`."""
     spec, warehouse = workspace.settings.workloads.get(workload), workspace.warehouse
     public = workload in public_workloads() and (spec is None or spec.entrypoint is None)
-    if public and not (warehouse.exists() and workload in measured_workloads(warehouse, PROVIDER)):
+    loaded = public and knows_import(warehouse, PUBLIC_IMPORT)  # quicker to tell than what was measured
+    if public and not loaded and not (warehouse.exists() and workload in measured_workloads(warehouse, PROVIDER)):
         load_public(workspace, now)
     return with_public_workloads(workspace)
 

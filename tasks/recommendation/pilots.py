@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pandas as pd
 
 from models.campaign.campaign import Campaign, shopping_list
 from models.campaign.candidates import Costs
-from models.campaign.pilots import Pilots, choose_pilots, devices_of, runs_by_kind
+from models.campaign.pilots import Pilots, choose_pilots, runs_by_kind
 from models.campaign.run_value import Past
 from models.campaign.value_of_information import ChoiceSet
 from models.domain import setup_table
@@ -163,18 +164,20 @@ def _candidates(case: Case, model: StepTimeModel, sold: Sequence[Offer], choice_
     supply = Supply(
         offers=sold, max_hosts=_most_hosts(workspace), fits=workspace.launches, vetoes=vetoes(shown, workload)
     )
-    setups = planner.candidates(workload, supply, model)
+    found = planner.allowed(workload, supply, model)
+    if found is None:
+        return []
     # a fast cluster is dear by the hour, and the run that tells most of it may be one on itself
     chosen = {setup_table.setup_key(one) for one in choice_set.setups}
-    dollars = [setup.cluster.total_usd_per_hour or 0.0 for setup in setups]
-    keys = [setup_table.setup_key(setup) for setup in setups]
-    order = np.lexsort((dollars, [key not in chosen for key in keys]))
-    setups = [setups[at] for at in order]
-    setups = _cheapest_of_each(setups, case.by_data_sheet) + setups
+    rows = found.of_keys_first(found.by_price(np.arange(len(found))), chosen)
+    # few as those on a data sheet alone are, they must not fall behind the others
+    sheets = found.cheapest_of_each(case.by_data_sheet, rows, workspace.launches)
+    setups = chain(sheets, found.setups(rows, workspace.launches))
     if case.guessed:
-        setups = _on_one_device(setups) + setups
+        single = chain(sheets, found.setups(rows[found.machines[rows] == 1], workspace.launches))
+        setups = chain(_on_one_device(single), setups)
     runs = reads.measured_setups(workspace.warehouse, workspace.provider.name, workload.name)
-    measured = setup_table.runs_by_key(setups, runs)
+    measured = setup_table.runs_by_key({workload.name}, (offer.instance_type for offer in sold), runs)
     new: dict[setup_table.Key, Setup] = {}
     for setup in setups:
         key = setup_table.setup_key(setup)
@@ -185,17 +188,7 @@ def _candidates(case: Case, model: StepTimeModel, sold: Sequence[Offer], choice_
     return list(new.values())
 
 
-def _cheapest_of_each(setups: Sequence[Setup], devices: Collection[str]) -> list[Setup]:
-    """The cheapest an hour on each of these devices alone: few as they are, they must not fall behind the others."""
-    found: dict[str, Setup] = {}
-    for setup in sorted(setups, key=lambda one: one.cluster.total_usd_per_hour or np.inf):
-        own = devices_of(setup)
-        if len(own) == 1 and own <= set(devices):
-            found.setdefault(next(iter(own)), setup)
-    return list(found.values())
-
-
-def _on_one_device(setups: Sequence[Setup]) -> list[Setup]:
+def _on_one_device(setups: Iterable[Setup]) -> list[Setup]:
     """Each micro-step of a single machine on one of its devices, where it is cheapest: all of it is compute, which is
     what a first guess doubts most.
     """

@@ -12,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.domain.cluster import Cluster, Offer, parse_cluster
+from models.domain.setup_table import setup_key
 from models.domain.workload import Setup
 from models.job.job_conditions import Stated
+from models.planner import candidates as module
 from models.planner.candidates import Supply, mixed_options, without_beaten_zones
 from models.planner.enumeration import clusters_of, compositions, sold_together
-from models.planner.planner import candidates
+from models.planner.planner import allowed, candidates
 from tests.models.planning import CORES, LineModel, cores_fit, machine, offer, offers, workload
 
 MODEL = LineModel()
@@ -90,6 +92,53 @@ def test_many_types_stay_countable() -> None:
     assert candidates(workload(), Supply(offers=many, max_hosts=8, fits=fits), Same()) == []
     assert len(asked) < 80_000
     assert max(len({one.instance_type.name for one in cluster.members}) for cluster in asked) == 2
+
+
+@pytest.mark.parametrize("most", [20_000, 0], ids=["asked before", "asked when it comes to one"])
+def test_setups_come_by_price_those_asked_for_first_and_none_that_cannot_be_had(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_CLUSTERS", most)
+    supply = Supply(offers=[*offers(), offer("small", usd_per_hour=None, zone="other")], max_hosts=3, fits=cores_fit)
+    found = allowed(workload("mlp", 64, 128), supply, MODEL)
+    assert found is not None and found.all_fit == (most > 0)
+    every = candidates(workload("mlp", 64, 128), supply, MODEL)
+    wanted = {setup_key(every[at]) for at in (0, 7, len(every) - 1)}
+
+    def order(one: Setup) -> tuple[bool, float]:
+        usd = one.cluster.total_usd_per_hour
+        return setup_key(one) not in wanted, np.inf if usd is None else round(usd, 9)
+
+    rows = found.of_keys_first(found.by_price(np.arange(len(found))), wanted)
+    assert list(found.setups(rows, cores_fit)) == sorted(every, key=order)
+    single = found.setups(rows[found.machines[rows] == 1], cores_fit)
+    assert list(single) == [one for one in sorted(every, key=order) if len(one.layout) == 1]
+
+
+@pytest.mark.parametrize("most", [20_000, 0], ids=["asked before", "asked when it comes to one"])
+def test_the_cheapest_of_each_kind_of_device_can_be_had(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CLUSTERS", most)
+    kinds = {"small": "a", "medium": "b", "large": "b", "net": "c", "whole": "d"}
+    sold = [
+        replace(one, instance_type=replace(one.instance_type, device=kinds[one.instance_type.name]))
+        for one in offers("spot")
+    ]
+
+    def fits(cluster: Cluster) -> str:
+        return "none left" if cluster.name == "1xmedium" else cores_fit(cluster)
+
+    found = allowed(workload(), Supply(offers=sold, max_hosts=3, fits=fits), MODEL)
+    assert found is not None
+    cheapest = found.cheapest_of_each(["c", "b", "c", "other"], np.arange(len(found)), fits)
+    alone = [
+        one
+        for one in found.setups(found.by_price(np.arange(len(found))), fits)
+        if {member.instance_type.device for member in one.cluster.members} in ({"b"}, {"c"})
+    ]
+    first = {one.cluster.members[0].instance_type.device: one for one in reversed(alone)}
+    assert sorted(map(str, cheapest)) == sorted(map(str, first.values())) and len(cheapest) == 2
+    usd = [one.cluster.total_usd_per_hour or 0.0 for one in cheapest]
+    assert usd == sorted(usd)
 
 
 def test_few_clusters_are_all_enumerated_and_many_by_ladders() -> None:

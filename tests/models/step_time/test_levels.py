@@ -10,7 +10,7 @@ import pytest
 
 from models.domain.numeric import Z_90
 from models.step_time.dataset import TrainingData
-from models.step_time.formula import MEAN, NAMES, Line, compute_seconds
+from models.step_time.formula import MEAN, NAMES, Line, compute_seconds, moved_step_s, step_times
 from models.step_time.levels import kernel
 from models.step_time.model import StepTimeModel, fit
 from models.step_time.one_device import OneDevice
@@ -219,6 +219,23 @@ def test_bad_or_few_rows_give_finite_positive_seconds(everything: pd.DataFrame, 
     assert (predicted[:, 1] < predicted[:, 0]).all()
     assert (predicted[:, 0] < predicted[:, 2]).all()
     assert np.isfinite(model.draws(asked(known), count=4, seed=0)).all()
+
+
+def test_each_parameter_moves_the_step_by_what_the_equation_says() -> None:
+    """Also where only a part of the equation is evaluated anew."""
+    random, rows, by = np.random.default_rng(1), 40, 0.01
+    numbers = {name: random.uniform(1.0, 4.0, rows) for name in Line.__slots__}
+    tall = {name: random.uniform(0.5, 2.0, (rows, 2)) for name in ("alone_s", "middle_s", "optimizer_s", "count")}
+    sizes = {"gradient_bytes": 1e8 * numbers["gradient_bytes"], "devices": random.integers(2, 5, (rows, 2)) * 1.0}
+    sizes["machines"] = random.integers(2, 5, rows) * 1.0  # two of them are another algorithm
+    line = Line(**numbers | tall | sizes)
+    values = MEAN + random.normal(0, 0.5, (rows, len(NAMES)))
+    found = moved_step_s(line, values, by=by)
+    for at in range(len(NAMES)):
+        moved = values.copy()
+        moved[:, at] += by
+        assert np.array_equal(found[:, at], step_times(line, moved).step_s), NAMES[at]
+        assert not np.array_equal(found[:, at], step_times(line, values).step_s), NAMES[at]
 
 
 def test_each_device_of_a_machine_slows_the_others_more_than_the_one_before() -> None:
