@@ -23,19 +23,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
 import pandas as pd
 import torch
 import typer
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
-from torchvision.datasets.folder import default_loader
 
 from flows.cli import explained
 from tasks.node.data_cache import Cached
@@ -44,32 +42,42 @@ from tasks.node.loader import Loader
 from tasks.node.measuring import Patience
 from tasks.node.record import Item
 from tasks.node.steps import train
+from tasks.node.torchvision_operators import declare_what_did_not_load
 from tasks.reporting.tables import print_frame
 from tests.benchmarks.commands import ROOT
 
-PHOTOS, BATCH, PIXELS = 320, 16, 64
+PHOTOS, BATCH, PIXELS = 192, 16, 64
 EPOCHS = 3
 NONE, AGAIN = "none", "none, again"
 _STEPS = PHOTOS // BATCH
 _DECODED_BYTES = 3 * 256 * 256  # of a photo
 
 
-@dataclass(frozen=True)
-class Remote:
-    """Reads and decodes one file, after a while."""
+class Photos(Dataset[tuple[Image.Image, int]]):
+    """Those of a folder, each read after a while and decoded, and the number of its class."""
 
-    wait_s: float
+    def __init__(self, folder: str, wait_s: float) -> None:
+        self.paths, self.wait_s = [str(one) for one in sorted(Path(folder).glob("*/*.jpg"))], wait_s
 
-    def __call__(self, path: str) -> Any:
-        """A photo."""
+    def __len__(self) -> int:
+        """Photos."""
+        return len(self.paths)
+
+    def __getitem__(self, place: int) -> tuple[Image.Image, int]:
+        """One, and its class."""
+        path = Path(self.paths[place])
         time.sleep(self.wait_s)
-        return default_loader(path)
+        with Image.open(path) as photo:
+            return photo.convert("RGB"), int(path.parent.name.rpartition("-")[2])
 
 
 class Augmented(Dataset[tuple[Tensor, int]]):
     """Photos as the example has them: cropped and flipped at random, outside of any cache."""
 
     def __init__(self, photos: Any) -> None:
+        declare_what_did_not_load()
+        from torchvision import transforms
+
         self.photos = photos
         self.prepare = transforms.Compose(
             [transforms.RandomResizedCrop(PIXELS), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
@@ -86,16 +94,16 @@ class Augmented(Dataset[tuple[Tensor, int]]):
 
 
 @contextmanager
-def no_cache(photos: ImageFolder) -> Iterator[Dataset[Any]]:
+def no_cache(photos: Photos) -> Iterator[Dataset[Any]]:
     """As they are."""
     yield photos
 
 
-def with_cache(memory: float, disk: bool, filled: bool = False) -> Callable[[ImageFolder], Any]:
+def with_cache(memory: float, disk: bool, filled: bool = False) -> Callable[[Photos], Any]:
     """A cache with memory for a part of the photos, of a folder of its own."""
 
     @contextmanager
-    def made(photos: ImageFolder) -> Iterator[Dataset[Any]]:
+    def made(photos: Photos) -> Iterator[Dataset[Any]]:
         with tempfile.TemporaryDirectory() as folder:
             memory_gib = memory * PHOTOS * _DECODED_BYTES / 2**30
             options: dict[str, Any] = {"memory_gib": memory_gib, "folder": folder if disk else None}
@@ -108,7 +116,7 @@ def with_cache(memory: float, disk: bool, filled: bool = False) -> Callable[[Ima
     return made
 
 
-VARIANTS: dict[str, Callable[[ImageFolder], Any]] = {
+VARIANTS: dict[str, Callable[[Photos], Any]] = {
     NONE: no_cache,
     "memory": with_cache(1.1, disk=False),
     "disk": with_cache(0.0, disk=True),
@@ -177,7 +185,7 @@ def epochs(remote_ms: float, workers: list[int], rounds: int) -> pd.DataFrame:
     with tempfile.TemporaryDirectory() as folder:
         maker = ROOT / "examples" / "own-repository" / "make_photos.py"
         subprocess.run([sys.executable, maker, folder, "--count", str(PHOTOS)], check=True)
-        photos = ImageFolder(folder, loader=Remote(remote_ms / 1000))
+        photos = Photos(folder, remote_ms / 1000)
         for number, turn in ((one, turn) for one in workers for turn in range(rounds)):
             for name, made in VARIANTS.items():
                 with ExitStack() as stack:
