@@ -12,7 +12,8 @@ examples/own-repository makes), cropped at random to 64 x 64. There is no remote
 
 in turns, several times over. An epoch's seconds and those in which it waits for batches are medians over the rounds,
 with the smallest and the largest beside. `srift_wait_s` is the wait that a run of Srift's measures (`input_s`), for as
-many steps as an epoch has; it is compared with later epochs' wait. `none` is measured twice a round, as noise.
+many steps as an epoch has. It is compared with `steady_wait_s`, of as many steps of later epochs but the first of
+each, for which workers begin with nothing, cache or not. `none` is measured twice a round, as noise.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Annotated, Any
 
 import pandas as pd
@@ -136,8 +137,8 @@ def network() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.01)
 
 
-def trained(dataset: Dataset[Any], workers: int) -> tuple[list[float], list[float], float]:
-    """Seconds of each epoch, and those of waiting in each; and a sum over weights that tells what it was trained on."""
+def trained(dataset: Dataset[Any], workers: int) -> tuple[list[float], list[list[float]], float]:
+    """Seconds of each epoch, and of waiting for each batch; and a sum over weights that tells what was trained on."""
     model, optimizer = network()
     loader = DataLoader(
         dataset,
@@ -147,19 +148,20 @@ def trained(dataset: Dataset[Any], workers: int) -> tuple[list[float], list[floa
         persistent_workers=workers > 0,
         generator=torch.Generator().manual_seed(1),
     )
-    seconds, waits = [], []
+    seconds: list[float] = []
+    waits: list[list[float]] = []
     for _ in range(EPOCHS):
         began = before = time.perf_counter()
-        waited = 0.0
+        waited = []
         for inputs, target in loader:
-            waited += time.perf_counter() - before
+            waited.append(time.perf_counter() - before)
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(inputs), target).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             before = time.perf_counter()
         seconds.append(time.perf_counter() - began)
         waits.append(waited)
-    return seconds, waits, float(sum(one.double().abs().sum() for one in model.parameters()))
+    return seconds, waits, float(sum(one.detach().double().abs().sum() for one in model.parameters()))
 
 
 def measured_wait(dataset: Dataset[Any], workers: int) -> float:
@@ -198,8 +200,9 @@ def epochs(remote_ms: float, workers: list[int], rounds: int) -> pd.DataFrame:
                             "round": turn,
                             "first_s": seconds[0],
                             "later_s": median(seconds[1:]),
-                            "first_wait_s": waits[0],
-                            "later_wait_s": median(waits[1:]),
+                            "first_wait_s": sum(waits[0]),
+                            "later_wait_s": median(sum(one) for one in waits[1:]),
+                            "steady_wait_s": median(fmean(one[1:]) for one in waits[1:]) * _STEPS,
                             "srift_wait_s": measured_wait(dataset, number),
                             "weights": told,
                         }
@@ -209,7 +212,7 @@ def epochs(remote_ms: float, workers: list[int], rounds: int) -> pd.DataFrame:
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """A row a variant and number of workers: medians over the rounds, from the smallest to the largest."""
-    columns = ["first_s", "later_s", "first_wait_s", "later_wait_s", "srift_wait_s"]
+    columns = ["first_s", "later_s", "first_wait_s", "later_wait_s", "steady_wait_s", "srift_wait_s"]
     grouped = rows.groupby(["workers", "variant"], sort=False)
     texts = {
         name: grouped[name].median().map("{:.2f}".format)

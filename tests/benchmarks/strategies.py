@@ -472,7 +472,7 @@ def judge_cache(claims: Claims, rounds: int) -> None:
                    f"later {data_cache.spread(later)}, first {data_cache.spread(first)} times those without", noise,
                    all(max(own) < 1 for own in later.values())
                    and all(median(own) <= _FIRST_LONGER for own in first.values()))  # fmt: skip
-    off = rows["srift_wait_s"] - rows["later_wait_s"]
+    off = rows["srift_wait_s"] - rows["steady_wait_s"]
     share = (off / rows["later_s"]).groupby([rows["workers"], rows["variant"]]).median()
     claims.add("the wait that is measured is that of later epochs, to a tenth of an epoch",
                f"off by {share.abs().mean():.1%} of an epoch in the mean, at most {share.abs().max():.1%}",
