@@ -228,7 +228,7 @@ def ratios(rows: pd.DataFrame, name: str, variant: str, against: str = NONE) -> 
     """By the number of workers, of each round: a variant's seconds as parts of another's."""
     table = rows.pivot_table(index=["workers", "round"], columns="variant", values=name)
     each = table[variant] / table[against]
-    return {int(number): own.tolist() for number, own in each.groupby(level="workers")}
+    return {int(str(number)): own.tolist() for number, own in each.groupby(level="workers")}
 
 
 def spread(values: dict[int, list[float]]) -> str:
