@@ -121,6 +121,8 @@ def _part(error: BaseException, model: nn.Module) -> str:
 def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     """Figures of a few steps. Raises WorkloadError where no machine could train it with others."""
     try_once(built, batch)
+    if built.loader is not None:
+        built.loader.as_in_later_epochs()
     losses, seconds, waits = [], [], []
     workers = 0 if built.loader is None else built.loader.workers  # each begins with a batch that nobody waited for
     for _ in range(max(_STEPS, workers) + workers):

@@ -2,6 +2,10 @@
 
 Everything stays as its user set it but the samples of a batch, a long timeout and, of a dataset with indices, their
 order: drawn by a seed, others on each rank. Data that end begin again; samples that fill no batch are left out.
+
+Steps of a first epoch, in which a cache is filled (data_cache.py), are not those of later ones, which a training has
+more of. A few steps of a large dataset would be the first epoch's, of a small one's some of both. So what is timed is
+a later epoch's: a few samples are read beforehand, of caches with room for as large a share of them as of all.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -24,7 +28,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from .processes import die_with_parent
 
@@ -35,6 +39,7 @@ _LEAVE_S = 2.0  # what workers have to end in, once torch has ended them
 _MOST_PATH = 70  # characters of a folder in which workers can have a socket, whose path has 107 at most [unix(7)]
 _TRACEBACK = "Original Traceback"  # torch's words before what a worker's error said
 _ENDLESS = 2**62  # samples: no pass over the data ends within a measurement
+_READ_S, _READ_MOST = 1.0, 256  # of samples that are read beforehand, each of two times
 _KEPT = ("num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "persistent_workers", "in_order")
 _OF_WORKERS = ("timeout", "prefetch_factor", "multiprocessing_context")
 
@@ -86,6 +91,7 @@ class Loader:
         self.given, self.seed, self.made_in = given, seed, made_in
         self.workers = given.num_workers
         self.in_process = False
+        self._among: Sequence[int] = ()  # samples that batches are made of; empty: all
         self._batch = 0
         self._iterator: Iterator[Any] | None = None
         self._rebuilt: DataLoader[Any] | None = None
@@ -126,6 +132,32 @@ class Loader:
         """From now on the rank loads by itself, whatever its user asked for."""
         self.close()
         self.in_process = True
+
+    def as_in_later_epochs(self) -> None:
+        """From now on a dataset with a cache gives what it gives once it has read everything; others stay as they are.
+
+        Raises what the user's code raises.
+        """
+        dataset = self.given.dataset
+        caches = [] if isinstance(dataset, IterableDataset) else list(_caches(dataset))
+        if not caches:
+            return
+        self.close()
+        for one in caches:
+            one.begin_part(1.0)
+        samples = len(dataset)  # type: ignore[arg-type]
+        order = torch.randperm(samples, generator=torch.Generator().manual_seed(self.seed))
+        until, read = time.perf_counter() + _READ_S, 0
+        for place in order[:_READ_MOST].tolist():
+            dataset[place]
+            read += 1
+            if time.perf_counter() > until:
+                break
+        self._among = order[:read].tolist()
+        for one in caches:
+            one.begin_part(read / samples)
+        for place in self._among:
+            dataset[place]
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the workers; those that have ended get none, torch says so at the next batch."""
@@ -169,6 +201,8 @@ class Loader:
                 has = f"has {samples} samples, fewer than a batch of {batch}" if samples else "is empty"
                 raise LoaderError(f"the dataset of its loader {has}", self._codes())
             asked["sampler"] = RandomSampler(range(samples), replacement=True, num_samples=_ENDLESS, generator=order)
+            if self._among:
+                asked["sampler"] = _Among(self._among, order)
         return DataLoader(dataset, batch_size=batch, drop_last=True, **asked)
 
     def _begin(self) -> None:
@@ -221,6 +255,31 @@ class Loader:
         made = [getattr(kind, name, None) for name in ("__iter__", "__getitem__", "__getitems__")]
         codes = [getattr(one, "__code__", None) for one in (*made, self.given.collate_fn)]
         return tuple(one for one in (*codes, self.made_in) if one is not None)
+
+
+class _Among(Sampler[int]):
+    """Some samples, drawn again and again."""
+
+    def __init__(self, places: Sequence[int], order: torch.Generator) -> None:
+        self.places, self.order = places, order
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield self.places[int(torch.randint(len(self.places), (1,), generator=self.order))]
+
+
+def _caches(dataset: Any) -> Iterator[Any]:
+    """The caches in a dataset, and in those that it is made of. Users have copies of data_cache.py: no type tells."""
+    seen, left = set(), [dataset]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if hasattr(type(one), "begin_part"):
+            yield one
+        for held in getattr(one, "__dict__", {}).values():
+            left += [part for part in (held if isinstance(held, list | tuple) else [held]) if isinstance(part, Dataset)]
 
 
 def in_words(error: BaseException, codes: tuple[CodeType, ...] = (), *, within_s: float = _WITHIN_S) -> BaseException:

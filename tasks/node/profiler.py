@@ -35,6 +35,7 @@ def profile(
     rows: list[dict[str, Any]] = []
     if built.loader is not None:
         built.loader.load_in_process()
+        built.loader.as_in_later_epochs()
     for batch in sorted(item.batches):
         try:
             rows.append(patience.undisturbed(partial(_parts, built, batch), None))

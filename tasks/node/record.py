@@ -279,11 +279,12 @@ class Record:
     deviation / median):
       train    step_s, step_spread (interquartile range / median), steps, input_s (part of step_s: waiting for the
                next batch, or making it, at the slowest rank; a median, but of a loader a mean, to which step_s then
-               adds the median of the rest), loader_workers (of a loader alone), rank_step_s, rank_compute_s (the same
-               without communication, and without the wait for a loader; both one a rank: node by node, in each
-               device by device), sync_s (of a loader without waits for input), build_s, warmup_s,
-               steps_s, peak_bytes, parameters, gradient_bytes, bucket_bytes, first_loss, last_loss; once a launch and
-               workload checkpoint_s and checkpoint_bytes, of the state that the first rank wrote to its disk
+               adds the median of the rest; of later epochs where samples are cached), loader_workers (of a loader
+               alone), rank_step_s, rank_compute_s (the same without communication, and without the wait for a loader;
+               both one a rank: node by node, in each device by device), sync_s (of a loader without waits for input),
+               build_s, warmup_s, steps_s, peak_bytes, parameters, gradient_bytes, bucket_bytes, first_loss, last_loss;
+               once a launch and workload checkpoint_s and checkpoint_bytes, of the state that the first rank wrote
+               to its disk
       learn    losses (of each window the mean over its steps, and over ranks by their samples), steps_a_window,
                diverged (whether training ended on a loss that is no number, in a window which is then not among the
                losses), steps_s (of all; nothing is timed otherwise)

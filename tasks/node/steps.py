@@ -184,6 +184,8 @@ def train(
     build_s = clock_s() - started
 
     built.close()
+    if built.loader is not None:
+        built.loader.as_in_later_epochs()
     meet(group)
     started = clock_s()
     with running(built.loader):

@@ -9,6 +9,8 @@
     adasum       steps to a loss with Adasum against averaging at tuned rates, as `adasum` has them
     placement    seconds of a step's traffic in the order of machines that is chosen, as `placement` has them
     update       ddp against zero1, whose optimizers share the update: losses, seconds and memory of a rank
+    cache        epochs with and without a cache of decoded samples, and what Srift measures of them, as `data_cache`
+                 has them
     elastic      torchrun jobs that lose machines: no checkpoint lost, and seconds as predicted, as `elastic` has them
     learning     losses of the learning runs that campaigns make, dense and compressed, and the planner's verdict on
                  each strategy, by `models/planner/learning.py`
@@ -76,7 +78,7 @@ from tasks.node.strategies.mstopk import largest
 from tasks.reporting.progress import reporting_to
 from tasks.reporting.tables import live_reporter, print_frame
 from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace
-from tests.benchmarks import elastic, joint_choice, tensor, two_kinds
+from tests.benchmarks import data_cache, elastic, joint_choice, tensor, two_kinds
 from tests.benchmarks.adasum import JOBS, adasum_steps
 from tests.benchmarks.choice_scores import RECOMMENDED
 from tests.benchmarks.commands import ROOT
@@ -105,6 +107,7 @@ _SAVING_OFF = 0.10  # of the states that are shared out
 _UPDATE_STEPS = 10  # whose losses are compared
 LEAST_LOSSES, _ELASTIC_OFF = 30, 0.05
 _NOT_EXACT, _LEAST_TIMES = 1e-5, 1.45
+_REMOTE_MS, _FIRST_LONGER, _OFF_WAIT = 10.0, 1.10, 0.1  # of a read; of a first epoch; of an epoch
 _REPEATS = 3
 _LEARNING_BATCH = 8  # of each of two ranks
 
@@ -456,6 +459,27 @@ def judge_updates(claims: Claims) -> None:
                bool(off.abs().max() <= _SAVING_OFF))  # fmt: skip
 
 
+def judge_cache(claims: Claims, rounds: int) -> None:
+    """Epochs with and without a cache."""
+    rows = data_cache.epochs(_REMOTE_MS, [0, 2], rounds)
+    print_frame(data_cache.summary(rows), f"{data_cache.EPOCHS} epochs, each photo read after {_REMOTE_MS:g} ms asleep")
+    noise = f"without, again: {data_cache.spread(data_cache.ratios(rows, 'later_s', data_cache.AGAIN))} times"
+    alike = rows.groupby("workers")["weights"].nunique().eq(1).all()
+    claims.add("a cache trains to the same bits", f"{len(rows)} trainings", "none", bool(alike))
+    for kind in ("memory", "disk", "half + disk"):
+        later, first = (data_cache.ratios(rows, name, kind) for name in ("later_s", "first_s"))
+        claims.add(f"later epochs are shorter with a cache ({kind}), the first no longer than by a tenth",
+                   f"later {data_cache.spread(later)}, first {data_cache.spread(first)} times those without", noise,
+                   all(max(own) < 1 for own in later.values())
+                   and all(median(own) <= _FIRST_LONGER for own in first.values()))  # fmt: skip
+    off = rows["srift_wait_s"] - rows["steady_wait_s"]
+    share = (off / rows["later_s"]).groupby([rows["workers"], rows["variant"]]).median()
+    claims.add("the wait that is measured is that of later epochs, to a tenth of an epoch",
+               f"off by {share.abs().mean():.1%} of an epoch in the mean, at most {share.abs().max():.1%}",
+               f"single rounds {(off / rows['later_s']).min():+.1%} to {(off / rows['later_s']).max():+.1%}",
+               bool(share.abs().max() <= _OFF_WAIT))  # fmt: skip
+
+
 def judge_elastic(claims: Claims, here: Workspace, rounds: int, minutes: float) -> None:
     """Lost machines, checkpoints, and seconds of jobs."""
     table = elastic_jobs(here, rounds=rounds, minutes=minutes)
@@ -612,7 +636,7 @@ def main(
     steps: Annotated[int, typer.Option(min=40, help="of each training")] = 200,
     parts: Annotated[
         str, typer.Option(help="what to judge")
-    ] = "selection,bytes,adasum,tensor,placement,update,elastic,learning,steps,servers,tables,choice",
+    ] = "selection,bytes,adasum,tensor,placement,update,cache,elastic,learning,steps,servers,tables,choice",
     rounds: Annotated[int, typer.Option(min=1, help="of twelve elastic jobs each")] = 1,
     minutes: Annotated[float, typer.Option(help="after which no elastic job begins; `--home` has those before")] = 60.0,
     home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
@@ -632,6 +656,8 @@ def main(
         judge_placement(claims, seed)
     if "update" in parts:
         judge_updates(claims)
+    if "cache" in parts:
+        judge_cache(claims, _REPEATS)
     if "learning" in parts:
         print_frame(learning(BATCHES, seeds=seeds, steps=steps), f"losses after {steps} steps")
     if "elastic" in parts:
