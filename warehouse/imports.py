@@ -6,9 +6,12 @@ However many there are, memory is bounded: DuckDB reads the Parquet file a piece
 from __future__ import annotations
 
 import errno
+import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -39,6 +42,7 @@ CHUNK = pa.schema(
     [("place", pa.int64()), *_SETUP_COLUMNS, *_RUN_COLUMNS, ("content", pa.string()), ("digest", pa.string())]
 )
 COLUMNS = [name for name, _ in (*_SETUP_COLUMNS, *_RUN_COLUMNS)]
+_PREFIX, _STALE_S = "srift-import-", 86_400.0
 _SETUP = ", ".join(name for name, _ in _SETUP_COLUMNS)
 
 
@@ -89,14 +93,16 @@ class StagedRows:
     def frame(self) -> pd.DataFrame:
         """The rows as the mart `runs` has them: all of them in memory, for a backtest without a warehouse."""
         columns = ", ".join("identity as run_id" if name == "run_id" else name for name in COLUMNS)
-        return select(_scratch(self.path.parent), f"select {columns} from {self} order by place")
+        with _room_in(self.path.parent):
+            return select(_scratch(self.path.parent), f"select {columns} from {self} order by place")
 
     def __str__(self) -> str:
         """As a relation of a query."""
-        return f"read_parquet({quoted(str(self.path))})"
+        return _relation(self.path)
 
     def _ask(self, query: str) -> Connection:
-        return _scratch(self.path.parent).execute(query)
+        with _room_in(self.path.parent):
+            return _scratch(self.path.parent).execute(query)
 
 
 @contextmanager
@@ -105,18 +111,27 @@ def staged(chunks: Iterable[pa.Table]) -> Iterator[StagedRows]:
 
     Raises what `chunks` raises, and DiskFull where that folder has no room.
     """
-    with tempfile.TemporaryDirectory(prefix="srift-import-") as name:
+    _drop_stale(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as name:
         with _room_in(Path(name)):
             path = _digested(Path(name), chunks)
         yield StagedRows(path=path)
+
+
+def _drop_stale(folder: Path) -> None:
+    """Drop what imports left here that were killed a day ago or before."""
+    for stale in folder.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if stale.stat().st_uid == os.getuid() and stale.stat().st_mtime < time.time() - _STALE_S:
+                shutil.rmtree(stale, ignore_errors=True)
 
 
 @contextmanager
 def _room_in(folder: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, duckdb.IOException) as error:
-        if not (isinstance(error, duckdb.IOException) or error.errno == errno.ENOSPC):
+    except (OSError, duckdb.IOException, duckdb.OutOfMemoryException) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise DiskFull(
             f"the rows that were read did not fit beside: {one_line(error)}. Nothing was loaded; free some space in"
@@ -132,7 +147,7 @@ def _digested(folder: Path, chunks: Iterable[pa.Table]) -> Path:
             writer.write_table(chunk)
     # Equal rows without a run_id are told apart by how many stood before: the later ones are few, and only they are
     # numbered.
-    source = f"read_parquet({quoted(str(read))})"
+    source = _relation(read)
     _scratch(folder).execute(f"""
         copy (
             with again as (
@@ -236,6 +251,11 @@ def append_imports(
         """,
     )
     return new
+
+
+def _relation(path: Path) -> str:
+    """A Parquet file in a query; folders named `a=b` are no columns of it."""
+    return f"read_parquet({quoted(str(path))}, hive_partitioning = false)"
 
 
 def _scratch(folder: Path) -> Connection:

@@ -108,7 +108,9 @@ class SharedWarehouse(Warehouse):
         Warehouse(path, sql_folder=self._sql_folder).migrate()
         self.migrate()
         with Warehouse(path, sql_folder=self._sql_folder).read() as old, self.transact() as connection:
-            return {name: _copied(old, connection, name) for name in sorted(_shapes()) if name != "schema_migrations"}
+            copied = {name: _copied(old, connection, name) for name in sorted(_shapes()) if name != "schema_migrations"}
+            copied["raw_import_rows"] += _also_held(old, connection)
+            return copied
 
     def _refuse_missing(self) -> None:
         """`_open` does."""
@@ -332,6 +334,21 @@ def _copied(old: duckdb.DuckDBPyConnection, connection: duckdb.DuckDBPyConnectio
     connection.register("incoming", rows)
     try:
         return insert(connection, table, ", ".join(names), chosen)
+    finally:
+        connection.unregister("incoming")
+
+
+def _also_held(old: duckdb.DuckDBPyConnection, connection: duckdb.DuckDBPyConnection) -> int:
+    """Note the imports of the file that hold rows which other imports had brought here before."""
+    connection.register("incoming", old.execute("select import_id, row_digest from raw_imports").to_arrow_table())
+    chosen = """
+        select incoming.import_id, incoming.row_digest
+        from incoming
+        join raw_imports on raw_imports.row_digest = incoming.row_digest
+        where raw_imports.import_id <> incoming.import_id
+    """
+    try:
+        return insert(connection, "raw_import_rows", "import_id, row_digest", chosen)
     finally:
         connection.unregister("incoming")
 

@@ -123,7 +123,9 @@ def affordable(workspace: Workspace, wished: Wished, tally: Tally) -> Iterator[L
 def outcomes(workspace: Workspace, wished: Wished, made: Sequence[tuple[Launch, Served]]) -> list[Row]:
     """A row a run of the launches that were `made`: what was predicted and measured of its step, or why nothing was."""
     provider = workspace.provider.name
-    measured = {planned_id(str(row["run_id"])): row for row in rows_of(_mart(workspace, "runs", provider))}
+    measured = {
+        planned_id(str(row["run_id"])): row for row in rows_of(_mart(workspace, "runs", provider, source="srift"))
+    }
     failed = {
         planned_id(str(row["run_id"])): str(row["reason"]) for row in rows_of(_mart(workspace, "failed_runs", provider))
     }
@@ -158,9 +160,9 @@ def outcomes(workspace: Workspace, wished: Wished, made: Sequence[tuple[Launch, 
     return rows
 
 
-def _mart(workspace: Workspace, name: str, provider: str) -> pd.DataFrame:
+def _mart(workspace: Workspace, name: str, provider: str, **equal: str) -> pd.DataFrame:
     try:
-        return reads.mart(workspace.warehouse, name, provider=provider)
+        return reads.mart(workspace.warehouse, name, provider=provider, **equal)
     except WarehouseMissing:
         return pd.DataFrame()
 

@@ -94,6 +94,8 @@ def _whole(value: Any) -> Any:
 
 
 def _in_utc(moment: datetime | None) -> datetime | None:
+    if isinstance(moment, pd.Timestamp):  # of Parquet's nanoseconds, which are not kept
+        moment = moment.to_pydatetime(warn=False)
     return moment.astimezone(UTC).replace(tzinfo=None) if moment and moment.tzinfo else moment
 
 
@@ -114,7 +116,7 @@ class Measurement(BaseModel):
     batch_per_device: Text
     step_s: Seconds
     layout: Text | None = None
-    accumulation_steps: Whole = 1
+    accumulation_steps: Annotated[Whole, Field(lt=2**31)] = 1
     strategy: Text = "ddp"
     precision: Text = "fp32"
     switches: Text = "none"
@@ -447,13 +449,14 @@ def _chunks(path: Path, ignored: set[str], stripped: Counter[str]) -> Iterator[p
     """The rows of a file of measurements. Raises ImportRefused once all were looked at."""
     columns, word = _columns(path), row_word(path)
     of_timing = [name in _Timing.model_fields for name in columns]
-    of_setup = [not one for one in of_timing]
+    of_setup = [name in Measurement.model_fields and name not in _Timing.model_fields for name in columns]
     timing, setup_columns = list(compress(columns, of_timing)), list(compress(columns, of_setup))
     known: dict[tuple[Any, ...], _Setup] = {}
     problems: list[str] = []
     chunk = _Chunk()
     for place, values in _raw_rows(path):
-        setup = known.get(key := tuple(compress(values, of_setup)))
+        key = tuple(compress(values, of_setup))
+        setup = known.get(key)
         timed = _given(timing, list(compress(values, of_timing)), ignored, stripped)
         times: _Timing | Measurement | None = None
         if setup is not None and len(values) <= len(columns):
@@ -528,10 +531,12 @@ def _raw_rows(path: Path) -> Iterator[tuple[int, Sequence[Any]]]:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """None where it is NaN, which is equal to no other."""
+    """None where it is NaN, which is equal to no other; lists and structs, which are no values here, as text."""
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column)
     values: list[Any] = column.to_pylist()
+    if pa.types.is_nested(column.type):
+        return [None if value is None else str(value) for value in values]
     return values
 
 

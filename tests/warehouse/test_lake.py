@@ -15,7 +15,7 @@ from moto.server import ThreadedMotoServer
 
 from tests import postgres
 from tests.warehouse.builders import DEFINED, NOON, TYPES, body, fresh, recommendation, sql_of, stamp
-from warehouse.append import append, append_records, note_instance_types, note_workloads
+from warehouse.append import append, append_records, note_import, note_instance_types, note_workloads
 from warehouse.database import MigrationChanged, Warehouse, WarehouseBusy, WarehouseError, WarehouseMissing
 from warehouse.export import export, read_published
 from warehouse.lake import Lake, SharedWarehouse
@@ -168,6 +168,24 @@ def test_a_home_is_carried_over_once_in_the_order_in_which_things_were_noted(
         query = f"select * from {name} where provider = 'local' order by all"
         assert len(file.select(query)) and file.select(query).equals(shared.select(query)), name
     assert len(shared.select("recommendations")) == 2
+
+
+def test_what_two_imports_hold_counts_after_a_home_was_carried_over_until_both_are_forgotten(
+    shared: SharedWarehouse, tmp_path: Path
+) -> None:
+    columns = {"workload": "tiny", "cluster": "1xsmall", "batch_per_device": "8", "accumulation_steps": 1}
+    columns |= {"strategy": "ddp", "precision": "fp32", "switches": "none", "step_s": 0.5, "provider": "ec2"}
+    file = fresh(tmp_path / "home")
+    for warehouse, import_id in ((shared, "b"), (file, "a")):
+        row = columns | {"identity": "d", "row_digest": "d", "row_number": 1, "file_digest": import_id}
+        with warehouse.transact() as connection:
+            note_import(connection, import_id, event="imported", noted_at=NOON)
+            append(connection, "raw_imports", [row], import_id=import_id, loaded_at=NOON)
+    assert shared.carry_over(file.path)["raw_import_rows"] == 1
+    for import_id, left in (("b", 1), ("a", 0)):
+        with shared.transact() as connection:
+            note_import(connection, import_id, event="forgotten", noted_at=NOON)
+        assert len(shared.select("runs")) == left
 
 
 def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lake: Lake) -> None:

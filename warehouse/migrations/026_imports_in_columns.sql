@@ -50,14 +50,14 @@ select
     json_extract_string(body, '$.precision') as precision,
     coalesce(json_extract_string(body, '$.switches'), 'none') as switches,
     json_extract_string(body, '$.step_s')::double as step_s,
-    json_extract_string(body, '$.sync_s')::double as sync_s,
-    json_extract_string(body, '$.gradient_bytes')::bigint as gradient_bytes,
-    json_extract_string(body, '$.parameters')::bigint as parameters,
-    json_extract_string(body, '$.flops_per_sample')::double as flops_per_sample,
+    try_cast(json_extract_string(body, '$.sync_s') as double) as sync_s,
+    try_cast(json_extract_string(body, '$.gradient_bytes') as bigint) as gradient_bytes,
+    try_cast(json_extract_string(body, '$.parameters') as bigint) as parameters,
+    try_cast(json_extract_string(body, '$.flops_per_sample') as double) as flops_per_sample,
     json_extract_string(body, '$.market') as market,
     json_extract_string(body, '$.zone') as zone,
     json_extract_string(body, '$.source') as source,
-    json_extract_string(body, '$.measured_at')::timestamp as measured_at,
+    try_cast(json_extract_string(body, '$.measured_at') as timestamp) as measured_at,
     loaded_at
 from raw_imports_before as raw;
 

@@ -22,7 +22,7 @@ select
     counted.cluster,
     counted.layout,
     counted.batch_per_device,
-    counted.accumulation_steps::integer as accumulation_steps,
+    try_cast(counted.accumulation_steps as integer) as accumulation_steps,
     counted.strategy,
     counted.precision,
     counted.switches,
@@ -34,7 +34,7 @@ select
     counted.market,
     counted.zone,
     counted.measured_at,
-    case when counted.is_public then 'public: AdaptDL''s OSDI''21 artifact' else coalesce(counted.source, 'import') end
+    case when counted.is_public then 'public: AdaptDL''s OSDI''21 artifact' else coalesce(nullif(counted.source, 'srift'), 'import') end
         as source,
     counted.is_public
 from counted

@@ -334,6 +334,32 @@ def test_a_row_is_known_by_all_that_it_says_in_any_chunk(
     assert found.place.tolist() == [2, 3, 4, 5, 6] and not stripped
 
 
+def test_a_parquet_file_may_have_any_columns_in_a_folder_of_any_name(
+    warehouse: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (temporary := tmp_path / "workload=other").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    row = {"workload": "tiny", "cluster": "2xg9.small", "batch_per_device": 8, "step_s": 0.5}
+    moment = pd.Timestamp("2026-01-02 03:04:05.123456789")
+    pd.DataFrame([row | {"notes": [1, 2], "measured_at": moment}] * 2).to_parquet(tmp_path / "rows.parquet")
+    assert load(warehouse, tmp_path / "rows.parquet").workloads == {"tiny": 2}
+    assert runs(warehouse).measured_at.tolist() == [pd.Timestamp("2026-01-02 03:04:05.123456")] * 2
+    pd.DataFrame([row | {"layout": [1, 2]}]).to_parquet(tmp_path / "odd.parquet")
+    with pytest.raises(ImportRefused, match="row 1, column layout: "):
+        load(warehouse, tmp_path / "odd.parquet")
+    assert not list(temporary.iterdir())
+
+
+def test_imported_rows_cannot_pass_as_measured_here(warehouse: Warehouse, tmp_path: Path) -> None:
+    load(warehouse, written(tmp_path, FULL.replace(",mine,", ",srift,")))
+    assert runs(warehouse, "local").source.tolist() == ["import"]
+
+
+def test_a_number_that_no_run_has_is_refused(warehouse: Warehouse, tmp_path: Path) -> None:
+    with pytest.raises(ImportRefused, match="line 2, column accumulation_steps: "):
+        load(warehouse, written(tmp_path, FULL.replace(",2,ddp", ",3e9,ddp")))
+
+
 def test_of_very_many_rows_the_extremes_of_each_setup_are_judged(
     warehouse: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
