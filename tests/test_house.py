@@ -59,7 +59,18 @@ def not_allowed(package: str, allowed: set[str]) -> dict[str, list[str]]:
 
 
 # What a command that only looks something up is not to wait for; imported where it is used.
-HEAVY = {"boto3", "botocore", "matplotlib", "mlflow", "prefect", "sklearn", "scipy.optimize", "scipy.stats"}
+HEAVY = {
+    "boto3",
+    "botocore",
+    "dask",
+    "distributed",
+    "matplotlib",
+    "mlflow",
+    "prefect",
+    "sklearn",
+    "scipy.optimize",
+    "scipy.stats",
+}
 # Ours imported inside functions; all but the first, which is read in the artifact alone, are to go to the top.
 LATE = {
     ("tasks/training/pyfunc_model.py", "srift_models.step_time.serialization"),  # there only where a model is loaded
