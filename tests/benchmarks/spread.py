@@ -1,7 +1,8 @@
 """How long a table of very many workloads takes: one after another, by processes, and by a Dask cluster's workers.
 
 `python -m tests.benchmarks.spread --workloads 1000 --way processes --way dask` starts the cluster on this machine,
-plans the table each way, prints the seconds, and raises where any row differs. `alone` is one after another.
+plans the table each way, prints the seconds, and raises where any row differs. `alone` is one after another; `start`
+plans nothing, by processes. Seconds of the processor are those of all processes, which other work here hardly changes.
 """
 
 from __future__ import annotations
@@ -9,23 +10,26 @@ from __future__ import annotations
 import tempfile
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 from unittest import mock
 
 import pandas as pd
+import psutil
 import typer
 
 from models.domain.workload import Workload
-from tasks.recommendation.recommend import recommend_all
+from tasks.recommendation.recommend import _planned, recommend_all
 from tasks.reporting.tables import print_frame
 from tasks.workspace import parallel
+from tasks.workspace.parallel import side_by_side
 from tasks.workspace.settings import Shared
 from tasks.workspace.workspace import Workspace
 from tests.dask_cluster import cluster
 from tests.installed import NOON, champion, install, measured
 
-WAYS = ["alone", "processes", "dask"]
+WAYS = ["start", "alone", "processes", "dask"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +78,23 @@ def main(
         (Path(folder) / "project").mkdir()
         here = in_sizes(install(Path(folder) / "project"), workloads)
         for way in ways:
-            begun = time.perf_counter()
-            tables[way] = rows_of(here, spread=way != "alone", scheduler=dask if way == "dask" else "")
-            rows.append({"way": way, "rows": len(tables[way]), "seconds": time.perf_counter() - begun})
+            begun, before_s = time.perf_counter(), _processor_s()
+            if way == "start":
+                side_by_side(partial(_planned, shared=champion().model), [None, None])
+            else:
+                tables[way] = rows_of(here, spread=way != "alone", scheduler=dask if way == "dask" else "")
+            taken = {"seconds": time.perf_counter() - begun, "processor_s": _processor_s() - before_s}
+            rows.append({"way": way, "rows": len(tables.get(way, ())), **taken})
     print_frame(pd.DataFrame(rows), f"{workloads} workloads, {workers} workers of the cluster")
-    if any(one != tables[ways[0]] for one in tables.values()):
+    first, *others = tables.values() or [[]]
+    if any(one != first for one in others):
         raise AssertionError("tables differ")
+
+
+def _processor_s() -> float:
+    """Of this process and all that it started, until now."""
+    here = psutil.Process()
+    return float(sum(sum(one.cpu_times()[:4]) for one in (here, *here.children(recursive=True))))
 
 
 if __name__ == "__main__":
