@@ -29,7 +29,7 @@ MOST = 4
 # Far longer than anything asked for takes: what is not back by then is done here.
 _PATIENCE_S = 600.0
 _IDLE_S = 5.0
-# Of work, from which on processes are started or a cluster is asked. On two cores it pays from 4 s on, which starting
+# Of work, from which on processes are started or a cluster is asked. On two cores it pays from 5 s on, which starting
 # two processes takes of the processor (python -m tests.benchmarks.spread); a machine is seldom idle.
 LONG_S = 10.0
 # No process, no memory, none left, or nothing that can be sent there: an error of the function shows again here.
