@@ -30,7 +30,7 @@ def retrain(refresh_id: str, provider: str = "local") -> str:
     counted = counted_runs(workspace.warehouse, provider)
     if counted > len(frames["runs"]):
         reporter().say(f"{counted:,} runs count, and the model learns from {len(frames['runs']):,} of them: {LEARNED}")
-    challenger = challenge(frames, champion)
+    challenger = challenge(frames, champion, workspace.settings.shared.dask)
     if challenger is None:
         return "nothing was ever measured: there is no challenger"
     version, decision = register(workspace, challenger, frames, refresh_id, datetime.now(UTC))

@@ -59,7 +59,7 @@ def not_allowed(package: str, allowed: set[str]) -> dict[str, list[str]]:
 
 
 # What a command that only looks something up is not to wait for; imported where it is used.
-HEAVY = {"boto3", "botocore", "matplotlib", "mlflow", "prefect", "sklearn", "sqlalchemy"}
+HEAVY = {"boto3", "botocore", "dask", "distributed", "matplotlib", "mlflow", "prefect", "sklearn", "sqlalchemy"}
 HEAVY |= {"scipy.optimize", "scipy.stats"}
 # Ours imported inside functions; all but the first, which is read in the artifact alone, are to go to the top.
 LATE = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -30,6 +31,7 @@ from ..providers.base import PlacementScores, ProviderError
 from ..reporting.tables import as_caution
 from ..training.registry import Champion
 from ..workspace.blas_threads import one_thread
+from ..workspace.parallel import side_by_side_if_long
 from ..workspace.prefect_runtime import Step
 from ..workspace.settings import IMPORTED
 from ..workspace.workspace import Workspace, refresh_command
@@ -69,13 +71,29 @@ Row = dict[str, Any]
 def recommend_all(
     workspace: Workspace, champion: Champion | None, offers: Sequence[Offer], runs: pd.DataFrame
 ) -> list[Row]:
-    """Rows for every workload of srift.toml and each of its goals."""
+    """Rows for every workload of srift.toml and each of its goals.
+
+    Where planning takes long it is spread, a workload each: over processes, or over the Dask cluster that `[shared]`
+    names. Local machines are this one, which alone can say what fits on it: they are planned for here.
+    """
+    cases: list[Case] = []
+
+    def asked() -> Iterator[_Asked | None]:
+        for workload in workloads:
+            cases.append(Case.of(workspace, champion, workload, offers, conditions))
+            yield _asked_of(cases[-1], runs, learning, shared=model)
+
+    workloads = workspace.workloads
+    model = None if champion is None else champion.model
+    scheduler = "" if workspace.simulated else workspace.settings.shared.dask
     with one_thread():
-        conditions = job_conditions(workspace)
+        conditions, experience = job_conditions(workspace), spot_experience(workspace)
+        learning = reads.learning(workspace.warehouse, workspace.provider.name)
+        plans = side_by_side_if_long(partial(_planned, shared=model), asked(), len(workloads), scheduler)
         rows = [
             row
-            for workload in workspace.workloads
-            for row in recommend_one(workspace, champion, workload, offers, runs, conditions=conditions)
+            for case, found in zip(cases, plans, strict=True)
+            for row in _stamped(case, found or planner.nothing(case.workload), runs, experience).rows
         ]
     return with_placement_scores(workspace, rows)
 
@@ -182,10 +200,9 @@ def recommend_one(
     runs: pd.DataFrame,
     *,
     top: int = 5,
-    conditions: JobConditions | None = None,
 ) -> list[Row]:
     """Published rows of one workload over `offers`, publication id and time still open."""
-    return plan_one(Case.of(workspace, champion, workload, offers, conditions), runs, top=top).rows
+    return plan_one(Case.of(workspace, champion, workload, offers), runs, top=top).rows
 
 
 def plan_one(case: Case, runs: pd.DataFrame, *, top: int = 5) -> planner.Plan:
@@ -195,21 +212,59 @@ def plan_one(case: Case, runs: pd.DataFrame, *, top: int = 5) -> planner.Plan:
     met there is a first guess where its FLOPs and the devices' peak rates are known, and of a device that no run was
     ever measured on where its data sheet is; the rows say that too.
     """
-    workspace, workload, offers, known = case.workspace, case.workload, case.offers, case.known
-    mine = runs[runs["workload"] == workload.name] if len(runs) else runs
-    if case.model is None or not known:
-        found = planner.nothing(workload)
-    else:
-        found = planned(workspace, case.model, workload, known, runs=mine, top=top, conditions=case.conditions)
+    learning = reads.learning(case.workspace.warehouse, case.workspace.provider.name)
+    model = None if case.champion is None else case.champion.model
+    found = _planned(_asked_of(case, runs, learning, shared=model, top=top), shared=model)
+    return _stamped(case, found or planner.nothing(case.workload), runs, spot_experience(case.workspace))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """All that the planner needs of a case, wherever it works; `model` is None where it is the one that all share."""
+
+    workload: Workload
+    supply: Supply
+    model: StepTimeModel | None
+    runs: pd.DataFrame
+    top: int
+
+
+def _asked_of(
+    case: Case, runs: pd.DataFrame, learning: pd.DataFrame, *, shared: StepTimeModel | None, top: int = 5
+) -> _Asked | None:
+    """None where nothing can be predicted."""
+    if case.model is None or not case.known:
+        return None
+    return _Asked(
+        workload=case.workload,
+        supply=supply_of(case.workspace, case.workload, case.known, case.conditions, learning),
+        model=None if case.model is shared else case.model,
+        runs=_own(runs, case.workload),
+        top=top,
+    )
+
+
+def _planned(asked: _Asked | None, shared: StepTimeModel | None) -> planner.Plan | None:
+    model = shared if asked is None else asked.model or shared
+    if asked is None or model is None:
+        return None
+    return planner.plan(asked.workload, asked.supply, model, runs=asked.runs, top=asked.top, seed=SEED)
+
+
+def _own(runs: pd.DataFrame, workload: Workload) -> pd.DataFrame:
+    return runs[runs["workload"] == workload.name] if len(runs) else runs
+
+
+def _stamped(case: Case, found: planner.Plan, runs: pd.DataFrame, experience: Mapping[str, str]) -> planner.Plan:
+    workspace, offers = case.workspace, case.offers
     stamp = {
         "provider": workspace.provider.name,
-        "newest_measurement_at": _newest(mine),
+        "newest_measurement_at": _newest(_own(runs, case.workload)),
         "model_version": None if case.champion is None else str(case.champion.version),
         "placement_score": None,
     }
-    experience = spot_experience(workspace)
-    answered = case.model is not None and not (case.guessed and not known)
-    unmet = _unmet(case, met=answered, offered=bool(known) or not offers)
+    answered = case.model is not None and not (case.guessed and not case.known)
+    unmet = _unmet(case, met=answered, offered=bool(case.known) or not offers)
     cautions = cautions_of(case.champion, offers)
     rows = [
         row
@@ -257,18 +312,28 @@ def planned(
     offers: Sequence[Offer],
     *,
     conditions: JobConditions,
-    runs: pd.DataFrame | None = None,
-    top: int = 5,
 ) -> planner.Plan:
     """What the planner makes of `offers`, all of types that `model` has met, with what this installation knows."""
-    supply = Supply(
+    learning = reads.learning(workspace.warehouse, workspace.provider.name)
+    supply = supply_of(workspace, workload, offers, conditions, learning)
+    return planner.plan(workload, supply, model, seed=SEED)
+
+
+def supply_of(
+    workspace: Workspace,
+    workload: Workload,
+    offers: Sequence[Offer],
+    conditions: JobConditions,
+    learning: pd.DataFrame,
+) -> Supply:
+    """What clusters of `offers` the workload may be planned on; `learning` are rows of that mart."""
+    return Supply(
         offers=without_beaten_zones(offers),
         max_hosts=workspace.max_hosts,
-        fits=workspace.fits,
+        fits=workspace.provider.fits,
         job_conditions=conditions,
-        vetoes=vetoes(reads.learning(workspace.warehouse, workspace.provider.name), workload),
+        vetoes=vetoes(learning, workload),
     )
-    return planner.plan(workload, supply, model, runs=runs, top=top, seed=SEED)
 
 
 def contending(

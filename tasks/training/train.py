@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -43,13 +44,16 @@ class Challenger:
 
 
 @Step
-def challenge(frames: Mapping[str, pd.DataFrame], champion: Champion | None) -> Challenger | None:
-    """Fit on all rows, score on held-out groups, compare with the champion on the same runs. None: nothing to fit."""
+def challenge(frames: Mapping[str, pd.DataFrame], champion: Champion | None, scheduler: str = "") -> Challenger | None:
+    """Fit on all rows, score on held-out groups, compare with the champion on the same runs. None: nothing to fit.
+
+    With the address of a `scheduler` of Dask, held-out groups are fitted by its workers.
+    """
     data = at_nominal_speed(TrainingData(**frames))
     if not len(data.runs):
         return None
     with one_thread():
-        model, held_out = fitted(data, seed=SEED, each=side_by_side)
+        model, held_out = fitted(data, seed=SEED, each=partial(side_by_side, scheduler=scheduler))
         decision = verdict(data, held_out, model, None if champion is None else champion.model)
     return Challenger(
         model=model,
@@ -68,7 +72,7 @@ def first_champion(workspace: Workspace, now: datetime) -> Champion | None:
     refresh_id = new_refresh_id(now)
     with refresh_lock(workspace.home, refresh_id):
         frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
-        challenger = challenge.fn(frames, None)
+        challenger = challenge.fn(frames, None, workspace.settings.shared.dask)
         if challenger is None:
             return None
         register.fn(workspace, challenger, frames, refresh_id, now)

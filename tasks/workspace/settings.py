@@ -10,6 +10,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -46,6 +47,7 @@ from models.domain.workload import (
 from ..node.record import WorkloadFile
 from ..providers.ec2.settings import Ec2
 from ..providers.local.settings import Local
+from .dask_cluster import MISSING
 from .home import HISTORY, OPERATORS_ARTIFACTS, OPERATORS_STORE
 from .sources import Source, SourceRefused, file_source, folder_source, hashed
 from .workload_data import Address, BadData, WorkloadData, digest_of_data, files_below, refuse_no_folder, source_of
@@ -139,6 +141,7 @@ _MODES = {
 
 # Variables that are not a workload's to set, and whose they are; a star stands for any ending.
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SCHEDULER = re.compile(r"(tcp|tls)://[^/\s@]+:[0-9]+")
 _NOT_ITS_OWN = {
     "AWS_*": "no credentials and no settings of AWS reach a machine's workloads",
     "SRIFT_* PREFECT_* MLFLOW_*": "it is of Srift itself, which runs elsewhere",
@@ -265,6 +268,7 @@ class Shared(_Section):
 
     Without a host all lies in this machine's home. `host` is a name, or the folder of a Unix socket. `database` is the
     warehouse's; Prefect's and MLflow's are called after it. The password is libpq's affair: PGPASSWORD or PGPASSFILE.
+    `dask`, the address of a scheduler of Dask, is where models are fitted and tables planned; it may stand alone.
     """
 
     host: str = ""
@@ -272,10 +276,22 @@ class Shared(_Section):
     user: str = Field(default="srift", min_length=1)
     database: str = Field(default="srift", pattern=r"^[a-z_][a-z0-9_]*$")
     data: str = ""
+    dask: str = ""
+
+    @field_validator("dask")
+    @classmethod
+    def _of_a_scheduler(cls, address: str) -> str:
+        if address and not _SCHEDULER.fullmatch(address):
+            raise ValueError(
+                f"{address!r} is no address of a scheduler of Dask, such as tcp://host:8786 or tls://host:8786"
+            )
+        if address and find_spec("distributed") is None:
+            raise ValueError(MISSING)
+        return address
 
     @model_validator(mode="after")
     def _whole(self) -> Shared:
-        if self.model_fields_set and not self.host:
+        if self.model_fields_set - {"dask"} and not self.host:
             raise ValueError("host is missing: the machine where PostgreSQL runs, or the folder of its socket")
         if self.host and not self.data:
             raise ValueError("data is missing: a folder that every machine sees, or s3://bucket/prefix")

@@ -10,13 +10,17 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import boto3
 import pandas as pd
 import pytest
+from moto.server import ThreadedMotoServer
 
+from models.step_time.serialization import dump
 from tasks.training import registry
 from tasks.workspace.settings import SettingsError, Shared, load_settings
 from tests import postgres
 from tests.frozen.answers import said, standing_in, unpack
+from tests.installed import model, provenance, scores
 from warehouse.export import TABLES, read_published
 
 psycopg2 = pytest.importorskip("psycopg2")
@@ -92,6 +96,51 @@ def test_one_machine_at_a_time_numbers_versions_and_moves_aliases(server: str, m
             registry._turn(store),
         ):
             pass
+
+
+@pytest.mark.local
+def test_registered_models_may_lie_in_s3(
+    own_environment: None, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3 = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    s3.start()
+    try:
+        address, port = s3.get_host_and_port()
+        for name, value in {
+            "AWS_ENDPOINT_URL_S3": f"http://{address}:{port}",  # the one variable that DuckLake's files go by, too
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }.items():
+            monkeypatch.setenv(name, value)
+        bucket = boto3.client("s3", region_name="us-east-1")
+        bucket.create_bucket(Bucket="team")
+        (tmp_path / "srift.toml").write_text(section(server).replace('"files"', '"s3://team/srift"'))
+        load_settings(tmp_path / "srift.toml").set_server_variables()
+        plot = tmp_path / "plot.png"
+        plot.write_bytes(b"a picture")
+        version = registry.log_challenger(
+            tmp_path, "ec2", model(), scoreboard=scores(), card="# a card", provenance=provenance(), plots=[plot]
+        )
+        registry.promote(tmp_path, "ec2", version, "so says the rule")
+        stored = {one["Key"] for one in bucket.list_objects_v2(Bucket="team")["Contents"]}
+        assert all(one.startswith("srift/mlflow/srift-step-time-ec2/") for one in stored)
+        assert any(one.endswith("/model.json") for one in stored) and any(one.endswith("/plot.png") for one in stored)
+        assert not list(tmp_path.rglob("model.json"))
+        found = registry.load_champion(tmp_path / "another machine's home", "ec2")
+        assert found is not None and found.version == version and dump(found.model) == dump(model())
+        asked = registry.example(found.model)
+        served = registry.load_served(tmp_path, "ec2").predict(asked)
+        assert served["step_s"].tolist() == model().predict(asked)["step_s"].tolist()
+        for one in stored:
+            bucket.delete_object(Bucket="team", Key=one)
+        with pytest.raises(registry.RegistryError, match="could not be read, and nothing was decided"):
+            registry.load_champion(tmp_path, "ec2")
+        bucket.delete_bucket(Bucket="team")
+        with pytest.raises(registry.RegistryError, match="could not be read, and nothing was decided"):
+            registry.load_champion(tmp_path, "ec2")
+    finally:
+        s3.stop()
 
 
 LONE_RUN = """

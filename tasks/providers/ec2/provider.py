@@ -142,7 +142,8 @@ class Ec2Provider:
         }
         return [f"{key}: {one}" for key, patterns in named.items() for one in map(self._matchless, patterns) if one]
 
-    def fits(self, cluster: Cluster) -> str:
+    @staticmethod  # of no provider: it is sent to other machines, where credentials have no business
+    def fits(cluster: Cluster) -> str:
         """Empty where all machines are of one region, and have GPUs or all have none.
 
         Whether there is capacity shows only when they are asked for.
