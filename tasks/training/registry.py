@@ -53,10 +53,7 @@ _OPTIONAL = (
     *("layout", "accumulation_steps", "parameters", "gradient_bytes", "flops_per_sample"),
     *("market", "zone", "run_id", "source", "measured_at"),
 )
-_REGISTRAR, _TURN_S = (
-    5112003,
-    300,
-)  # key of our advisory lock in a shared registry's database, and how long to wait for it
+_REGISTRAR, _TURN_S = 5112003, 300  # our advisory lock in a shared registry's database, and how long to wait for it
 # SQLite's words, and the system's where a copy of several files (shutil.Error, an upload) names no number.
 _FULL_DISK = ("database or disk is full", "No space left on device")
 _OUTPUTS = (
@@ -255,7 +252,7 @@ def log_challenger(
                 input_example=example(model),
             )
         with _turn(client.tracking_uri):
-            number = str(mlflow.register_model(f"runs:/{info.run_id}/model", name).version)
+            number = str(mlflow.register_model(info.model_uri, name).version)
             client.update_model_version(name, number, description=card)
             for key, value in provenance.tags().items():
                 client.set_model_version_tag(name, number, key, value)
