@@ -92,6 +92,7 @@ class Timed:
             self.seconds, self.gib = time.perf_counter() - began, used.ru_maxrss / 2**20
             said.seek(0)
             self.said = said.read()
+        typer.echo(f"  srift {words[0]}: {self.seconds:.1f} s, {self.gib:.2f} GiB")
         if process.returncode:
             raise RuntimeError(f"srift {' '.join(words)} failed: {self.said[-2000:]}")
 
