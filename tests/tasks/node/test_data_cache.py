@@ -228,10 +228,10 @@ def test_a_disk_that_takes_no_more_is_said_once_and_done_without(
     assert str(folder) in caplog.text and "read and decoded in every epoch" in caplog.text
 
 
-def hammer(folder: Path, reads: Path, seed: int) -> None:
+def hammer(folder: Path, reads: Path, seed: int, rounds: int = 20) -> None:
     kept = Cached(Rows(reads), memory_gib=0, folder=folder)
     order = torch.Generator().manual_seed(seed)
-    for _ in range(20):
+    for _ in range(rounds):
         for at in torch.randperm(SAMPLES, generator=order).tolist():
             if not torch.equal(kept[at][0], torch.full((8,), float(at))) or kept[at][1] != at:
                 os._exit(3)
@@ -243,13 +243,14 @@ def test_processes_that_fill_one_file_at_once_never_get_a_wrong_sample_though_so
     reads: Path, tmp_path: Path
 ) -> None:
     context = multiprocessing.get_context("fork")
-    made = [context.Process(target=hammer, args=(tmp_path, reads, seed)) for seed in range(4)]
+    endless = 10**9  # rounds of the one that is killed, however late that is
+    made = [context.Process(target=hammer, args=(tmp_path, reads, n, 20 if n else endless)) for n in range(4)]
     for one in made:
         one.start()
     time.sleep(0.02)
     made[0].kill()
     for one in made:
-        one.join(60)
+        one.join(300)
     assert [one.exitcode for one in made] == [-signal.SIGKILL, 0, 0, 0]
 
 
