@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import chain, compress, repeat
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -38,6 +38,7 @@ from pydantic import (
 from models.domain.cluster import parse_cluster, parse_numbers
 from models.domain.suggestions import nearest_names
 from models.domain.workload import MODES, PRECISIONS, STRATEGIES, SWITCHES, TABLES, Mode
+from warehouse.append import in_utc
 from warehouse.imports import CHUNK, StagedRows, staged
 
 from ..workspace.workspace import PROVIDERS
@@ -93,10 +94,10 @@ def _whole(value: Any) -> Any:
     return int(float(value)) if isinstance(value, str) and float(value).is_integer() else value
 
 
-def _in_utc(moment: datetime | None) -> datetime | None:
+def _in_utc(moment: datetime) -> datetime:
     if isinstance(moment, pd.Timestamp):  # of Parquet's nanoseconds, which are not kept
         moment = moment.to_pydatetime(warn=False)
-    return moment.astimezone(UTC).replace(tzinfo=None) if moment and moment.tzinfo else moment
+    return in_utc(moment)
 
 
 Text = Annotated[str, BeforeValidator(_text), Field(min_length=1)]
