@@ -18,3 +18,8 @@ def first_most(values: FloatArray) -> int:
     """Position of the largest of `values` (n,), none of them NaN; of equal ones, but for rounding, the first."""
     most = float(values.max())
     return int(np.argmax(values >= most - ROUNDING * abs(most)))
+
+
+def to_rounding(values: FloatArray) -> FloatArray:
+    """Positive `values` as their logs in whole multiples of ROUNDING, so that equal ones but for rounding are equal."""
+    return np.asarray(np.round(np.log(values) / ROUNDING), dtype=float)

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from ..domain.numeric import IntArray
+from ..domain.numeric import IntArray, to_rounding
 from ..domain.workload import Goal, Mode, Setup, Workload
 from ..job.cost import job_costs
 from .batch_split import StepModel
@@ -21,7 +21,7 @@ from .candidates import Candidates, Supply, enumerate_candidates
 from .compression import compared
 from .explanations import made_to_fit, obstacle
 from .ranking import Row, clusters_compared, goals_of, recommend, summary
-from .search import CandidateCosts, deciding, frontier
+from .search import CandidateCosts, deciding, frontier, undominated
 
 DRAWS = 400  # even: draws come in pairs
 
@@ -160,9 +160,10 @@ def allowed(workload: Workload, supply: Supply, model: StepModel) -> Candidates 
 
 
 def _frontier(costs: CandidateCosts, goals: Sequence[Goal]) -> list[Row]:
-    """What no other beats in both expected hours and dollars; where one goal alone has a constraint, with the chance
-    that it is met."""
+    """What no other beats in both expected hours and dollars, but for rounding; where one goal alone has a constraint,
+    with the chance that it is met."""
     rows: IntArray = frontier(costs)
+    rows = rows[undominated(to_rounding(costs.hours[rows]), to_rounding(costs.expected("usd")[rows]))]
     limits = [(goal.constraint, goal.limit or 0.0) for goal in goals if goal.constraint is not None]
     chances: list[float | None] = [None] * len(rows)
     if len(limits) == 1 and len(rows):

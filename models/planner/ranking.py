@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..domain.numeric import BoolArray, IntArray
+from ..domain.numeric import BoolArray, IntArray, to_rounding
 from ..domain.setup_table import runs_of
 from ..domain.workload import GOALS, Goal, Setup, Workload, joined
 from ..job.cost import JobCosts
@@ -99,7 +99,7 @@ def _rank(
         meeting = drawn_meeting(costs.drawn(what), limit)
     log_aim = np.log(aimed, out=np.full(len(aimed), np.nan), where=usable)
     loss = np.where(usable, losses(goal, log_aim, meeting), np.inf)
-    order = np.lexsort((other, loss))
+    order = np.lexsort((other, loss.round(9)))  # what differs by rounding is equal
     best = _best_splits(order[np.isfinite(loss[order])], costs.cluster)
     many = clusters_compared(top)
     if not best:
@@ -110,7 +110,7 @@ def _rank(
     if meeting is not None and what is not None:
         missing = misses(goal, meeting.chance)
         better = np.flatnonzero(usable & (aimed < aimed[best[0]]))
-        nearest = better[np.lexsort((aimed[better], costs.expected(what)[better]))][:many]
+        nearest = better[np.lexsort((aimed[better], to_rounding(costs.expected(what)[better])))][:many]
         met = costs.cluster[np.concatenate([np.flatnonzero(usable & ~missing), named[:top]])]
         nearest = nearest[missing[nearest] & ~np.isin(costs.cluster[nearest], met)]
         closest = nearest[np.argsort(-meeting.chance[nearest], kind="stable")]

@@ -13,6 +13,7 @@ import sqlite3
 import tarfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -326,17 +327,22 @@ def differences(stored: Any, now: Any, at: str = "") -> Iterator[str]:
         absolute = CHANCE if at.rpartition("/")[2].startswith("p_") else ABSOLUTE
         if not numbers or not math.isclose(stored, now, rel_tol=RELATIVE, abs_tol=absolute):
             yield f"{at}: {now}, not {stored}"
-    elif stored != now and not _same_but_for_a_percent(stored, now):
+    elif stored != now and not _same_but_for_last_digits(stored, now):
         yield f"{at}: {now!r}, not {stored!r}"
 
 
-def _same_but_for_a_percent(stored: Any, now: Any) -> bool:
-    """Two texts whose percentages differ by 1 at most."""
+def _same_but_for_last_digits(stored: Any, now: Any) -> bool:
+    """Two texts whose percentages and decimals differ by 1 at most in the last place: figures have their own test."""
     if not isinstance(stored, str) or not isinstance(now, str):
         return False
-    (*before,), (*after,) = (re.split(r"(\d+)(?=%)", one) for one in (stored, now))
-    close = all(abs(int(one) - int(other)) <= 1 for one, other in zip(before[1::2], after[1::2], strict=False))
-    return before[::2] == after[::2] and close
+    (*before,), (*after,) = (re.split(r"(\d+\.\d+|\d+(?= ?%))", one) for one in (stored, now))
+    if before[::2] != after[::2]:
+        return False
+    pairs = [(Decimal(one), Decimal(other)) for one, other in zip(before[1::2], after[1::2], strict=True)]
+    return all(
+        one.same_quantum(other) and abs(one - other) <= Decimal(1).scaleb(int(one.as_tuple().exponent))
+        for one, other in pairs
+    )
 
 
 def as_text(answers: dict[str, Any]) -> str:

@@ -23,8 +23,8 @@ GOALS = {"cheapest_within_deadline", "fastest_within_budget", "cheapest", "faste
 
 PROJECT = """
 [campaign]
-max_usd = 1.0
-max_minutes = 0.7
+max_usd = 0.002
+max_minutes = 3
 max_hosts = 2
 seed = 7
 market = "on-demand"

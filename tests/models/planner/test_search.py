@@ -54,6 +54,20 @@ def test_answer_and_frontier_are_those_of_brute_force(world: dict[str, Any]) -> 
     assert [(one["hours"], one["usd"]) for one in found.frontier] == [pytest.approx(one, rel=1e-9) for one in best]
 
 
+def test_a_dearer_type_that_is_faster_in_the_last_digit_alone_is_not_on_the_frontier() -> None:
+    asked = {"max_hosts": 1, "fits": anything_fits, "most": 1000, "top": 5}
+    world = world_of(types=1, seed=3, slower=0.0, hours=3.0, usd=9.0, p_required=0.9, batch=96, **asked)
+    (machine,) = {one.instance_type for one in world["offers"]}
+    cheap, dear = (
+        replace(world["offers"][0], usd_per_hour=usd, instance_type=replace(machine, name=name))
+        for name, usd in (("cheap", 1.0), ("dear", 2.0))
+    )
+    lines = {"cheap": (0.0, 0.01), "dear": (0.0, 0.01 * (1 - 1e-13))}
+    model = replace(world["model"], lines=lines, gbps=dict.fromkeys(lines, 1.0), memory=dict.fromkeys(lines, np.nan))
+    (only,) = planned(world | {"offers": [dear, cheap], "model": model}).frontier
+    assert only["cluster"] == "1xcheap"
+
+
 RARE: dict[
     str, tuple[dict[str, Any], dict[str, float]]
 ] = {  # found among many: what decides is seldom out of what is looked at for another reason
