@@ -44,6 +44,7 @@ CHUNK = pa.schema(
 COLUMNS = [name for name, _ in (*_SETUP_COLUMNS, *_RUN_COLUMNS)]
 _PREFIX, _STALE_S = "srift-import-", 86_400.0
 _SETUP = ", ".join(name for name, _ in _SETUP_COLUMNS)
+_RUN_ID = "coalesce(run_id, row_digest) as run_id"  # of a row that counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class Contradiction:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedRows:
     """The rows of one file with the measurement columns, `place`, `row_digest` (of all that a row says, and how often
-    that stood before) and `identity` (its run_id, else that digest), in the file's order.
+    that stood before), in the file's order.
     """
 
     path: Path
@@ -92,7 +93,7 @@ class StagedRows:
 
     def frame(self) -> pd.DataFrame:
         """The rows as the mart `runs` has them: all of them in memory, for a backtest without a warehouse."""
-        columns = ", ".join("identity as run_id" if name == "run_id" else name for name in COLUMNS)
+        columns = ", ".join(_RUN_ID if name == "run_id" else name for name in COLUMNS)
         with _room_in(self.path.parent):
             return select(_scratch(self.path.parent), f"select {columns} from {self} order by place")
 
@@ -164,7 +165,7 @@ def _digested(folder: Path, chunks: Iterable[pa.Table]) -> Path:
                 from {source} as rows
                 left join again on again.place = rows.place
             )
-            select * exclude (content, digest), coalesce(run_id, row_digest) as identity
+            select * exclude (content, digest)
             from told
             order by place
         ) to {quoted(str(path))} (format parquet)
@@ -189,7 +190,7 @@ def counted_before(connection: Connection, rows: StagedRows) -> tuple[int, int]:
             count(*) filter (where known.run_id is null),
             count(*) filter (where rows.run_id is not null and known.step_s <> rows.step_s)
         from {rows} as rows
-        left join stg_imports as known on known.run_id = rows.identity
+        left join stg_imports as known on known.run_id = coalesce(rows.run_id, rows.row_digest)
     """).fetchone()
     return (int(found[0]), int(found[1])) if found else (0, 0)
 
@@ -204,7 +205,8 @@ def rows_to_judge(
     judged = f"""
         select *
         from {rows}
-        where list_contains($workloads, workload) or identity not in (select run_id from stg_imports)
+        where list_contains($workloads, workload)
+            or coalesce(run_id, row_digest) not in (select run_id from stg_imports)
     """
     names = list(workloads)
     found = connection.execute(f"select count(*) from ({judged})", {"workloads": names}).fetchone()
@@ -229,7 +231,7 @@ def append_imports(
     connection: Connection, rows: StagedRows, *, file_digest: str, loaded_at: datetime, import_id: str
 ) -> int:
     """Load them; returns how many were new. `import_id` is what they can be forgotten by."""
-    names = [*(name for name in COLUMNS if name != "run_id"), "row_digest", "identity"]
+    names = [*COLUMNS, "row_digest"]
     stamp = {"import_id": quoted(import_id), "file_digest": quoted(file_digest)}
     stamp |= {"row_number": "place", "loaded_at": f"timestamp '{in_utc(loaded_at):%Y-%m-%d %H:%M:%S.%f}'"}
     new = insert_chosen(

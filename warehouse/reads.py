@@ -42,7 +42,7 @@ _MEASURED_SETUPS = f"""
 """
 
 
-MOST_REPEATS, MOST_SETUPS = 20, 20_000
+MOST_REPEATS, MOST_SETUPS = 20, 9000  # of setups as many as a fit of step times takes
 LEARNED = (
     f"all that were measured here, and of imported ones the newest {MOST_REPEATS} of each setup and"
     f" {MOST_SETUPS:,} setups, evenly by workload and its clusters"

@@ -84,7 +84,9 @@ def winner(
     if rival is None:
         parts.append("no other came into question")
     else:
-        parts.append(f"the next, {_named(rival)}, has {_difference(rival, row, aim)}")
+        tempting = what is not None and rival[aim] < row[aim]
+        but = f" but meets it with {rival['p_meets_constraint']:.0%} alone" if tempting else ""
+        parts.append(f"the next, {_named(rival)}, has {_difference(rival, row, aim)}{but}")
     parts.append(f"the best with {row['p_best']:.0%} probability")
     helped = f" (more {input_by} would help)" if input_by and row["bottleneck"] == "input" else ""
     parts.append(f"limited by {row['bottleneck']}" + helped)

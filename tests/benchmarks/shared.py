@@ -317,9 +317,13 @@ def checks(ground: Ground, whole: list[Ended], killed: Ended, looks: Looks) -> l
         rows = query(table)[key]
         found.append((f"{what}, and each once", (expected, expected), (len(rows), rows.nunique())))
 
-    once("rows imported", "raw_imports", "identity", importing * OWN + COMMON)
+    once("rows imported", "raw_imports", "row_digest", importing * OWN + COMMON)
     once("rows learned from", "runs", "run_id", importing * OWN + COMMON)
-    per_import = query("select count(*) as rows from raw_import_rows group by import_id")["rows"]
+    per_import = query("""
+        select count(*) as rows
+        from (select import_id from raw_imports union all select import_id from raw_import_rows)
+        group by import_id
+    """)["rows"]
     found.append(("rows of each import", [OWN + COMMON] * importing, [*per_import]))
     publications, rows = query("raw_publications"), query("raw_recommendations")
     by_refresh = publications["refresh_id"].value_counts()

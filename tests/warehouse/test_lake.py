@@ -177,7 +177,7 @@ def test_what_two_imports_hold_counts_after_a_home_was_carried_over_until_both_a
     columns |= {"strategy": "ddp", "precision": "fp32", "switches": "none", "step_s": 0.5, "provider": "ec2"}
     file = fresh(tmp_path / "home")
     for warehouse, import_id in ((shared, "b"), (file, "a")):
-        row = columns | {"identity": "d", "row_digest": "d", "row_number": 1, "file_digest": import_id}
+        row = columns | {"row_digest": "d", "row_number": 1, "file_digest": import_id}
         with warehouse.transact() as connection:
             note_import(connection, import_id, event="imported", noted_at=NOON)
             append(connection, "raw_imports", [row], import_id=import_id, loaded_at=NOON)

@@ -81,7 +81,7 @@ def imported(warehouse: Warehouse, query: str) -> pd.DataFrame:
     with warehouse.transact() as connection:
         connection.execute(f"""
             insert into raw_imports by name
-            select 'row-' || row_number() over () as row_digest, row_digest as identity, 'one' as import_id,
+            select 'row-' || row_number() over () as row_digest, 'one' as import_id,
                 'd' as file_digest, 1 as row_number, 'ec2' as provider, workload, '1xg5.xlarge' as cluster,
                 batch as batch_per_device, 1 as accumulation_steps, 'ddp' as strategy, 'fp32' as precision,
                 'none' as switches, 0.5 as step_s, measured_at, timestamp '2026-01-01' as loaded_at

@@ -8,7 +8,7 @@ drop table raw_import_rows;
 -- One row a measurement made elsewhere, as the first import that held it brought it.
 create table raw_imports (
     row_digest varchar primary key,
-    identity varchar not null,
+    run_id varchar,
     import_id varchar not null,
     file_digest varchar not null,
     row_number bigint not null,
@@ -35,7 +35,7 @@ create table raw_imports (
 insert into raw_imports by name
 select
     row_digest,
-    identity,
+    nullif(identity, row_digest) as run_id,
     coalesce((select min(import_id) from raw_import_rows_before as held where held.row_digest = raw.row_digest), file_digest)
         as import_id,
     file_digest,

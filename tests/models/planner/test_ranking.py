@@ -235,6 +235,16 @@ def test_losers_say_by_how_much() -> None:
     assert f"limited by {rows[0]['bottleneck']}" in rows[0]["reason"]
 
 
+def test_where_the_next_is_better_in_what_was_asked_for_the_winner_says_that_it_overshoots() -> None:
+    row = {"hours": 30.0, "usd": 99.0, "p_meets_constraint": 0.9, "p_best": 0.6, "bottleneck": "compute"}
+    next_one = row | {"cluster": "4xfast", "cluster_offers": [{"market": "spot"}], "precision": "fp32"}
+    next_one |= {"strategy": "ddp", "switches": "none", "hours": 8.1, "usd": 140.0, "p_meets_constraint": 0.04}
+    goal = Goal(goal="fastest_within_budget", usd=100.0)
+    said = explain.winner(row, next_one, goal, clusters=9)
+    assert "the next, 4xfast (spot), has -73 % hours (8.10 h against 30.00 h) but meets it with 4% alone" in said, said
+    assert "alone" not in explain.winner(row, next_one | {"hours": 31.0}, goal, clusters=9)
+
+
 def test_a_range_of_batches_is_judged_by_the_whole_job() -> None:
     """A larger batch that the workload tolerates spreads each step's fixed cost: it wins, and is named."""
     fastest = of(table(workload("mlp", 64, 256)), "fastest")[0]

@@ -238,7 +238,7 @@ def measure(here: Workspace, ranks: tuple[int, ...], times: float) -> dict[str, 
         values = {name: row[name] for name in columns} | {"step_s": times * row["step_s"]}
         values |= {"accumulation_steps": int(row["accumulation_steps"]), "measured_at": NOON + DAY}
         one = f"{ranks} {number}"
-        rows.append(values | {"identity": one, "row_digest": one, "row_number": number, "provider": "local"})
+        rows.append(values | {"row_digest": one, "row_number": number, "provider": "local"})
     with here.warehouse.transact() as connection:
         append(connection, "raw_imports", rows, file_digest="d", import_id="d", loaded_at=NOON + DAY)
     return reads.training_frames(here.warehouse, "local")
