@@ -28,6 +28,7 @@ def _started(*words: str) -> Iterator[subprocess.Popen[bytes]]:
 @contextmanager
 def cluster(folder: Path, workers: int = 2) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """The address of a scheduler with so many workers on loopback, and its process."""
+    folder.mkdir(exist_ok=True)
     at = folder / "scheduler.json"
     with ExitStack() as stack:
         words = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(at)]
@@ -36,10 +37,12 @@ def cluster(folder: Path, workers: int = 2) -> Iterator[tuple[str, subprocess.Po
         while not at.exists() and time.monotonic() < until:
             time.sleep(0.1)
         words = ["--scheduler-file", str(at), "--no-dashboard", "--nthreads", "1", "--local-directory", str(folder)]
-        stack.enter_context(_started("worker", *words, "--nworkers", str(workers)))
+        if workers:
+            stack.enter_context(_started("worker", *words, "--nworkers", str(workers)))
         from distributed import Client
 
         with Client(scheduler_file=str(at), set_as_default=False) as client:
-            client.wait_for_workers(workers, timeout=60)
+            if workers:
+                client.wait_for_workers(workers, timeout=60)
             address = str(client.scheduler.address)
         yield address, scheduler

@@ -46,6 +46,10 @@ from .salvage import NO_DOWNLOADS, read_rows
 _EXTENSIONS = ("postgres_scanner", "ducklake")  # packages duckdb_extension_* of PyPI, each with its file
 _OF_S3 = ("httpfs", "aws")
 _SCHEMA = "srift_warehouse"  # of the catalogue's tables in PostgreSQL
+# PostgreSQL's settings of a transaction that holds a lock: it idles by design, and a machine that lost its power is
+# missed after a minute instead of two hours.
+WHILE_LOCKED = {"idle_in_transaction_session_timeout": 0, "tcp_keepalives_idle": 30, "tcp_keepalives_interval": 10}
+WHILE_LOCKED |= {"tcp_keepalives_count": 3}
 _WRITER, _OPENER = 5112001, 5112002  # keys of our advisory locks in that database
 _TABLES_FIRST = "set search_path = 'shared.main'"
 _VIEWS_FIRST = "set search_path = 'memory.main,shared.main'"
@@ -244,7 +248,8 @@ def lock(connection: duckdb.DuckDBPyConnection, key: int, wait_s: float) -> None
     """Hold PostgreSQL's lock `key` until the transaction of `connection` ends. Raises duckdb.IOException."""
     wait_ms = max(1, round(wait_s * 1000))  # 0 would be without end
     _ask(connection, f"select set_config('lock_timeout', '{wait_ms}', true)")
-    _ask(connection, "select set_config('idle_in_transaction_session_timeout', '0', true)")  # it idles by design
+    for setting, value in WHILE_LOCKED.items():
+        _ask(connection, f"select set_config('{setting}', '{value}', true)")
     _ask(connection, f"select pg_advisory_xact_lock({key})::text")
 
 

@@ -16,7 +16,7 @@ import sqlite3
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -53,6 +53,7 @@ _OPTIONAL = (
     *("layout", "accumulation_steps", "parameters", "gradient_bytes", "flops_per_sample"),
     *("market", "zone", "run_id", "source", "measured_at"),
 )
+_LOCK_TIMEOUT = "55P03"  # PostgreSQL's code of it
 _REGISTRAR, _TURN_S = 5112003, 300  # our advisory lock in a shared registry's database, and how long to wait for it
 # SQLite's words, and the system's where a copy of several files (shutil.Error, an upload) names no number.
 _FULL_DISK = ("database or disk is full", "No space left on device")
@@ -161,22 +162,29 @@ def _turn(store: str) -> Iterator[None]:
     """One machine of a team at a time in its PostgreSQL: MLflow reads, then writes, where it numbers a version or moves
     an alias. A home of its own has the refresh's lock, and a server of MLflow decides itself.
 
-    PostgreSQL lets go when the process dies. Raises RegistryError after five minutes.
+    PostgreSQL lets go when the process dies. Raises RegistryError after five minutes, and where it does not answer.
     """
     if not store.startswith("postgresql"):
         yield
         return
     import sqlalchemy
 
-    with sqlalchemy.create_engine(store, poolclass=sqlalchemy.NullPool).begin() as connection:
-        connection.execute(sqlalchemy.text("set local idle_in_transaction_session_timeout = 0"))  # it idles by design
-        connection.execute(sqlalchemy.text(f"set local lock_timeout = '{_TURN_S}s'"))
+    from warehouse.lake import WHILE_LOCKED
+
+    with ExitStack() as held:
         try:
+            connection = held.enter_context(sqlalchemy.create_engine(store, poolclass=sqlalchemy.NullPool).begin())
+            for setting, value in (WHILE_LOCKED | {"lock_timeout": f"'{_TURN_S}s'"}).items():
+                connection.execute(sqlalchemy.text(f"set local {setting} = {value}"))
             connection.execute(sqlalchemy.text(f"select pg_advisory_xact_lock({_REGISTRAR})"))
         except sqlalchemy.exc.OperationalError as error:
+            waited = getattr(error.orig, "pgcode", None) == _LOCK_TIMEOUT
             raise RegistryError(
                 f"another machine has been registering a model for {_TURN_S} s. The model in force stays as it is;"
                 " wait until its refresh ends, or end it, and try again"
+                if waited
+                else f"the model registry's PostgreSQL did not answer: {str(error.orig).splitlines()[0]}. The model in"
+                " force stays as it is; see that the server is up, and try again"
             ) from error
         yield
 
@@ -264,12 +272,12 @@ def promote(home: Path, provider: str, number: int, reason: str, *, over: int | 
     """Put version `number` in force; if it was the challenger, there is none then.
 
     Where another version than `over`, against which it was judged, is in force by now, nothing is changed, and that
-    version is returned.
+    version is returned. None that is in force any more is nothing to be judged against.
     """
     name = name_of(provider)
     with _client(home) as client, _turn(client.tracking_uri):
         known = _number_of(client, name, ALIAS)
-        if known != over:
+        if known not in (None, over):
             return known
         client.set_model_version_tag(name, str(number), "promotion", f"promoted: {reason}")
         client.set_model_version_tag(name, str(number), "replaces", "" if over is None else str(over))

@@ -27,6 +27,7 @@ MISSING = "needs Dask's package, which is not installed here: type `pip install 
 ANSWER_S = 10.0  # in which a scheduler that is up says so
 # Without any result so long the cluster has no workers, or others have them; far longer than one value takes.
 PATIENCE_S = 600.0
+WORKERS_S = 60.0  # in which a cluster that grows by need has its first worker
 _LEAST_UNDER_WAY = 8  # before the first worker is there, too: a cluster that grows by need must see some
 _LARGE_GRAPH = {
     "distributed.admin.large-graph-warning-threshold": "1 GiB"
@@ -37,13 +38,16 @@ class OtherVersions(Exception):
     """A worker would compute by other code or libraries than this process; the message names worker and versions."""
 
 
-def on_cluster(
-    function: Callable[[Any], Any], values: Iterable[Any], scheduler: str
-) -> Iterator[tuple[Any, Exception | None]]:
-    """In order, for each value: what `function` returns and None, or None and what it raises.
+class WorkerFailed(Exception):
+    """The function failed on a worker, which the message names; whether the worker is why is not known there."""
+
+
+def on_cluster(function: Callable[[Any], Any], values: Iterable[Any], scheduler: str) -> Iterator[Any]:
+    """In order, what `function` returns for each value.
 
     Values are drawn when a worker is about to be free. Raises whatever keeps the cluster from its work: OSError where
-    the scheduler does not answer, OtherVersions, TimeoutError after PATIENCE_S without a result, Dask's own errors.
+    the scheduler does not answer, OtherVersions, WorkerFailed, TimeoutError after WORKERS_S without a worker and after
+    PATIENCE_S without a result, Dask's own errors.
     """
     import dask
     from distributed import Client, wait
@@ -54,9 +58,13 @@ def on_cluster(
         asked: deque[Future[Any]] = deque()
         for value in values:
             asked.append(client.submit(_done, there, pickle.dumps(value), versions(), pure=False))
+            if len(asked) == 1:
+                client.wait_for_workers(1, timeout=WORKERS_S)
             while True:
                 unfinished = [one for one in asked if not one.done()]
-                if len(unfinished) < max(2 * sum(client.nthreads().values()), _LEAST_UNDER_WAY):
+                # not `client.nthreads()`, which waits for ever where a scheduler is stopped
+                threads = client.sync(client.scheduler.ncores, workers=None, callback_timeout=ANSWER_S)
+                if len(unfinished) < max(2 * sum(threads.values()), _LEAST_UNDER_WAY):
                     break
                 wait(unfinished, timeout=PATIENCE_S, return_when="FIRST_COMPLETED")
             while asked and asked[0].done():
@@ -70,20 +78,21 @@ def versions() -> dict[str, str]:
     """Of what decides the last digit of a result; of Srift a digest of the code that computes."""
     room = Path(models.__file__).parent
     code = hashlib.sha256()
-    for file in sorted(room.rglob("*.py")):
-        code.update(f"{file.relative_to(room)}\n".encode() + file.read_bytes())
+    asking = Path(__file__).parents[1] / "recommendation"
+    for file in sorted([*room.rglob("*.py"), *room.rglob("*.csv"), *asking.glob("*.py")]):
+        code.update(f"{file.name}\n".encode() + file.read_bytes())
     named = {one: version(one) for one in ("numpy", "scipy", "pandas")}
     return {"Python": platform.python_version(), "Srift's models": code.hexdigest()[:12], **named}
 
 
-def _done(function: Callable[[Any], Any], packed: bytes, wanted: dict[str, str]) -> tuple[Any, Exception | None]:
-    """On a worker. An error of the function is a result: what else is raised is the cluster's."""
+def _done(function: Callable[[Any], Any], packed: bytes, wanted: dict[str, str]) -> Any:
+    """On a worker."""
     _refuse_other(wanted)
     _one_thread_for_good()
     try:
-        return function(pickle.loads(packed)), None
+        return function(pickle.loads(packed))
     except Exception as error:
-        return None, error
+        raise WorkerFailed(f"{type(error).__name__} on worker {platform.node()}: {error}") from error
 
 
 def _refuse_other(wanted: dict[str, str]) -> None:

@@ -48,24 +48,18 @@ def side_by_side(
     source = _Source(values)
     found: list[Any] = []
     if scheduler:
-        raised: Exception | None = None
         try:
-            for result, raised in on_cluster(function, source, scheduler):
-                if raised is not None:
-                    break
+            for result in on_cluster(function, source, scheduler):
                 found.append(result)
                 source.waiting.popleft()
-            else:
-                return found
-        except Exception as error:  # of whatever kind: the cluster's, since the function's own come as results
+            return found
+        except Exception as error:  # of whatever kind: an error of the function shows again here
             if source.error is not None:
                 raise
             reporter().say(
                 f"the Dask cluster at {scheduler} did {len(found)} of what was asked, and this machine goes on with the"
                 f" rest: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
             )
-        if raised is not None:
-            raise raised
         return found + side_by_side(function, source.left(), processes)
     count = max(1, int(min(cpu_count(), quota_cores(), MOST))) if processes is None else processes
     if count > 1:

@@ -210,6 +210,14 @@ def test_a_champion_that_an_older_version_wrote_counts_as_none(home: Path, monke
     assert f"version {number} " in registry.older_sentence("older", number)
 
 
+def test_a_server_that_is_away_is_told_from_a_machine_that_registers() -> None:
+    with (
+        pytest.raises(registry.RegistryError, match=r"did not answer: .*refused"),
+        registry._turn("postgresql://me@127.0.0.1:1/x"),
+    ):
+        pass
+
+
 def test_a_refused_challenger_is_kept_with_its_reason_and_the_champion_stays(home: Path) -> None:
     number = logged(home, "rehearsal")
     registry.promote(home, "rehearsal", number, "the first")
@@ -230,6 +238,9 @@ def test_a_refused_challenger_is_kept_with_its_reason_and_the_champion_stays(hom
     assert client(home).get_registered_model("srift-step-time-rehearsal").aliases == {"champion": 2}
     champion = registry.load_champion(home, "rehearsal")
     assert champion is not None and champion.version == 2
+    client(home).delete_registered_model_alias("srift-step-time-rehearsal", "champion")
+    assert registry.promote(home, "rehearsal", worse, "none is in force any more", over=number) is None
+    assert client(home).get_registered_model("srift-step-time-rehearsal").aliases == {"champion": 2}
     client(home).create_registered_model("srift-step-time-unproven")
     assert registry.load_champion(home, "unproven") is None, "a model without an alias"
 

@@ -45,3 +45,9 @@ def fails_at(number: int, at: int) -> int:
     if number == at:
         raise ValueError(f"{number} is not wanted")
     return number
+
+
+def fails_elsewhere(number: int, here: int) -> int:
+    if number == 3 and os.getpid() != here:
+        raise MemoryError("none is left")
+    return number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,7 @@ from tests.benchmarks.spread import InSizes, in_sizes, rows_of
 from tests.dask_cluster import cluster
 from tests.installed import install
 from tests.models.monitoring.test_cross_validation import data
-from tests.tasks.workspace.sent_elsewhere import fails_at, killed_elsewhere, killed_once, whose
+from tests.tasks.workspace.sent_elsewhere import fails_at, fails_elsewhere, killed_elsewhere, killed_once, whose
 
 pytest.importorskip("distributed")
 HERE = os.getpid()
@@ -120,6 +121,37 @@ def test_where_the_scheduler_is_away_or_goes_away_all_is_done_here_and_said(
     assert f"the Dask cluster at {address} did" in capsys.readouterr().err
     assert side_by_side(int, iter(FEW), processes=1, scheduler=address) == list(range(12))
     assert f"the Dask cluster at {address} did 0" in capsys.readouterr().err
+
+
+@pytest.mark.local
+def test_a_scheduler_that_stops_and_a_cluster_without_workers_keep_nobody_waiting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ANSWER_S", "WORKERS_S", "PATIENCE_S"):
+        monkeypatch.setattr(dask_cluster, name, 3.0)
+    with cluster(tmp_path, workers=0) as (address, scheduler):
+        assert side_by_side(int, iter(FEW), processes=1, scheduler=address) == list(range(12))
+        assert f"the Dask cluster at {address} did 0" in capsys.readouterr().err
+    with cluster(tmp_path / "other", workers=1) as (address, scheduler):
+
+        def values() -> Iterator[str]:
+            for text in FEW:
+                if text == "9":
+                    scheduler.send_signal(signal.SIGSTOP)
+                yield text
+
+        try:
+            assert side_by_side(int, values(), processes=1, scheduler=address) == list(range(12))
+        finally:
+            scheduler.send_signal(signal.SIGCONT)
+        assert "this machine goes on with the rest" in capsys.readouterr().err
+
+
+@pytest.mark.local
+def test_what_fails_on_a_worker_alone_is_done_here_and_said(dask: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fails = partial(fails_elsewhere, here=HERE)
+    assert side_by_side(fails, range(12), processes=1, scheduler=dask) == list(range(12))
+    assert "MemoryError on worker" in capsys.readouterr().err
 
 
 @pytest.mark.local
