@@ -38,7 +38,7 @@ from types import FunctionType, SimpleNamespace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 _GIB = 2**30
@@ -288,8 +288,6 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, part: Any) -> Any:
         """How `part` is written; NotImplemented: as usual."""
-        if type(part) is nn.Parameter and not part.__dict__:
-            return nn.Parameter, (part.data, part.requires_grad)
         plain = type(part) is Tensor and part.layout is torch.strided and part.device.type == "cpu"
         if not plain or part.requires_grad or part.is_conj() or part.is_neg() or part.is_quantized:
             return NotImplemented
