@@ -9,7 +9,7 @@ A level is one file that all processes of a machine which have it share: of no n
     index    of each sample: where it begins, its bytes, their checksum; zeros where it is not kept
     samples  pickles, one after another
 
-A process takes room under a lock, writes a sample there, and its place in the index last. What is half written is in no
+Under a lock a process takes room, writes a sample there, and its place in the index last. What is half written is in no
 index, and what a machine that lost its power left there fits no checksum: such a sample is read from the dataset anew.
 """
 
@@ -32,6 +32,7 @@ import weakref
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any, Protocol
@@ -44,6 +45,7 @@ _GIB = 2**30
 _LEAST_FREE = 5 * _GIB  # of a disk, for checkpoints and all else that a training writes
 _READ_TWICE = 3  # samples that each process reads again before it trusts that they are always the same
 _LOCKED_WITHIN_S = 2.0  # a process may be stopped, or a file server gone, while it has the lock
+_MOST_STALLS = 3  # samples in a row that a process waits for the lock in vain, before it keeps no more
 _MAGIC = b"srift-1\n"
 _HEAD, _STATE, _ENTRY = struct.Struct("<8s32sQ"), struct.Struct("<QQ"), struct.Struct("<QQQ")
 _INDEX = _HEAD.size + _STATE.size
@@ -73,7 +75,9 @@ class Cached(Dataset[Any]):
     kernel's page cache, which gives way to other needs.
 
     A file is for one dataset: its type and attributes, as pickle has them, and the text of the modules that they are
-    from. Files that it reads are not looked at. `key` stands in place of all that: change it whenever samples change.
+    from, of which a notebook has none. Files that it reads are not looked at. `key` stands in place of all but the
+    name of the type: it names one dataset, and is to be changed whenever samples change. Two of a type that differ by
+    their arguments need two keys; with one they would be given each other's samples.
     """
 
     def __init__(
@@ -117,19 +121,22 @@ class Cached(Dataset[Any]):
         at += self._samples if at < 0 else 0
         if not 0 <= at < self._samples:
             raise IndexError(f"no sample {place} of {self._samples}")
-        for nth, level in enumerate(self._levels):
-            content = level.get(at)
+        before: list[tuple[_Level, bytes | None, bytes]] = []
+        for level in self._levels:
+            content, entry = level.get(at)
             if content is not None:
                 with suppress(Exception):  # kept by other versions of what it is made of: read anew
                     sample = pickle.loads(content)
-                    for faster in self._levels[:nth]:
-                        faster.put(at, content)
+                    for faster, _, old in before:
+                        faster.put(at, content, old)
                     return sample
+            before.append((level, content, entry))
         sample = self.dataset[at]
         if any(level.takes_more for level in self._levels):
             content = self._content(at, sample)
-            for level in self._levels:
-                level.put(at, content)
+            for level, kept, entry in before:
+                if content != kept:  # what does not load is not kept again and again
+                    level.put(at, content, entry)
         return sample
 
     def begin_part(self, share: float) -> None:
@@ -155,6 +162,10 @@ class Cached(Dataset[Any]):
         content = _pickled(at, sample)
         if self._to_read_twice:
             self._to_read_twice -= 1
+            try:
+                pickle.loads(content)
+            except Exception as error:
+                raise ValueError(f"sample {at} cannot be kept, its pickle does not load: {error}") from error
             if _pickled(at, self.dataset[at]) != content:
                 raise ValueError(
                     f"sample {at} of {type(self.dataset).__name__} is another one each time it is read, and a cache"
@@ -177,7 +188,7 @@ class _Level:
         """`number` is its file's among those that the process has open, which this object closes."""
         self._number, self._head, self._most_bytes, self._told = number, head, most_bytes, told
         self._path = path or f"/proc/{os.getpid()}/fd/{number}"
-        self._named, self._over = bool(path), False
+        self._named, self._over, self._stalls = bool(path), False, 0
         samples: int = _HEAD.unpack(head)[2]
         self._first = _INDEX + samples * _ENTRY.size
         if number >= 0:
@@ -195,30 +206,49 @@ class _Level:
         except (OSError, struct.error):
             return False
 
-    def get(self, at: int) -> bytes | None:
-        """The pickle of a sample; None where it is not kept, or damaged."""
+    def get(self, at: int) -> tuple[bytes | None, bytes]:
+        """The pickle of a sample, None where it is not kept, or damaged; and what the index has of it."""
+        entry = b""
         try:
-            begin, size, checksum = _ENTRY.unpack(os.pread(self._number, _ENTRY.size, self._entry(at)))
+            entry = os.pread(self._number, _ENTRY.size, self._entry(at))
+            begin, size, checksum = _ENTRY.unpack(entry)
             if not size or begin + size > os.fstat(self._number).st_size:
-                return None
+                return None, entry
             content = os.pread(self._number, size, begin)
         except (OSError, struct.error):
-            return None
-        return content if zlib.crc32(content, at & 0xFFFFFFFF) == checksum else None
+            return None, entry
+        return content if zlib.crc32(content, at & 0xFFFFFFFF) == checksum else None, entry
 
-    def put(self, at: int, content: bytes) -> None:
-        """Keep a sample, if there is room."""
+    def put(self, at: int, content: bytes, before: bytes) -> None:
+        """Keep a sample, if there is room, and if the index still has `before` of it, as `get` gave it: otherwise
+        another process was faster.
+        """
         if not self.takes_more:
             return
         try:
-            begin = self._taken(len(content))
-            if begin is not None and os.pwrite(self._number, content, begin) == len(content):
-                checksum = zlib.crc32(content, at & 0xFFFFFFFF)
-                os.pwrite(self._number, _ENTRY.pack(begin, len(content), checksum), self._entry(at))
+            with _locked(self._number):
+                self._stalls = 0
+                end, full = self._state()
+                if full or os.pread(self._number, _ENTRY.size, self._entry(at)) != before:
+                    return
+                reason = self._no_room(end, len(content))
+                if not reason:
+                    os.pwrite(self._number, _STATE.pack(end + len(content), 0), _HEAD.size)
+                    if os.pwrite(self._number, content, end) == len(content):
+                        checksum = zlib.crc32(content, at & 0xFFFFFFFF)
+                        os.pwrite(self._number, _ENTRY.pack(end, len(content), checksum), self._entry(at))
+        except TimeoutError as error:  # of the lock: a stall, which others may not have
+            self._stalls += 1
+            if self._stalls == _MOST_STALLS:
+                self._over = True
+                self._warn(str(error.strerror))
+            return
         except OSError as error:
-            self._end(error.strerror or str(error))
+            reason = error.strerror or str(error)
         except struct.error:
-            self._end("its file was cut short")
+            reason = "its file was cut short"
+        if reason:
+            self._end(reason)
 
     def _entry(self, at: int) -> int:
         return _INDEX + at * _ENTRY.size
@@ -227,23 +257,13 @@ class _Level:
         end, full = _STATE.unpack(os.pread(self._number, _STATE.size, _HEAD.size))
         return end, full
 
-    def _taken(self, size: int) -> int | None:
-        """Where so many bytes were taken; None where there are none."""
-        reason = ""
-        with _locked(self._number):
-            begin, full = self._state()
-            if full:
-                return None
-            if begin - self._first + size > self._most_bytes:
-                reason = "full"
-            elif self._named and _free(self._number) - size < _LEAST_FREE:
-                reason = f"less than {_LEAST_FREE / _GIB:g} GiB are free"
-            else:
-                os.pwrite(self._number, _STATE.pack(begin + size, 0), _HEAD.size)
-        if reason:
-            self._end(reason)
-            return None
-        return begin
+    def _no_room(self, end: int, size: int) -> str:
+        """Why there is no room for so many bytes more; empty where there is."""
+        if end - self._first + size > self._most_bytes:
+            return "full"
+        if self._named and _free(self._number) - size < _LEAST_FREE:
+            return f"less than {_LEAST_FREE / _GIB:g} GiB are free"
+        return ""
 
     def _end(self, reason: str) -> None:
         """Take no more in any process; the first to find so says it."""
@@ -251,7 +271,11 @@ class _Level:
         with suppress(OSError, struct.error), _locked(self._number):
             end, full = self._state()
             os.pwrite(self._number, _STATE.pack(end, 1), _HEAD.size)
-        if not full and self._told:
+        if not full:
+            self._warn(reason)
+
+    def _warn(self, reason: str) -> None:
+        if self._told:
             _LOG.warning(
                 "data cache: no more samples are kept %s (%s); the others are read and decoded in every epoch",
                 self._told,
@@ -264,35 +288,57 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, part: Any) -> Any:
         """How `part` is written; NotImplemented: as usual."""
-        plain = type(part) is Tensor and part.layout is torch.strided and part.device.type == "cpu" and part.numel()
+        plain = type(part) is Tensor and part.layout is torch.strided and part.device.type == "cpu"
         if not plain or part.requires_grad or part.is_conj() or part.is_neg() or part.is_quantized:
             return NotImplemented
         dense = part if part.is_contiguous() else part.clone()
         numbers = bytearray(ctypes.string_at(dense.data_ptr(), dense.numel() * dense.element_size()))
-        return _tensor, (numbers, dense.dtype, tuple(dense.shape), dense.stride())
+        return _tensor, (numbers, dense.dtype, tuple(dense.shape), dense.stride(), part.__dict__)
 
 
 class _Summer(_Pickler):
-    """Writes into a checksum, and notes the modules of all types and functions that it meets."""
+    """Writes into a checksum, and adds to `modules` those of all types and functions that it meets."""
 
-    def __init__(self, summed: Any) -> None:
+    def __init__(self, summed: Any, modules: set[str]) -> None:
         super().__init__(SimpleNamespace(write=summed.update), protocol=5)
-        self.modules: set[str] = set()
+        self.modules = modules
+
+    def persistent_id(self, part: Any) -> Any:
+        """Sets by the sorted digests of what is in them: pickle's order of them is another in each process."""
+        if not isinstance(part, (set, frozenset)):
+            return None
+        digests = []
+        for one in part:
+            summed = hashlib.sha256()
+            _Summer(summed, self.modules).dump(one)
+            digests.append(summed.digest())
+        return type(part), sorted(digests), getattr(part, "__dict__", None)
 
     def reducer_override(self, part: Any) -> Any:
         """How `part` is written."""
         if isinstance(part, Cached):  # another level of the same samples
             return Cached, (part.dataset,)
         if isinstance(part, FunctionType):
-            self.modules.add(part.__module__ or "")
+            self.modules.add(part.__module__ or "__main__")
         else:
             kind = part if isinstance(part, type) else type(part)
             self.modules |= {one.__module__ for one in kind.__mro__}
         return super().reducer_override(part)
 
 
-def _tensor(numbers: bytearray, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-    return torch.frombuffer(numbers, dtype=dtype).as_strided(shape, stride)
+def _tensor(
+    numbers: bytearray,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    attributes: dict[str, Any] | None = None,
+) -> Tensor:
+    if numbers:
+        made = torch.frombuffer(numbers, dtype=dtype).as_strided(shape, stride)
+    else:  # of which torch makes no buffer
+        made = torch.empty_strided(shape, stride, dtype=dtype)
+    made.__dict__.update(attributes or {})
+    return made
 
 
 def _pickled(at: int, sample: Any) -> bytes:
@@ -305,24 +351,47 @@ def _pickled(at: int, sample: Any) -> bytes:
 
 
 def _digest(dataset: Samples, samples: int, key: str) -> bytes:
-    """What tells a dataset's samples from others. Raises ValueError for one that cannot be pickled and has no key."""
+    """What tells a dataset's samples from others. Raises ValueError for one that has no key, and cannot be pickled or
+    is of a module without a file.
+    """
+    kind = type(dataset)
     summed = hashlib.sha256(repr((__name__, samples, key, sys.version_info[:2], str(torch.__version__))).encode())
     if key:
+        summed.update(repr((kind.__module__, kind.__qualname__)).encode())
         return summed.digest()
-    summer = _Summer(summed)
+    modules: set[str] = set()
     try:
-        summer.dump(dataset)
+        _Summer(summed, modules).dump(dataset)
+        for module in sorted(modules):
+            summed.update(module.encode() + _code(module))
     except Exception as error:
         raise ValueError(
-            f"{type(dataset).__name__} cannot be pickled, so that nothing tells its samples in a folder from another"
-            f" dataset's ({error}): state `key`, a name that you change whenever the samples change"
+            f"nothing tells the samples of {kind.__name__} in a folder from another dataset's ({error}): state `key`, a"
+            " name of this dataset alone, which you change whenever its samples change"
         ) from error
-    for module in sorted(summer.modules):
-        file = getattr(sys.modules.get(module), "__file__", None) or ""
-        if file.endswith(".py"):
-            with suppress(OSError):
-                summed.update(module.encode() + Path(file).read_bytes())
     return summed.digest()
+
+
+def _code(name: str) -> bytes:
+    """The file of a module; nothing for compiled ones. Raises OSError where it has no file that can be read."""
+    if _compiled(name):
+        return b""
+    file = getattr(sys.modules[name], "__file__", None)
+    if not file:
+        raise OSError(f"the code of module {name!r} is in no file")
+    return Path(file).read_bytes()
+
+
+def _compiled(name: str) -> bool:
+    """Whether a module is built in, an extension, or a name that extensions give to the module of their types."""
+    if name not in sys.modules or name.startswith("_cython_"):  # pickle loads the modules of Python's own types
+        return True
+    module, parent = sys.modules[name], name.rpartition(".")[0]
+    file = getattr(module, "__file__", None) or ""
+    if not file and parent in sys.modules:  # torch._C._functions
+        return _compiled(parent)
+    origin = getattr(getattr(module, "__spec__", None), "origin", None)
+    return origin in ("built-in", "frozen") or file.endswith(tuple(EXTENSION_SUFFIXES))
 
 
 def _open(path: Path, head: bytes) -> int:

@@ -16,10 +16,12 @@ import signal
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -28,7 +30,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 
 from .processes import die_with_parent
 
@@ -40,6 +42,7 @@ _MOST_PATH = 70  # characters of a folder in which workers can have a socket, wh
 _TRACEBACK = "Original Traceback"  # torch's words before what a worker's error said
 _ENDLESS = 2**62  # samples: no pass over the data ends within a measurement
 _READ_S, _READ_MOST = 1.0, 256  # of samples that are read beforehand, each of two times
+_MOST_PARTS, _MOST_LOOKED_INTO = 1000, 100_000  # of one list, and in all: where a million labels lie is no cache
 _KEPT = ("num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "persistent_workers", "in_order")
 _OF_WORKERS = ("timeout", "prefetch_factor", "multiprocessing_context")
 
@@ -140,12 +143,12 @@ class Loader:
         """
         dataset = self.given.dataset
         caches = [] if isinstance(dataset, IterableDataset) else list(_caches(dataset))
-        if not caches:
+        samples = len(dataset) if caches else 0  # type: ignore[arg-type]
+        if not samples:
             return
         self.close()
         for one in caches:
             one.begin_part(1.0)
-        samples = len(dataset)  # type: ignore[arg-type]
         order = torch.randperm(samples, generator=torch.Generator().manual_seed(self.seed))
         until, read = time.perf_counter() + _READ_S, 0
         for place in order[:_READ_MOST].tolist():
@@ -269,17 +272,25 @@ class _Among(Sampler[int]):
 
 
 def _caches(dataset: Any) -> Iterator[Any]:
-    """The caches in a dataset, and in those that it is made of. Users have copies of data_cache.py: no type tells."""
-    seen, left = set(), [dataset]
-    while left:
-        one = left.pop()
+    """The caches in a dataset, and in all with a __getitem__ that it is made of, what is nearest first.
+
+    Users have copies of data_cache.py: no type tells.
+    """
+    seen: set[int] = set()
+    left: deque[Any] = deque([dataset])
+    while left and len(seen) < _MOST_LOOKED_INTO:
+        one = left.popleft()
         if id(one) in seen:
             continue
         seen.add(id(one))
         if hasattr(type(one), "begin_part"):
             yield one
-        for held in getattr(one, "__dict__", {}).values():
-            left += [part for part in (held if isinstance(held, list | tuple) else [held]) if isinstance(part, Dataset)]
+        held = list(getattr(one, "__dict__", {}).values())
+        if isinstance(one, list | tuple | dict):
+            held += islice(one.values() if isinstance(one, dict) else one, _MOST_PARTS)
+        left += [
+            part for part in held if hasattr(type(part), "__getitem__") and not isinstance(part, str | bytes | Tensor)
+        ]
 
 
 def in_words(error: BaseException, codes: tuple[CodeType, ...] = (), *, within_s: float = _WITHIN_S) -> BaseException:
