@@ -29,6 +29,7 @@ import models
 from models.domain.workload import workload_and_mode
 from models.step_time.model import StepTimeModel
 from models.step_time.serialization import OtherFormat, dump, load
+from warehouse.lake import WHILE_LOCKED
 
 from ..workspace.home import (
     OPERATORS_ARTIFACTS,
@@ -168,8 +169,6 @@ def _turn(store: str) -> Iterator[None]:
         yield
         return
     import sqlalchemy
-
-    from warehouse.lake import WHILE_LOCKED
 
     with ExitStack() as held:
         try:
