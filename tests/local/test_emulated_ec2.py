@@ -30,7 +30,7 @@ def test_machines_of_both_markets_equal_and_unequal_are_bought_trained_on_and_gi
         Campaign(market="on-demand", machines=2, types=UNEQUAL),
     ]
     with World(seed=5) as world:
-        proof = prove(world, tmp_path, campaigns, minutes=1.3)
+        proof = prove(world, tmp_path, campaigns, minutes=2.0)
         assert proof.wrong + world.faults() == []
         actions = {action for action, _ in world.asked}
         spoken = [world.console(one) for launch in world.launches for one in launch.ids]
