@@ -50,6 +50,7 @@ _SCHEMA = "srift_warehouse"  # of the catalogue's tables in PostgreSQL
 # missed after a minute instead of two hours.
 WHILE_LOCKED = {"idle_in_transaction_session_timeout": 0, "tcp_keepalives_idle": 30, "tcp_keepalives_interval": 10}
 WHILE_LOCKED |= {"tcp_keepalives_count": 3}
+TURN_S = 300.0  # of waiting: eight machines that import at once take a minute of it
 _WRITER, _OPENER = 5112001, 5112002  # keys of our advisory locks in that database
 _TABLES_FIRST = "set search_path = 'shared.main'"
 _VIEWS_FIRST = "set search_path = 'memory.main,shared.main'"
@@ -82,7 +83,7 @@ class Lake:
 class SharedWarehouse(Warehouse):
     """A warehouse in a `lake`, for any number of processes at once; a writer waits at most `wait_s` for its turn."""
 
-    def __init__(self, path: Path, lake: Lake, *, wait_s: float = 60.0, sql_folder: Path = SQL_FOLDER) -> None:
+    def __init__(self, path: Path, lake: Lake, *, wait_s: float = TURN_S, sql_folder: Path = SQL_FOLDER) -> None:
         super().__init__(path, wait_s=wait_s, sql_folder=sql_folder)
         self.lake = lake
 
@@ -162,8 +163,8 @@ class SharedWarehouse(Warehouse):
                     if "lock timeout" not in str(error):
                         raise
                     raise WarehouseBusy(
-                        f"{self}: {_holder(connection, key)} has written to it for {self._wait_s:g} s. Nothing"
-                        " was changed; wait until that ends, or end it, and try again. Readers need not wait"
+                        f"{self}: others have written to it for {self._wait_s:g} s, now {_holder(connection, key)}."
+                        " Nothing was changed; wait until that ends, or end it, and try again. Readers need not wait"
                     ) from error
                 yield
             finally:
@@ -200,7 +201,7 @@ class _Session:
         self._connection.execute(f"attach {quoted(address)} as turns (type postgres, read_only)")
         with self.cursor(_VIEWS_FIRST) as opening:
             opening.begin()
-            lock(opening, _OPENER, 60.0)  # the first one makes DuckLake's tables
+            lock(opening, _OPENER, TURN_S)  # the first one makes DuckLake's tables
             self._connection.execute(
                 f"attach {quoted('ducklake:postgres:' + address)} as shared"
                 f" (data_path {quoted(lake.data)}, metadata_schema {quoted(_SCHEMA)})"

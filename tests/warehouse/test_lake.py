@@ -130,7 +130,7 @@ def test_the_wait_is_bounded_and_the_error_names_who_writes(shared: SharedWareho
     hasty = SharedWarehouse(shared.path, shared.lake, wait_s=0.0)
     with (
         shared.transact(),
-        pytest.raises(WarehouseBusy, match=r"srift on \S+, process \d+ has written to it .* Nothing was changed"),
+        pytest.raises(WarehouseBusy, match=r"others have .*, now srift on \S+, process \d+\. Nothing was changed"),
         hasty.transact(),
     ):
         pass
