@@ -8,11 +8,12 @@ from warehouse.lake import Lake, SharedWarehouse
 from .settings import Settings
 
 
-def open_warehouse(settings: Settings, *, wait_s: float = 60.0) -> Warehouse:
-    """Opens nothing yet: a writer waits at most `wait_s` for others."""
+def open_warehouse(settings: Settings, *, wait_s: float | None = None) -> Warehouse:
+    """Opens nothing yet: a writer waits at most `wait_s` for others, by default what suits a file or a shared one."""
     path, stated = settings.home / "warehouse.duckdb", settings.shared
+    waits = {} if wait_s is None else {"wait_s": wait_s}
     if not stated.host:
-        return Warehouse(path, wait_s=wait_s)
+        return Warehouse(path, **waits)
     lake = Lake(
         host=stated.host,
         port=stated.port,
@@ -20,4 +21,4 @@ def open_warehouse(settings: Settings, *, wait_s: float = 60.0) -> Warehouse:
         database=stated.database,
         data=settings.shared_data("warehouse"),
     )
-    return SharedWarehouse(path, lake, wait_s=wait_s)
+    return SharedWarehouse(path, lake, **waits)
