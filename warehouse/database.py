@@ -37,6 +37,7 @@ from .salvage import (
 )
 
 SQL_FOLDER = Path(__file__).parent
+WAIT_S = 60.0  # for who has the file
 _IN_THIS_PROCESS = threading.Lock()  # DuckDB refuses a reader beside a writer of the same file within one process
 _VIEW = re.compile(r"create or replace view (\w+)")
 _SOURCE = re.compile(r"\b(?:from|join)\s+(\w+)")
@@ -100,7 +101,7 @@ class Warehouse:
         self,
         path: Path,
         *,
-        wait_s: float = 60.0,
+        wait_s: float = WAIT_S,
         sleep: Callable[[float], None] = time.sleep,
         sql_folder: Path = SQL_FOLDER,
     ) -> None:

@@ -9,7 +9,10 @@ import pytest
 
 from tasks.providers.ec2.settings import AMI_PARAMETER
 from tasks.workspace.settings import IMPORTED, SettingsError, load_settings
+from tasks.workspace.shared import open_warehouse
 from tasks.workspace.workspace import open_workspace, refuse_to_spend
+from warehouse.database import WAIT_S
+from warehouse.lake import TURN_S
 
 FILE = """
 [campaign]
@@ -298,3 +301,12 @@ def test_prices_of_ones_own_are_by_type_or_pattern_and_by_market(project: Path) 
     }
     own = ec2.prices["p5.48xlarge"]
     assert (own.on_demand_usd_per_hour, own.spot_usd_per_hour) == (39.8, None)
+
+
+def test_a_writer_of_a_shared_warehouse_waits_for_its_turn_longer_than_for_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "srift.toml"
+    file.write_text("")
+    assert open_warehouse(load_settings(file))._wait_s == WAIT_S
+    file.write_text('[shared]\nhost = "h"\ndatabase = "d"\nuser = "u"\ndata = "/tmp/data"\n')
+    assert open_warehouse(load_settings(file))._wait_s == TURN_S > WAIT_S
+    assert open_warehouse(load_settings(file), wait_s=1.0)._wait_s == 1.0
