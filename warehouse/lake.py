@@ -46,8 +46,8 @@ from .salvage import NO_DOWNLOADS, read_rows
 _EXTENSIONS = ("postgres_scanner", "ducklake")  # packages duckdb_extension_* of PyPI, each with its file
 _OF_S3 = ("httpfs", "aws")
 _SCHEMA = "srift_warehouse"  # of the catalogue's tables in PostgreSQL
-# PostgreSQL's settings of a transaction that holds a lock: it idles by design, and a machine that lost its power is
-# missed after a minute instead of two hours.
+# PostgreSQL's settings of a transaction that holds a lock: it idles by design, and where a machine loses its power
+# the server is to miss it after a minute instead of two hours (over TCP; this was not tried).
 WHILE_LOCKED = {"idle_in_transaction_session_timeout": 0, "tcp_keepalives_idle": 30, "tcp_keepalives_interval": 10}
 WHILE_LOCKED |= {"tcp_keepalives_count": 3}
 TURN_S = 300.0  # of waiting: eight machines that import at once take a minute of it

@@ -84,8 +84,11 @@ def winner(
     if rival is None:
         parts.append("no other came into question")
     else:
-        tempting = what is not None and rival[aim] < row[aim]
-        but = f" but meets it with {rival['p_meets_constraint']:.0%} alone" if tempting else ""
+        but = ""
+        if what is not None and rival[aim] < row[aim]:
+            but = (
+                f" but meets {amount(goal.limit or 0.0, what)} with only {rival['p_meets_constraint']:.0%} probability"
+            )
         parts.append(f"the next, {_named(rival)}, has {_difference(rival, row, aim)}{but}")
     parts.append(f"the best with {row['p_best']:.0%} probability")
     helped = f" (more {input_by} would help)" if input_by and row["bottleneck"] == "input" else ""

@@ -99,7 +99,7 @@ def _rank(
         meeting = drawn_meeting(costs.drawn(what), limit)
     log_aim = np.log(aimed, out=np.full(len(aimed), np.nan), where=usable)
     loss = np.where(usable, losses(goal, log_aim, meeting), np.inf)
-    order = np.lexsort((other, loss.round(9)))  # what differs by rounding is equal
+    order = np.lexsort((other, loss.round(9)))  # what differs by rounding is equal; `search` keeps as much
     best = _best_splits(order[np.isfinite(loss[order])], costs.cluster)
     many = clusters_compared(top)
     if not best:

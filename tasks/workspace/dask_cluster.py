@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import platform
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -21,7 +22,7 @@ import models
 from .blas_threads import one_thread
 
 if TYPE_CHECKING:
-    from distributed import Future
+    from distributed import Client, Future
 
 MISSING = "needs Dask's package, which is not installed here: type `pip install 'srift[dask]'`"
 ANSWER_S = 10.0  # in which a scheduler that is up says so
@@ -56,21 +57,32 @@ def on_cluster(function: Callable[[Any], Any], values: Iterable[Any], scheduler:
         # a task, not scattered data: should all workers die that hold it, it is made again
         there = client.submit(pickle.loads, pickle.dumps(function), pure=False)
         asked: deque[Future[Any]] = deque()
-        for value in values:
+        for number, value in enumerate(values):
             asked.append(client.submit(_done, there, pickle.dumps(value), versions(), pure=False))
-            if len(asked) == 1:
-                client.wait_for_workers(1, timeout=WORKERS_S)
+            if not number:
+                _wait_for_a_worker(client)
             while True:
                 unfinished = [one for one in asked if not one.done()]
-                # not `client.nthreads()`, which waits for ever where a scheduler is stopped
-                threads = client.sync(client.scheduler.ncores, workers=None, callback_timeout=ANSWER_S)
-                if len(unfinished) < max(2 * sum(threads.values()), _LEAST_UNDER_WAY):
+                if len(unfinished) < max(2 * _threads(client), _LEAST_UNDER_WAY):
                     break
                 wait(unfinished, timeout=PATIENCE_S, return_when="FIRST_COMPLETED")
             while asked and asked[0].done():
                 yield asked.popleft().result()
         while asked:
             yield asked.popleft().result(timeout=PATIENCE_S)
+
+
+def _threads(client: Client) -> int:
+    """Of all workers. Client's own `nthreads` and `wait_for_workers` wait for ever where a scheduler is stopped."""
+    return sum(client.sync(client.scheduler.ncores, workers=None, callback_timeout=ANSWER_S).values())
+
+
+def _wait_for_a_worker(client: Client) -> None:
+    until = time.monotonic() + WORKERS_S
+    while not _threads(client):
+        if time.monotonic() > until:
+            raise TimeoutError(f"it had no worker within {WORKERS_S:g} s")
+        time.sleep(0.2)
 
 
 @cache

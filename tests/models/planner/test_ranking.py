@@ -241,8 +241,8 @@ def test_where_the_next_is_better_in_what_was_asked_for_the_winner_says_that_it_
     next_one |= {"strategy": "ddp", "switches": "none", "hours": 8.1, "usd": 140.0, "p_meets_constraint": 0.04}
     goal = Goal(goal="fastest_within_budget", usd=100.0)
     said = explain.winner(row, next_one, goal, clusters=9)
-    assert "the next, 4xfast (spot), has -73 % hours (8.10 h against 30.00 h) but meets it with 4% alone" in said, said
-    assert "alone" not in explain.winner(row, next_one | {"hours": 31.0}, goal, clusters=9)
+    assert "has -73 % hours (8.10 h against 30.00 h) but meets $100.00 with only 4% probability" in said, said
+    assert "only" not in explain.winner(row, next_one | {"hours": 31.0}, goal, clusters=9)
 
 
 def test_a_range_of_batches_is_judged_by_the_whole_job() -> None:
