@@ -453,8 +453,8 @@ def measured(dataset: Dataset[Any], workers: int = 0) -> tuple[float, Loader]:
 def test_what_is_measured_of_a_cache_is_a_later_epoch_and_leaves_nothing_on_the_disk(
     reads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    monkeypatch.setattr("tasks.node.loader._READ_S", 0.1)
-    slow = Rows(reads, slow_s=0.005)
+    monkeypatch.setattr("tasks.node.loader._READ_S", 0.3)
+    slow = Rows(reads, slow_s=0.02)
     without, loader = measured(Flipped(slow), workers)
     assert without > 0.03 and not loader._among
     for options in ({}, {"memory_gib": 0, "folder": tmp_path}):
