@@ -133,6 +133,21 @@ def _own_store(home: Path) -> str:
 
 
 @contextmanager
+def _environment_kept() -> Iterator[None]:
+    """MLflow writes a store that it is told into the environment: the next call would take it for an operator's choice,
+    and a process that is started later for its own.
+    """
+    before = {name: os.environ.get(name) for name in (OPERATORS_STORE, "MLFLOW_REGISTRY_URI")}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextmanager
 def _client(home: Path) -> Iterator[MlflowClient]:
     import mlflow
 
@@ -140,10 +155,9 @@ def _client(home: Path) -> Iterator[MlflowClient]:
     uri = chosen or _own_store(home)
     home.mkdir(parents=True, exist_ok=True)
     refuse_damaged(home)  # MLflow would try to open it again and again
-    mlflow.set_tracking_uri(uri)
-    mlflow.set_registry_uri(uri)
-    if chosen is None:  # MLflow has just set it, and the next call would take it for an operator's choice
-        os.environ.pop(OPERATORS_STORE, None)
+    with _environment_kept():
+        mlflow.set_tracking_uri(uri)
+        mlflow.set_registry_uri(uri)
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # prints the traceback of every error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -51,8 +51,7 @@ def test_what_is_installed_stands_beside_the_nodes_own_torch_and_is_made_once(ro
     own = importlib.util.find_spec("torch")
     assert own is not None and said == ["hello", torch_version(), own.origin]
     (root / "wheels" / "greeting-1.0-py3-none-any.whl").unlink()
-    started = time.monotonic()
-    assert asked(root, "greeting") == python and time.monotonic() - started < 1.0
+    assert asked(root, "greeting") == python
 
 
 @pytest.mark.parametrize(

@@ -292,6 +292,16 @@ def test_the_champion_of_our_own_store_is_found_without_waiting_for_mlflow_where
     assert in_force(elsewhere / "mlflow.db", by_mlflow.name, "champion") is None
 
 
+def test_the_environment_names_the_stores_that_it_named_before(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
+    registry.load_served(home, "local")
+    assert not {"MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"} & {*os.environ}
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", "an operator's")
+    registry.load_served(home, "local")
+    assert os.environ["MLFLOW_REGISTRY_URI"] == "an operator's"
+
+
 @pytest.mark.parametrize("start", [0, 8192])
 def test_a_damaged_store_is_named_at_once_with_what_is_lost_and_what_to_type(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int
