@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import scipy  # its parts are loaded where they are named: `optimize` takes long to import
 
 from ..domain.numeric import FloatArray
 
@@ -22,6 +21,7 @@ _PRIOR_LOG = np.log([3.6, 0.02])
 _PRIOR_SD, _TYPE_SD, _BETWEEN, _WITHIN = 0.5, 0.3, 0.1, 0.05
 _RESTORE_SD = 1.0  # of reading, which is taken to last as long: nobody has published any, and a page cache may serve it
 _SPREAD_WEIGHT = 6.0  # checkpoints that the prior of the spread of repeats counts as
+_STEPS, _SETTLED = 50, 1e-9  # of the fit, at most, and the largest change in the last one
 _STATE_PER_WEIGHT = 3  # bytes of a checkpoint per byte of weights: Adam keeps two moments beside them
 
 
@@ -82,14 +82,25 @@ def fit_checkpoints(written: pd.DataFrame, *, prior_sd: float = _PRIOR_SD) -> Ch
     prior = np.concatenate([np.full(2, prior_sd), np.full(len(types), _TYPE_SD), np.full(len(networks), _BETWEEN)])
     centre = np.concatenate([_PRIOR_LOG, np.zeros(len(types) + len(networks))])
 
-    def residuals(location: FloatArray) -> FloatArray:
-        expected = _slopes(location, mb)[1] + location[2 + type_at] + location[many + network_at]
-        return np.concatenate([(expected - middle) / noise, (location - centre) / prior])
+    dummies = np.hstack([np.eye(len(types))[type_at], np.eye(len(networks))[network_at]])
 
-    found = scipy.optimize.least_squares(residuals, centre)
-    jacobian = np.asarray(found.jac, dtype=float)
-    covariance = np.linalg.inv(jacobian.T @ jacobian)
-    return CheckpointModel(found.x[:many], covariance[:many, :many], tuple(types.tolist()), spread)
+    def residuals(location: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """With their derivatives."""
+        slopes, line = _slopes(location, mb)
+        off = np.concatenate([(line + dummies @ location[2:] - middle) / noise, (location - centre) / prior])
+        return off, np.vstack([np.hstack([slopes, dummies]) / noise[:, None], np.diag(1 / prior)])
+
+    # Gauss-Newton with halved steps: scipy.optimize takes longer to import than all of an answer's fits together
+    location, (off, jacobian) = centre, residuals(centre)
+    for _ in range(_STEPS):
+        step = np.linalg.lstsq(jacobian, -off)[0]
+        while np.abs(step).max() > _SETTLED and not (nearer := residuals(location + step))[0] @ nearer[0] < off @ off:
+            step = step / 2
+        if np.abs(step).max() <= _SETTLED:
+            break
+        location, (off, jacobian) = location + step, nearer
+    covariance = np.asarray(np.linalg.inv(jacobian.T @ jacobian), dtype=float)
+    return CheckpointModel(location[:many], covariance[:many, :many], tuple(types.tolist()), spread)
 
 
 def _slopes(location: FloatArray, mb: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -53,8 +53,9 @@ _CHUNK, _MANY, MOST_JOINT = 2500, 20_000, 4000
 _ROUNDING = 1e-9
 # Of the log of a step, a doubling of devices beyond those measured: another algorithm may begin there.
 _BEYOND_SD = 0.1
-# Directions in which a workload's seconds of one device are known better than this are not learned anew from steps.
-_TELLING_SD = 0.02
+# Directions in which a workload's seconds of one device are known better than this are not learned anew from steps, nor
+# are more than so many of a workload, the least known: each is a parameter, and thousands of batches were thousands.
+_TELLING_SD, _MOST_TELLING = 0.02, 100
 _PSEUDO = 4.0  # groups that a level's spread is known from before any
 _APART = np.full((1, LENGTHS.shape[1]), 1e-3)  # lengths over which what one run is off by is alike: no two setups
 _WAVES = 128  # random features of each part of the residual, for draws
@@ -554,7 +555,7 @@ def lay_out(facts: Facts, measured: Measured) -> Regression:
         own = [at for at, one in enumerate(points) if one[0] == workload]  # together: they are sorted by workload
         at = facts.at([points[one] for one in own])
         square, directions = np.linalg.eigh(facts.alone.covariance(at, at))
-        kept = square > _TELLING_SD**2
+        kept = (square > _TELLING_SD**2) & (np.arange(len(square)) >= len(square) - _MOST_TELLING)  # they ascend
         factor, whitener = directions[:, kept] * np.sqrt(square[kept]), (directions[:, kept] / np.sqrt(square[kept])).T
         alone[workload], offsets[workload], tied[workload] = (log_s[own], factor), own[0], (at, whitener)
     log_step, weight = measured.log_step[several], measured.weight[several]

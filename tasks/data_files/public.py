@@ -34,10 +34,14 @@ def public_workloads() -> dict[str, WorkloadSettings]:
     return {name: WorkloadSettings.model_validate(one) for name, one in body["workloads"].items()}
 
 
+def are_waiting(warehouse: Warehouse, settings: Settings) -> bool:
+    """Whether the public rows would be loaded at the first need: no more once they were, forgotten since or not."""
+    return not settings.ec2.emulated and not knows_import(warehouse, PUBLIC_IMPORT)
+
+
 def waiting(warehouse: Warehouse, settings: Settings) -> pd.DataFrame:
-    """The public rows by workload, with its clusters and facts, where they would be loaded at the first need; none once
-    they were loaded, forgotten since or not."""
-    if settings.ec2.emulated or knows_import(warehouse, PUBLIC_IMPORT):
+    """The public rows by workload, with its clusters and facts, if they `are_waiting`."""
+    if not are_waiting(warehouse, settings):
         return pd.DataFrame(columns=["workload"])
     rows = pd.read_parquet(MEASUREMENTS, columns=["workload", "cluster", "measured_at"])
     counted = rows.groupby("workload", as_index=False).agg(

@@ -15,7 +15,7 @@ from warehouse.database import Warehouse, has_relation, select
 from warehouse.reads import workload_providers
 
 from ..data_files.public import PROVIDER as PUBLIC
-from ..data_files.public import waiting
+from ..data_files.public import are_waiting, public_workloads, waiting
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.workspace import PROVIDERS, known_devices
 
@@ -117,7 +117,9 @@ def provider_that_knows(warehouse: Warehouse, settings: Settings, workload: str)
 
     The one that has rows or facts of it; of both local. Raises SettingsError where nobody knows it, naming the nearest.
     """
-    known = workload_providers(warehouse) | {(str(name), PUBLIC) for name in waiting(warehouse, settings)["workload"]}
+    known = workload_providers(warehouse)
+    if are_waiting(warehouse, settings):
+        known |= {(name, PUBLIC) for name in public_workloads()}
     theirs = sorted(provider for name, provider in known if name == workload)
     if not theirs and workload not in settings.workloads:
         names = {*settings.workloads, *(name for name, _ in known)}

@@ -285,3 +285,17 @@ def test_a_kind_by_its_data_sheet_and_then_by_its_rows() -> None:
 
 def test_every_parameter_has_a_prior() -> None:
     assert len(NAMES) == len(MEAN) == len(set(NAMES))
+
+
+def test_hundreds_of_batches_are_not_hundreds_of_parameters() -> None:
+    random = np.random.default_rng(5)
+    rows = [
+        {"workload": "middle", "cluster": f"{machines}xfast", "layout": layout, "batch_per_device": str(batch)}
+        | {"step_s": seconds("middle", "fast", [int(one) for one in layout.split("+")], batch) * peculiar}
+        for batch in range(1, 301)
+        for peculiar in [float(np.exp(0.06 * random.standard_normal()))]  # to the batch, on one device and on several
+        for machines, layout in ((1, "1"), (2, "4+4"))
+    ]
+    regression = fitted(pd.DataFrame(rows).assign(provider="ec2")).regression
+    mean, factor = regression.alone["middle"]
+    assert len(mean) == 300 and factor.shape[1] == 100
