@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import duckdb
 import pandas as pd
+import tenacity
 
 from .salvage import (
     NO_DOWNLOADS,
@@ -305,14 +305,6 @@ class Warehouse:
             _IN_THIS_PROCESS.release()
 
     def _connect(self, *, read_only: bool) -> duckdb.DuckDBPyConnection:
-        connect = partial(duckdb.connect, str(self.path), read_only=read_only, config=NO_DOWNLOADS)
-        try:
-            return connect()
-        except duckdb.IOException as error:
-            if not is_lock(error):
-                raise
-        import tenacity  # takes longer to import than a command to read: nearly always nobody holds the file
-
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(is_lock),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
@@ -321,7 +313,7 @@ class Warehouse:
             reraise=True,
         )
         try:
-            return retrying(connect)
+            return retrying(duckdb.connect, str(self.path), read_only=read_only, config=NO_DOWNLOADS)
         except duckdb.IOException as error:
             if not is_lock(error):
                 raise

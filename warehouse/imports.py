@@ -20,6 +20,7 @@ from typing import Any
 import duckdb
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from .append import Connection, in_utc, insert_chosen
 from .database import SQL_FOLDER, DiskFull, apply_migrations, create_views, one_line, quoted, select
@@ -64,9 +65,7 @@ class StagedRows:
     path: Path
 
     def __len__(self) -> int:
-        from pyarrow.parquet import read_metadata  # slow to import, and most commands import nothing
-
-        return int(read_metadata(self.path).num_rows)
+        return int(pq.read_metadata(self.path).num_rows)
 
     def contradictions(self) -> list[Contradiction]:
         """Where one run_id stands with several contents."""
@@ -143,10 +142,8 @@ def _room_in(folder: Path) -> Iterator[None]:
 
 def _digested(folder: Path, chunks: Iterable[pa.Table]) -> Path:
     """Write the rows, then once more with their digests, for which all must have been seen."""
-    from pyarrow.parquet import ParquetWriter
-
     read, path = folder / "read.parquet", folder / "rows.parquet"
-    with ParquetWriter(read, CHUNK, compression="zstd") as writer:
+    with pq.ParquetWriter(read, CHUNK, compression="zstd") as writer:
         for chunk in chunks:
             writer.write_table(chunk)
     # Equal rows without a run_id are told apart by how many stood before: the later ones are few, and only they are

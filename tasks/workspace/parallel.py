@@ -18,6 +18,8 @@ from concurrent.futures import BrokenExecutor
 from pickle import PicklingError
 from typing import Any
 
+from joblib import Parallel, cpu_count, delayed, parallel_config
+
 from ..providers.local.cpu_shares import quota_cores
 from ..reporting.progress import reporter
 from .dask_cluster import on_cluster
@@ -59,7 +61,7 @@ def side_by_side(
                 f" rest: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
             )
         return found + side_by_side(function, source.left(), processes)
-    count = processes or _one_a_core()
+    count = max(1, int(min(cpu_count(), quota_cores(), MOST))) if processes is None else processes
     if count > 1:
         try:
             for result in _elsewhere(function, source, count):
@@ -107,15 +109,7 @@ class _Source:
         return itertools.chain(tuple(self.waiting), self._values)
 
 
-def _one_a_core() -> int:
-    from joblib import cpu_count
-
-    return max(1, int(min(cpu_count(), quota_cores(), MOST)))
-
-
 def _elsewhere(function: Callable[[Any], Any], values: Iterable[Any], processes: int) -> Iterator[Any]:
-    from joblib import Parallel, delayed, parallel_config  # here: most commands start none, and it is slow to import
-
     how = {"inner_max_num_threads": 1, "idle_worker_timeout": _IDLE_S, "initializer": _print_to_stderr}
     # arrays are sent whole: shared ones could not be written to, and would lie in /dev/shm
     with warnings.catch_warnings(), parallel_config("loky", n_jobs=processes, max_nbytes=None, **how):

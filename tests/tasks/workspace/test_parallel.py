@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import joblib
 import numpy as np
 import pandas as pd
 import psutil
@@ -44,13 +43,14 @@ def test_one_process_of_one_thread_a_core_at_most_so_many_and_none_where_there_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = []
-    config = joblib.parallel_config
+    config = module.parallel_config
     monkeypatch.setattr(
-        "joblib.parallel_config",
+        module,
+        "parallel_config",
         lambda *a, **k: asked.append((k["n_jobs"], k["inner_max_num_threads"])) or config(*a, **k),
     )
     for cores, quota in ((1, math.inf), (3, math.inf), (64, math.inf), (64, 1.5), (64, 2.5), (64, 0.2)):
-        monkeypatch.setattr("joblib.cpu_count", lambda cores=cores: cores)
+        monkeypatch.setattr(module, "cpu_count", lambda cores=cores: cores)
         monkeypatch.setattr(module, "quota_cores", lambda quota=quota: quota)
         assert side_by_side(int, ["7"]) == [7]
     assert asked == [(3, 1), (MOST, 1), (2, 1)]
@@ -88,7 +88,7 @@ def test_where_no_process_can_be_started_this_one_does_all(monkeypatch: pytest.M
         def __call__(self, _: object) -> list[int]:
             raise BlockingIOError("no more processes")
 
-    monkeypatch.setattr("joblib.Parallel", NoProcesses)
+    monkeypatch.setattr(module, "Parallel", NoProcesses)
     assert side_by_side(int, TEXTS, processes=2) == list(range(60))
 
 
