@@ -88,7 +88,7 @@ bench-world: setup ## the models on GPUs and sizes that no file has, in a made-u
 bench-spot: setup ## what is said of jobs on spot machines, on records in ../shared/data: ARGS="--jobs 600" (a minute or two)
 	@$(BIN)/python -m tests.benchmarks.spot $(ARGS)
 
-bench-strategies: setup ## compressed gradients against dense ones, on local hosts: ARGS="--parts bytes" (root; about 40 minutes)
+bench-strategies: setup ## every strategy against its claim, on local hosts: ARGS="--parts bytes,update" (root; hours for all parts)
 	@$(BIN)/python -m tests.benchmarks.strategies $(ARGS)
 
 clean: ## remove the environment and the caches; the measurements in SRIFT_HOME stay

@@ -13,17 +13,14 @@ from __future__ import annotations
 import argparse
 import sys
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.events import AutomationCore, EventTrigger, Posture, ResourceSpecification, SendNotification
 from prefect.exceptions import ObjectNotFound
 
 from tasks.reporting.progress import DRIFTED, MONEY_SHORT, PROMOTION_REFUSED
 
-PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
 OVERDUE = timedelta(hours=26)
 SAID = {
     PROMOTION_REFUSED: "Srift: a new model was not put in force",
@@ -32,14 +29,11 @@ SAID = {
 }
 
 
-def nightly(prefect_file: Path) -> list[str]:
-    """Names of the deployments of a refresh that run without being resumed by hand."""
-    deployments = yaml.safe_load(prefect_file.read_text())["deployments"]
-    return [
-        one["name"]
-        for one in deployments
-        if one["entrypoint"] == "flows.refresh.refresh" and any(at.get("active", True) for at in one["schedules"])
-    ]
+def refreshes(client: SyncPrefectClient) -> dict[str, bool]:
+    """Names of the server's deployments of a refresh, and whether each runs by a schedule."""
+    found = client.read_deployments()
+    ours = [one for one in found if one.entrypoint == "flows.refresh.refresh"]
+    return {one.name: any(clock.active for clock in one.schedules) for one in ours}
 
 
 def automations(block: Any, deployments: list[str]) -> list[AutomationCore]:
@@ -87,14 +81,14 @@ def automations(block: Any, deployments: list[str]) -> list[AutomationCore]:
     return overdue + told
 
 
-def install(client: SyncPrefectClient, notify: str, prefect_file: Path) -> list[str]:
+def install(client: SyncPrefectClient, notify: str, deployments: list[str]) -> list[str]:
     """Create each automation, or update that of its name; returns the names. Raises ValueError for an unknown block."""
     kind, _, name = notify.partition("/")
     try:
         block = client.read_block_document_by_name(name=name, block_type_slug=kind)
     except ObjectNotFound as error:
         raise ValueError(f"no block {notify!r}: `prefect block ls` lists those that there are") from error
-    wanted = automations(block.id, nightly(prefect_file))
+    wanted = automations(block.id, deployments)
     for one in wanted:
         if known := client.read_automations_by_name(one.name):
             client.update_automation(known[0].id, one)
@@ -107,14 +101,16 @@ def main() -> None:
     """Install them on the server that PREFECT_API_URL names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--notify", required=True, metavar="TYPE/NAME", help="a notification block")
-    parser.add_argument("--prefect-file", type=Path, default=PREFECT_FILE, help="the deployments")
     given = parser.parse_args()
     with get_client(sync_client=True) as client:
         try:
-            names = install(client, given.notify, given.prefect_file)
+            scheduled = refreshes(client)
+            names = install(client, given.notify, [name for name, active in scheduled.items() if active])
         except ValueError as error:
             sys.exit(str(error))
     print("\n".join(names))
+    for name in (name for name, active in scheduled.items() if not active):
+        print(f"{name} is paused: no alarm that it did not complete. Once it is resumed, install again")
 
 
 if __name__ == "__main__":

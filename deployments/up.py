@@ -93,11 +93,7 @@ class Service:
         self.say("starting the servers and the worker (half a minute)")
         server, pages = (self.serve(name, found) for name, found in listening.items())
         self.wait(server, lambda: answers(f"{self.prefect_url}/api/health", self.headers), "Prefect's server")
-        self.prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
-        self.prefect("deploy", "--all", "--prefect-file", str(self.prefect_file))
-        found = self.post("/deployments/filter", pool_filter())
-        self.deployments = {one["id"]: one["name"] for one in found}
-        self.paused = {one["id"] for one in found if not any(clock["active"] for clock in one["schedules"])}
+        self.install()
         self.settle_past()
         name = f"srift-{socket.gethostname()}-{os.getpid()}"
         words = ("prefect", "worker", "start", f"--name={name}", f"--pool={POOL}", "--type=process")
@@ -106,6 +102,23 @@ class Service:
         self.wait(pages, lambda: answers(f"{self.mlflow_url}/health", self.headers), "MLflow's server")
         self.wait(server, lambda: all(self.next_runs().values()), "a scheduled run of every deployment")
         self.since = datetime.now(UTC)
+
+    def install(self) -> None:
+        """Install the deployments, those that are there already as they are written now.
+
+        What was resumed or paused by hand stays so, where Prefect would go by the file again.
+        """
+        self.prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
+        before = {one["name"]: active(one) for one in self.call("/deployments/filter", pool_filter())}
+        self.prefect("deploy", "--all", "--prefect-file", str(self.prefect_file))
+        found = self.call("/deployments/filter", pool_filter())
+        for one in found:
+            wanted = before.get(one["name"], active(one))
+            for clock in one["schedules"] if wanted != active(one) else ():
+                self.call(f"/deployments/{one['id']}/schedules/{clock['id']}", {"active": wanted}, "PATCH")
+                clock["active"] = wanted
+        self.deployments = {one["id"]: one["name"] for one in found}
+        self.paused = {one["id"] for one in found if not active(one)}
 
     @property
     def env(self) -> dict[str, str]:
@@ -175,12 +188,12 @@ class Service:
         wait=tenacity.wait_fixed(0.5),
         reraise=True,
     )
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+    def call(self, path: str, body: Mapping[str, Any], method: str = "POST") -> Any:
         """One call of Prefect's API, again if its SQLite was busy. Raises OSError when it does not answer."""
         url, headers = f"{self.prefect_url}/api{path}", {"Content-Type": "application/json", **self.headers}
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers, method=method)
         with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
+            return json.loads(answer.read() or b"null")
 
     def worker_online(self, name: str) -> bool:
         """Whether the worker of that name has sent a heartbeat."""
@@ -188,7 +201,7 @@ class Service:
 
     def workers_online(self) -> set[str]:
         """Names of the pool's workers that have sent a heartbeat of late, also of other machines."""
-        workers = self.post(f"/work_pools/{POOL}/workers/filter", {})
+        workers = self.call(f"/work_pools/{POOL}/workers/filter", {})
         return {one["name"] for one in workers if one["status"] == "ONLINE"}
 
     def next_runs(self) -> dict[str, datetime | None]:
@@ -199,7 +212,7 @@ class Service:
                 continue
             where = {"deployment_id": {"any_": [key]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
             body = {"flow_runs": where, "sort": "EXPECTED_START_TIME_ASC", "limit": 1}
-            found = self.post("/flow_runs/filter", body)
+            found = self.call("/flow_runs/filter", body)
             runs[name] = datetime.fromisoformat(found[0]["expected_start_time"]) if found else None
         return runs
 
@@ -217,13 +230,13 @@ class Service:
         due = {"state": {"type": {"any_": ["SCHEDULED"]}}, "expected_start_time": now}
         cut_off = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
         for where, state, text in ((due, "CANCELLED", "was due"), (cut_off, "CRASHED", "was cut off")):
-            while runs := self.post("/flow_runs/filter", {**pool_filter(), "flow_runs": where}):
+            while runs := self.call("/flow_runs/filter", {**pool_filter(), "flow_runs": where}):
                 for run in runs:
                     change = {"type": state, "message": "the schedule was not being served"}
-                    self.post(f"/flow_runs/{run['id']}/set_state", {"state": change, "force": True})
+                    self.call(f"/flow_runs/{run['id']}/set_state", {"state": change, "force": True})
                     below = {"parent_flow_run_id": {"any_": [run["id"]]}, **cut_off}
-                    for one in self.post("/flow_runs/filter", {"flow_runs": below}):
-                        self.post(f"/flow_runs/{one['id']}/set_state", {"state": change, "force": True})
+                    for one in self.call("/flow_runs/filter", {"flow_runs": below}):
+                        self.call(f"/flow_runs/{one['id']}/set_state", {"state": change, "force": True})
                 self.say(f"{len(runs)} x {text} while the schedule was not being served: {state.lower()}")
 
     def fire(self, deployment: str) -> None:
@@ -231,19 +244,24 @@ class Service:
         key = next(key for key, name in self.deployments.items() if name == deployment)
         when = datetime.now(UTC) + timedelta(seconds=FIRE_IN_S)
         state = {"type": "SCHEDULED", "state_details": {"scheduled_time": when.isoformat()}}
-        self.post(f"/deployments/{key}/create_flow_run", {"state": state})
+        self.call(f"/deployments/{key}/create_flow_run", {"state": state})
 
     def report(self) -> None:
         """Say which runs started or ended since the last time."""
         began = {"after_": self.since.isoformat(), "is_null_": False}
         where = {"start_time": began, "state": {"type": {"any_": ["RUNNING", "COMPLETED", *FAILED]}}}
         body = {**pool_filter(), "flow_runs": where, "sort": "START_TIME_DESC", "limit": 50}
-        for run in reversed(self.post("/flow_runs/filter", body)):
+        for run in reversed(self.call("/flow_runs/filter", body)):
             state = (run["id"], run["state_name"])
             if state not in self.seen:
                 self.seen.add(state)
                 name = self.deployments.get(run["deployment_id"], "?")
                 self.say(f"{datetime.now(UTC):%H:%M:%S} UTC  {name}  {run['name']}  {run['state_name']}")
+
+
+def active(deployment: Mapping[str, Any]) -> bool:
+    """Whether it runs by a schedule."""
+    return any(clock["active"] for clock in deployment["schedules"])
 
 
 def pool_filter() -> dict[str, Any]:

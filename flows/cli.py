@@ -179,6 +179,9 @@ class Asked:
         ),
     ] = None
     market: Annotated[str, typer.Option(help="any, on-demand or spot.")] = "any"
+    instance_type: Annotated[str | None, typer.Option("--type", help="Types whose name holds this: g5, xlarge.")] = None
+    device: Annotated[str | None, typer.Option(help="Types whose device's name holds this: A10G.")] = None
+    by_device: Annotated[bool, typer.Option("--by-device", help="Also the best of each device alone.")] = False
     top: Annotated[int, typer.Option(min=1, help="How many clusters to show.")] = 5
     pilots: Annotated[
         int,
@@ -216,6 +219,12 @@ def _check_market(market: str) -> None:
         raise typer.BadParameter(f"unknown market {market!r}; {near if near == known else f'{near} {known}'}")
 
 
+def _filters(asked: object, *columns: str) -> tuple[tuple[str, str], ...]:
+    """The market and `columns` of offers, with what each must hold, where something was asked for."""
+    texts = {one: getattr(asked, one) for one in ("market", *columns)}
+    return tuple((one, text) for one, text in texts.items() if text and (one, text) != ("market", "any"))
+
+
 @verb()
 def recommend(asked: Asked) -> Answer:
     """Ask the model in force now, over the newest prices. That nothing meets the constraint is an answer: exit 0."""
@@ -223,6 +232,7 @@ def recommend(asked: Asked) -> Answer:
     from tasks.reporting.progress import working
 
     with working(f"asking the model in force about {asked.workload}"):
+        from tasks.market.offers import OffersWanted
         from tasks.recommendation.ask import Question, answer
         from tasks.reporting.tables import print_recommendations
 
@@ -234,8 +244,9 @@ def recommend(asked: Asked) -> Answer:
             p_required=asked.p_required,
             samples=asked.samples,
             batch=asked.batch,
+            machines=OffersWanted(filters=_filters(asked, "instance_type", "device")),
         )
-        rows = answer(provider, question, market=asked.market, top=asked.top, pilots=asked.pilots)
+        rows = answer(provider, question, top=asked.top, pilots=asked.pilots, by_device=asked.by_device)
     return Answer(rows, lambda: print_recommendations(rows))
 
 
@@ -406,9 +417,7 @@ def offers(asked: Listed) -> Answer:
 
     if asked.sort.removeprefix("-") not in COLUMNS:
         raise typer.BadParameter(f"no column {asked.sort!r} to sort by; {nearest_names(asked.sort, COLUMNS)}")
-    filters = {one: getattr(asked, one) for one in ("instance_type", "device", "region", "zone")}
-    filters |= {"market": None if asked.market == "any" else asked.market}
-    wanted = OffersWanted(filters=tuple((one, text) for one, text in filters.items() if text), sort=asked.sort)
+    wanted = OffersWanted(filters=_filters(asked, "instance_type", "device", "region", "zone"), sort=asked.sort)
     rows = listed(open_workspace(asked.provider), wanted)
     return Answer(rows, lambda: print_offers(rows))
 
@@ -532,7 +541,9 @@ def status(provider: Provider = "local") -> Answer:
 
 
 @verb()
-def reap(provider: Provider = "local") -> Answer:
+def reap(
+    provider: Annotated[str | None, typer.Option(help="local or ec2; else all that were used from here.")] = None,
+) -> Answer:
     """End what should be dead, and load what it had measured."""
     from tasks.execution.collect import reap_now
     from tasks.providers.base import NotSwept

@@ -10,6 +10,6 @@ select
     round(hours_p90, 2) as hours_with_90_percent,
     round(p_best, 2) as chance_that_none_is_better
 from recommendations
-where workload = 'transformer-lm' and hours_p90 <= 12
-order by usd
+where provider = 'local' and workload = 'transformer-lm' and hours_p90 <= 12
+order by usd, p_best desc
 limit 1;

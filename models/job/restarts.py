@@ -77,16 +77,20 @@ def fit_restarts(restarts: pd.DataFrame) -> RestartModel:
     outcomes = {name: _outcome(name, groups, spread) for name in PRIOR_S}
     types = {}
     for (outcome, name), logs in groups.items():
-        middle, doubt = outcomes[outcome]
+        middle, doubt = _outcome(outcome, groups, spread, without=name)  # its own restarts count once
         prior, noise = doubt**2 + _TYPE_SD**2, spread**2 / len(logs)
         part = prior / (prior + noise)
         types[outcome, name] = (middle + part * (float(logs.mean()) - middle), math.sqrt(part * noise))
     return RestartModel(outcomes=outcomes, types=types, spread=spread)
 
 
-def _outcome(name: str, groups: Mapping[tuple[str, str], FloatArray], spread: float) -> tuple[float, float]:
-    """(log median, doubt) of an outcome over types: its types' means, each by what is known of it, and the prior."""
-    own = [logs for (outcome, _), logs in groups.items() if outcome == name]
+def _outcome(
+    name: str, groups: Mapping[tuple[str, str], FloatArray], spread: float, without: str | None = None
+) -> tuple[float, float]:
+    """(log median, doubt) of an outcome over types, `without` one: their means, each by what is known of it, and the
+    prior.
+    """
+    own = [logs for (outcome, kind), logs in groups.items() if outcome == name and kind != without]
     weights = np.array([1 / (_TYPE_SD**2 + spread**2 / len(logs)) for logs in own])
     means = np.array([float(logs.mean()) for logs in own])
     precision = 1 / _OUTCOME_SD**2 + float(weights.sum())

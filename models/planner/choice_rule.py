@@ -12,7 +12,8 @@ the one is ruinous for the other. A price of overshooting weighs both.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -84,3 +85,9 @@ def misses(rule: Rule, chance: FloatArray) -> BoolArray:
     """Is the chance to meet the constraint less than required, or, where nothing is required, than even odds?"""
     required = EVEN_ODDS if rule.p_required is None else rule.p_required
     return np.asarray(chance < required - _ROUNDING, dtype=bool)
+
+
+def row_misses(row: Mapping[str, Any]) -> bool:
+    """The same of a published row, a first choice too. One without a constraint or a cluster misses none."""
+    chance, required = row.get("p_meets_constraint"), row.get("p_required")
+    return chance is not None and bool(chance < (EVEN_ODDS if required is None else required) - _ROUNDING)

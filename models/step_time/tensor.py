@@ -99,7 +99,7 @@ def machine_bytes(
         at = np.flatnonzero((ranks == many) & (most == each))
         _, columns, depth = shape
         rest = max(gradient_bytes / _BYTES_PER_VALUE - volumes.weights, 0.0)
-        fixed = 2 * (many - 1) / many * rest * _outside(many, 1, each)
+        ring = 2 * (many - 1) / many * rest * (many > each)  # of which one rank a machine sends to another
         if strategy == TENSOR_1D:
             of_rank = 2 * (many - 1) * volumes.pairs * samples[at] * _outside(many, 1, each)
         else:
@@ -107,7 +107,7 @@ def machine_bytes(
             of_rank = 3 * (columns - 1) * volumes.inputs * samples[at] * _outside(columns, 1, each)
             of_rank += 3 * (columns - 1) / square * volumes.weights * _outside(columns, columns, each)
             of_rank += 2 * (depth - 1) / depth * volumes.weights / square * _outside(depth, square, each)
-        found[at] = _BYTES_PER_VALUE * each * (of_rank + fixed)
+        found[at] = _BYTES_PER_VALUE * (each * of_rank + ring)
     return found
 
 

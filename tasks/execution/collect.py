@@ -20,7 +20,7 @@ from ..providers.base import EndedLease, NotSwept, ProviderError
 from ..reporting.progress import reporter
 from ..workspace.locking import alone, at_work_elsewhere
 from ..workspace.prefect_runtime import Step, crash_dead_flow_runs
-from ..workspace.workspace import Workspace, new_refresh_id, open_workspace
+from ..workspace.workspace import PROVIDERS, Workspace, capabilities, new_refresh_id, open_workspace
 from .job import Served
 from .mailbox import machine_rows, read_object
 from .outcomes import AttemptEnd, item_row, launch_row
@@ -118,19 +118,40 @@ class Sweeping(Protocol):
     def not_swept_since(self, moment: datetime) -> list[str]:
         """Regions that were not looked through since `moment`."""
 
+    def was_used(self) -> bool:
+        """Whether this home holds leases of it, or ever looked through it."""
 
-def reap_now(provider: str) -> list[str]:
-    """A sentence for each thing ended or brought home; empty where nothing was left. Raises NotSwept."""
-    workspace = open_workspace(provider)
+
+def reap_now(provider: str | None = None) -> list[str]:
+    """A sentence for each thing ended or brought home; empty where nothing was left. Raises NotSwept.
+
+    Without a provider every one that this home has used is reaped, those that are paid for first.
+    """
+    sentences: list[str] = []
+    unswept: list[NotSwept] = []
+    workspaces = [open_workspace(provider)] if provider else _used()
     try:
-        sentences = end_and_collect.fn(workspace, datetime.now(UTC))
-    except NotSwept as error:
-        error.done += crash_dead_flow_runs(workspace.home)
-        raise
+        for workspace in workspaces:
+            try:
+                sentences += end_and_collect.fn(workspace, datetime.now(UTC))
+            except NotSwept as error:
+                sentences += error.done
+                unswept.append(error)
     except Exception:
-        say_all(crash_dead_flow_runs(workspace.home))
+        say_all([*sentences, *map(str, unswept), *crash_dead_flow_runs(workspaces[0].home)])
         raise
-    return [*sentences, *crash_dead_flow_runs(workspace.home)]  # machines first: Prefect may take minutes to answer
+    sentences += crash_dead_flow_runs(workspaces[0].home)  # machines first: Prefect may take minutes to answer
+    if unswept:
+        say_all(map(str, unswept[1:]))
+        unswept[0].done = sentences
+        raise unswept[0]
+    return sentences
+
+
+def _used() -> list[Workspace]:
+    """Of each provider that may have left something, those that are paid for first."""
+    found = [open_workspace(one) for one in sorted(PROVIDERS, key=lambda one: not capabilities(one).spends_money)]
+    return [one for one in found if not isinstance(one.provider, Sweeping) or one.provider.was_used()]
 
 
 def say_all(sentences: Iterable[str]) -> None:

@@ -19,7 +19,7 @@ from warehouse.database import WarehouseMissing
 
 from ..providers.base import OwnBill, PackagedPrices, ProviderError
 from ..workspace.prefect_runtime import Step
-from ..workspace.workspace import Workspace, capabilities
+from ..workspace.workspace import Workspace, capabilities, refresh_command
 
 
 @Step
@@ -113,54 +113,63 @@ def listed(workspace: Workspace, wanted: OffersWanted) -> list[dict[str, Any]]:
     """
     stored = current_offers(workspace) if workspace.warehouse.exists() else []
     offers = stored or _to_store(workspace) or workspace.provider.offers(datetime.now(UTC))
-    rows = [
-        {
-            "instance_type": offer.instance_type.name,
-            "devices": offer.instance_type.devices,
-            "device": offer.instance_type.device,
-            "device_memory_gib": offer.instance_type.device_memory_gib,
-            "cores": offer.instance_type.cores,
-            "memory_gib": offer.instance_type.memory_gib,
-            "bandwidth_gbps": offer.instance_type.bandwidth_gbps,
-            "market": offer.market,
-            "region": offer.region,
-            "zone": offer.zone,
-            "usd_per_hour": offer.total_usd_per_hour,
-            "interrupted_a_day": -math.expm1(-24 * offer.interruptions_per_hour) if offer.market == "spot" else None,
-            "price_as_of": offer.price_as_of,
-        }
-        for offer in offers
-    ]
-    if not rows:
-        raise ProviderError(f"no offers of {workspace.provider.name} are known: `srift refresh` asks for them")
-    chosen = [row for row in rows if wanted.takes(row)]
-    if not chosen:
-        raise ProviderError(f"none of {len(rows)} offers of {workspace.provider.name} has {wanted.unmet(rows)}")
+    if not offers:
+        raise ProviderError(
+            f"no offers of {workspace.provider.name} are known: `{refresh_command(workspace.provider.name, '0')}`"
+            " asks for them"
+        )
+    chosen = [_row(offer) for offer in wanted.among(offers)]
     column, descending = wanted.sort.removeprefix("-"), wanted.sort.startswith("-")
     frame = pd.DataFrame(chosen).sort_values(column, ascending=not descending, kind="stable")
     return [chosen[at] for at in frame.index]
 
 
+def _row(offer: Offer) -> dict[str, Any]:
+    return {
+        "instance_type": offer.instance_type.name,
+        "devices": offer.instance_type.devices,
+        "device": offer.instance_type.device,
+        "device_memory_gib": offer.instance_type.device_memory_gib,
+        "cores": offer.instance_type.cores,
+        "memory_gib": offer.instance_type.memory_gib,
+        "bandwidth_gbps": offer.instance_type.bandwidth_gbps,
+        "market": offer.market,
+        "region": offer.region,
+        "zone": offer.zone,
+        "usd_per_hour": offer.total_usd_per_hour,
+        "interrupted_a_day": -math.expm1(-24 * offer.interruptions_per_hour) if offer.market == "spot" else None,
+        "price_as_of": offer.price_as_of,
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffersWanted:
-    """Which offers to list: each of `filters` is a column and what its text must hold, in any case; the columns of
-    `listed`. Sorted by the column `sort`, from the largest with a - before it; unknown values come last.
+    """Which offers: each of `filters` is a column of `listed` and what its text must hold, in any case; where some are
+    called exactly so, those alone.
+
+    Listed by the column `sort`, from the largest with a - before it; unknown values come last.
     """
 
     filters: tuple[tuple[str, str], ...] = ()
     sort: str = "usd_per_hour"
 
-    def takes(self, row: Mapping[str, Any]) -> bool:
-        """Whether the row has all of it."""
-        return all(_holds(row, *one) for one in self.filters)
+    def among(self, offers: Sequence[Offer]) -> list[Offer]:
+        """The offers that have all of it. Raises ProviderError where none of some has, naming the nearest right one."""
+        rows = [_row(offer) for offer in offers]
+        asked = [(column, text, _exact(rows, column, text)) for column, text in self.filters]
+        chosen = [one for one, row in zip(offers, rows, strict=True) if all(_holds(row, *by) for by in asked)]
+        if offers and not chosen:
+            provider = offers[0].instance_type.provider
+            raise ProviderError(f"none of {len(rows)} offers of {provider} has {self._unmet(rows, provider)}")
+        return chosen
 
-    def unmet(self, rows: Sequence[Mapping[str, Any]]) -> str:
+    def _unmet(self, rows: Sequence[Mapping[str, Any]], provider: str) -> str:
         """What none of `rows` has, with the nearest that some have; the filters, where each is met by some."""
         alone = [one for one in self.filters if not any(_holds(row, *one) for row in rows)]
         said = []
         for column, text in alone:
             known = {str(row[column]) for row in rows}
-            few = None if len(known) <= _FEW else "`srift offers` lists what there is"
+            few = None if len(known) <= _FEW else f"`srift offers --provider {provider}` lists what there is"
             said.append(f"{column} {text!r}: {nearest_names(text, known, otherwise=few)}")
         return "; ".join(said) or " and ".join(f"{column} {text!r}" for column, text in self.filters) + " together"
 
@@ -172,8 +181,14 @@ COLUMNS = (
 _FEW = 12  # names that an error lists
 
 
-def _holds(row: Mapping[str, Any], column: str, text: str) -> bool:
-    return text.lower() in str(row[column]).lower()
+def _exact(rows: Sequence[Mapping[str, Any]], column: str, text: str) -> bool:
+    """Whether there is one of exactly that name: L4 is not L40S."""
+    return any(text.lower() == str(row[column]).lower() for row in rows)
+
+
+def _holds(row: Mapping[str, Any], column: str, text: str, exact: bool = False) -> bool:
+    name = str(row[column]).lower()
+    return text.lower() == name if exact else text.lower() in name
 
 
 def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:

@@ -14,11 +14,11 @@ from warehouse.export import STALE_AFTER_H, read_published
 from ..doctor.report import trouble_of
 from ..reporting.tables import cautions_in
 from ..workspace.locking import at_work
-from ..workspace.workspace import Workspace, open_workspace
+from ..workspace.workspace import PROVIDERS, Workspace, open_workspace, provider_of, refresh_command
 from .checks import alarm_sentences, drift_sentences, ledger_sentence
 
 _AGED = {
-    "published_at": "the published table is {days:.1f} days old: run `srift refresh`",
+    "published_at": "the published table is {days:.1f} days old: run `{refresh}`",
     "price_as_of": "the table's prices are {days:.1f} days old",
     "newest_measurement_at": "the table's newest measurement is {days:.1f} days old",
 }
@@ -50,6 +50,9 @@ def status_of(provider: str) -> dict[str, Any]:
     unloaded = workspace.provider.ended()
     if unloaded and at_work(workspace.home) is None:
         stale.append(f"{len(unloaded)} ended leases wait to be loaded: run `srift reap`")
+    for other in sorted(set(PROVIDERS) - {provider}):
+        if held_there := provider_of(workspace.settings, other).leases():
+            stale.append(f"{len(held_there)} leases are held on {other}: see `srift status --provider {other}`")
     return {
         "provider": provider,
         "at_work": at_work(workspace.home),
@@ -79,10 +82,11 @@ def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | No
     moments = {name: mine[name].max() for name in _AGED}
     ages = {name: None if pd.isna(at) else _hours_since(at, now) for name, at in moments.items()}
     old = {name: age for name, age in ages.items() if age is not None and age > STALE_AFTER_H}
-    stale = [_AGED[name].format(days=age / 24) for name, age in old.items()]
+    refresh = refresh_command(workspace.provider.name, "0")
+    stale = [_AGED[name].format(days=age / 24, refresh=refresh) for name, age in old.items()]
     missing = sorted(set(workspace.settings.workloads) - set(mine["workload"]))
     stale += cautions_in(mine["reason"])
-    stale += [f"workload {name} is not in the published table: run `srift refresh`" for name in missing]
+    stale += [f"workload {name} is not in the published table: run `{refresh}`" for name in missing]
     version = mine["model_version"].iloc[0]
     facts = {"rows": len(mine), "model_version": None if pd.isna(version) or not version else version}
     return facts | {f"{name}_h_ago": age for name, age in ages.items()}, stale

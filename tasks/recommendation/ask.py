@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,19 +13,19 @@ from models.domain.cluster import Cluster, Offer
 from models.domain.setup_table import rows_of
 from models.domain.suggestions import nearest_names
 from models.domain.workload import Goal, Workload
+from models.planner.choice_rule import row_misses
 from warehouse.database import WarehouseMissing
 from warehouse.reads import mart, measured_setups, snapshot
 
 from ..data_files.imports import asked_of_public
 from ..data_files.public import only_public
-from ..market.offers import current_offers, note_definitions, snapshot_offers
-from ..providers.base import ProviderError
+from ..market.offers import OffersWanted, current_offers, note_definitions, snapshot_offers
 from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion, older_champion, older_sentence
 from ..training.train import first_champion
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import IMPORTED, SettingsError
-from ..workspace.workspace import Workspace, new_refresh_id, offers_of_market, open_workspace, refresh_command
+from ..workspace.workspace import Workspace, new_refresh_id, open_workspace, refresh_command
 from .known_workloads import known_elsewhere
 from .pilots import pilots_for
 from .recommend import Case, plan_one
@@ -34,7 +35,7 @@ from .recommend import Case, plan_one
 class Question:
     """A workload and one constraint, in hours or dollars; `p_required` where it must be met with that probability.
 
-    `samples` and `batch` come before those of srift.toml.
+    `samples` and `batch` come before those of srift.toml. Only `machines` are compared.
     """
 
     workload: str
@@ -43,17 +44,21 @@ class Question:
     p_required: float | None = None
     samples: int | None = None
     batch: int | None = None
+    machines: OffersWanted = field(default_factory=OffersWanted)
 
 
-def answer(provider: str, question: Question, *, market: str, top: int, pilots: int = 0) -> list[dict[str, Any]]:
+def answer(
+    provider: str, question: Question, *, top: int, pilots: int = 0, by_device: bool = False
+) -> list[dict[str, Any]]:
     """Rows for one workload and one constraint, best first.
 
     The first one also holds, as `frontier`, every setup that no other beats in both expected hours and dollars,
     whatever the constraint; how many `candidates` there were; the `pilots` that would tell most, or why none can be
-    named (None where none was asked for); and what was `not_compared`, since its device was never measured on.
+    named (None where none was asked for); what was `not_compared`, since its device was never measured on; and
+    `by_device` the first row of each device alone, the best chance and then the best first (None where not asked for).
     A workload of the public step times is answered for from these, which are loaded, and a first model fitted on them,
     where that was never done. Raises SettingsError on an unknown workload, or one of which too little is known,
-    WarehouseMissing where no model is in force yet, and ProviderError where nothing is on offer on `market`.
+    WarehouseMissing where no model is in force yet, and ProviderError where none of the machines is on offer.
     """
     workspace = asked_of_public(open_workspace(provider), question.workload, datetime.now(UTC))
     champion = load_champion(workspace.home, provider)
@@ -73,17 +78,38 @@ def answer(provider: str, question: Question, *, market: str, top: int, pilots: 
         measured = champion.model.modes_of(question.workload)
         asked = replace(asked, modes=measured or asked.modes)  # no one says that it does not tolerate them
     everything = current_offers(workspace)
-    offers = offers_of_market(everything, market)
-    if everything and not offers:
-        raise ProviderError(f"no price on the {market} market of {provider} is known: ask with --market any")
+    offers = question.machines.among(everything)
     runs = measured_setups(workspace.warehouse, provider, question.workload)
     with one_thread():
         case = Case.of(workspace, champion, asked, offers)
         found = plan_one(case, runs, top=top)
+        each = _by_device(case, runs) if by_device else None
     first, *others = (row for row in found.rows if row["goal"] == asked.goals[0].goal)
-    pilot_runs = pilots_for(case, found, buyable=everything, count=pilots) if pilots else None
-    more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": pilot_runs}
+    buyable = replace(question.machines, filters=tuple(one for one in question.machines.filters if one[0] != "market"))
+    pilot_runs = pilots_for(case, found, buyable=buyable.among(everything), count=pilots) if pilots else None
+    more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": pilot_runs, "by_device": each}
     return [first | more | {"not_compared": _not_compared(case)}, *others]
+
+
+def _by_device(case: Case, runs: pd.DataFrame) -> list[dict[str, Any]]:
+    """The first row of clusters of each device alone, with `device` and whether only a data sheet tells of it.
+
+    What sooner misses the constraint than it may comes last, and what nothing is found on.
+    """
+    goal = case.workload.goals[0]
+    measure = "hours" if goal.usd is not None else "usd"  # what is wanted little of
+    rows = []
+    for device in sorted({one.instance_type.device for one in case.known}):
+        guessed = device in case.by_data_sheet
+        own = replace(
+            case,
+            known=[one for one in case.known if one.instance_type.device == device],
+            by_data_sheet=[device] if guessed else [],
+            left_out=[],
+        )
+        first = next(row for row in plan_one(own, runs, top=1).rows if row["goal"] == goal.goal)
+        rows.append({"device": device, "by_data_sheet": guessed} | first)
+    return sorted(rows, key=lambda row: (not row["cluster"], row_misses(row), row[measure] or math.inf))
 
 
 def _fitted_on_public(workspace: Workspace) -> Champion | None:

@@ -12,6 +12,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
+from models.planner.choice_rule import row_misses
+
 Row = Mapping[str, Any]
 
 _GOAL = ("provider", "workload", "goal", "constraint")
@@ -30,7 +32,8 @@ def write_metrics(path: Path, rows: Iterable[Row]) -> None:
     """
     firsts = [row for row in rows if row["rank"] == 1]
     registry = CollectorRegistry()
-    feasible = Gauge("srift_choice_feasible", "whether anything meets the goal", _GOAL, registry=registry)
+    sure = "whether the first choice meets the goal as surely as required, or sooner than not"
+    feasible = Gauge("srift_choice_feasible", sure, _GOAL, registry=registry)
     figures = {
         name: Gauge(f"srift_choice_{name}", f"of the first choice: {text}", _GOAL, registry=registry)
         for name, text in _FIGURES.items()
@@ -38,7 +41,7 @@ def write_metrics(path: Path, rows: Iterable[Row]) -> None:
     for row in firsts:
         limits = (row["constraint_hours"], row["constraint_usd"])
         labels = (row["provider"], row["workload"], row["goal"], next((f"{one:g}" for one in limits if one), ""))
-        feasible.labels(*labels).set(row["cluster"] is not None)
+        feasible.labels(*labels).set(row["cluster"] is not None and not row_misses(row))
         for name, gauge in figures.items():
             if row[name] is not None:
                 gauge.labels(*labels).set(row[name])

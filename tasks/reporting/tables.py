@@ -94,6 +94,8 @@ def print_recommendations(
         for row in mine:
             if row.get("frontier"):
                 _print_frontier(console, row)
+            if row.get("by_device"):
+                _print_by_device(console, row["by_device"])
             if row.get("pilots"):
                 _print_pilots(console, row)
             if row.get("pilots") and row["pilots"].get("kinds"):
@@ -124,6 +126,22 @@ def _print_frontier(console: Console, row: Row) -> None:
     console.print(f"\n{title}", style="bold")
     numbers = ("hours", "usd", "p ok") if any_chance else ("hours", "usd")
     _print_lines(console, ("cluster", "market", *numbers), lines, right=numbers)
+
+
+def _print_by_device(console: Console, rows: Sequence[Row]) -> None:
+    """The best cluster of each device alone."""
+    console.print("\nthe best of each device alone", style="bold")
+    lines = []
+    for row in rows:
+        if not row["cluster"]:
+            lines.append([row["device"], row["status"], *[""] * 5])
+            continue
+        figures = [_number(row["hours"], "{:.3g}"), _number(row["usd"], "{:.4g}")]
+        figures.append(_number(row["p_meets_constraint"], "{:.0%}"))
+        figures.append("data sheet alone" if row["by_data_sheet"] else "runs")
+        lines.append([row["device"], _in_mode(row), _market(row), *figures])
+    numbers = ("hours", "usd", "p ok")
+    _print_lines(console, ("device", "cluster", "market", *numbers, "known by"), lines, right=numbers)
 
 
 def _print_pilots(console: Console, row: Row) -> None:

@@ -39,6 +39,7 @@ from ..workspace.home import (
     is_damage,
     registry_damage,
 )
+from ..workspace.workspace import refresh_command
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -356,7 +357,10 @@ def older_champion(home: Path, provider: str) -> int | None:
 
 def older_sentence(provider: str, version: int) -> str:
     """What to say of it, and how to put it right."""
-    return f"version {version} of {name_of(provider)} was written by an older Srift: run `srift refresh` to fit it anew"
+    return (
+        f"version {version} of {name_of(provider)} was written by an older Srift: run"
+        f" `{refresh_command(provider, '0')}` to fit it anew"
+    )
 
 
 def load_served(home: Path, provider: str) -> PyFuncModel:

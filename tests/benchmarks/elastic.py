@@ -267,13 +267,17 @@ def run(here: Workspace, asked: Asked, job: ElasticJob, lease_id: str) -> dict[s
     return {"seconds": seconds, "running": seconds - start_s, "taken": market.taken, "body": body}
 
 
-def wrong_resumptions(values: dict[str, Any]) -> int:
-    """Starts that did not go on from the newest checkpoint that was whole by then."""
-    return sum(
-        start["step"]
-        != max((one["step"] for one in values["checkpoints"] if one["ended_unix"] <= start["began_unix"]), default=0)
-        for start in values["starts"]
-    )
+def wrong_resumptions(values: dict[str, Any], every: int) -> int:
+    """Starts that did not go on from the newest checkpoint that was whole by then, of one `every` so many steps.
+
+    Of a step that was made again the record has the last checkpoint alone, so that what was lost of one shows in how
+    many steps are made again: as many as lie between two are those of a loss while one was written.
+    """
+    wrong = 0
+    for start in values["starts"]:
+        whole = [one["step"] for one in values["checkpoints"] if one["ended_unix"] <= start["began_unix"]]
+        wrong += start["lost_steps"] > every or start["step"] != max(whole, default=0)
+    return wrong
 
 
 def steps_made(body: dict[str, Any]) -> dict[Setting, list[float]]:
@@ -328,7 +332,8 @@ def elastic_jobs(here: Workspace, *, rounds: int, minutes: float = math.inf) -> 
         row |= {"running": done["running"], "told_start": job.startup_s, "lost_s": job.lost_s}
         per_hour = 3600 / LOSS_EVERY_S / (asked.hosts - 1)
         row["blind"] = math.nan if asked.fixed else job.expected_seconds(per_hour, seed=asked.seed)
-        row["wrong"] = wrong_resumptions(values) + (values["checkpoints"][-1]["step"] != job.steps)
+        row["wrong"] = wrong_resumptions(values, job.checkpoint_every)
+        row["wrong"] += values["checkpoints"][-1]["step"] != job.steps
         rows.append(row | {"loss": values["last_loss"], "error": row["told"] / row["seconds"] - 1})
         rows[-1]["losses"] = [round(one, 1) for one in losses]
         with stored.open("a") as file:

@@ -18,10 +18,11 @@ import typer
 
 from flows.cli import explained
 from models.domain.cluster import Offer
-from models.domain.workload import Goal, Workload
+from models.domain.workload import STRATEGIES, Goal, Mode, Workload
 from models.planner.candidates import Supply, without_beaten_zones
 from models.planner.planner import Plan, plan
 from models.step_time.model import StepTimeModel
+from models.step_time.unmeasured import with_compressed
 from tasks.providers.ec2.catalogue import device_tflops
 from tasks.providers.ec2.snapshot import packaged
 from tasks.reporting.tables import print_frame
@@ -33,14 +34,21 @@ TYPES, MACHINES = (2, 4, 6, 8, 10), (4, 8, 16, 32, 64)
 _DEADLINE, _BUDGET = 4.0, 1.5
 
 
-def asked(model: StepTimeModel, offers: Sequence[Offer], name: str, max_hosts: int) -> Workload:
+def asked(model: StepTimeModel, offers: Sequence[Offer], workload: Workload, max_hosts: int) -> Workload:
     """The workload with a deadline and a budget that some clusters meet and others do not: four goals in all."""
-    first = {row["goal"]: row for row in _plan(synthetic.workload(name), offers, model, max_hosts).rows[::-1]}
-    return synthetic.workload(
-        name,
+    first = {row["goal"]: row for row in _plan(workload, offers, model, max_hosts).rows[::-1]}
+    goals = (
         Goal(goal="cheapest_within_deadline", hours=_DEADLINE * first["fastest"]["hours"]),
         Goal(goal="fastest_within_budget", usd=_BUDGET * first["cheapest"]["usd"]),
     )
+    return replace(workload, goals=(*workload.goals, *goals))
+
+
+def in_every_strategy(model: StepTimeModel, workload: Workload) -> tuple[StepTimeModel, Workload]:
+    """The workload in all modes that can be predicted from runs of plain data parallelism, and who predicts them."""
+    tolerant = replace(workload, modes=tuple(Mode(strategy=one) for one in STRATEGIES))
+    able = with_compressed(model, tolerant)
+    return able, able.as_measured(tolerant)
 
 
 def some_types(types: int) -> list[Offer]:
@@ -61,9 +69,11 @@ def ec2_offers() -> list[Offer]:
     return without_beaten_zones([*on_demand, *spot])
 
 
-def timed(model: StepTimeModel, name: str, offers: Sequence[Offer], *, max_hosts: int, repeats: int) -> dict[str, Any]:
+def timed(
+    model: StepTimeModel, workload: Workload, offers: Sequence[Offer], *, max_hosts: int, repeats: int
+) -> dict[str, Any]:
     """One row: candidates, how many were left at each stage, and the median seconds after one run to warm up."""
-    workload = asked(model, offers, name, max_hosts)
+    workload = asked(model, offers, workload, max_hosts)
     wall, cpu = [], []
     for _ in range(repeats):
         started, spent = time.perf_counter(), time.process_time()
@@ -71,7 +81,8 @@ def timed(model: StepTimeModel, name: str, offers: Sequence[Offer], *, max_hosts
         wall.append(time.perf_counter() - started)
         cpu.append(time.process_time() - spent)
     return {
-        "workload": name,
+        "workload": workload.name,
+        "modes": len(workload.modes),
         "types": len({one.instance_type.name for one in offers}),
         "offers": len(offers),
         "machines": max_hosts,
@@ -89,7 +100,11 @@ def timed(model: StepTimeModel, name: str, offers: Sequence[Offer], *, max_hosts
 def growth(model: StepTimeModel, name: str, *, repeats: int = 3) -> pd.DataFrame:
     """`timed` over TYPES x MACHINES."""
     return pd.DataFrame(
-        [timed(model, name, some_types(types), max_hosts=most, repeats=repeats) for types in TYPES for most in MACHINES]
+        [
+            timed(model, synthetic.workload(name), some_types(types), max_hosts=most, repeats=repeats)
+            for types in TYPES
+            for most in MACHINES
+        ]
     )
 
 
@@ -128,11 +143,14 @@ def bench_planner(
 ) -> None:
     """Ten types, 64 machines, mixes of up to three types, both markets, four goals; all of EC2's; smaller markets."""
     model = synthetic.champion(synthetic.types())
-    names = (synthetic.BY_ROWS, synthetic.PROFILED)
-    whole = [timed(model, name, some_types(10), max_hosts=64, repeats=repeats) for name in names]
+    workloads = [synthetic.workload(name) for name in (synthetic.BY_ROWS, synthetic.PROFILED)]
     offers = ec2_offers()
     real = synthetic.champion(list({one.instance_type.name: one.instance_type for one in offers}.values()))
-    whole += [timed(real, name, offers, max_hosts=64, repeats=repeats) for name in names]
+    whole = []
+    for champion, sold in ((model, some_types(10)), (real, offers)):
+        every = in_every_strategy(champion, workloads[-1])
+        for able, workload in [*((champion, one) for one in workloads), every]:
+            whole.append(timed(able, workload, sold, max_hosts=64, repeats=repeats))
     print_frame(pd.DataFrame(whole), "ten types; EC2's in four regions: up to 64 machines, both markets, four goals")
     if plot_to is not None:
         grown = growth(model, synthetic.BY_ROWS)

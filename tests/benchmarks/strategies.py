@@ -1,4 +1,4 @@
-"""What compressing gradients gives and costs, against the claims: exits 1 where one falls short.
+"""What each strategy gives and costs, against its claims: exits 1 where one falls short.
 
 `make bench-strategies` (root, a quiet machine) prints, each with its noise:
 
@@ -50,6 +50,7 @@ from flows.cli import explained
 from models.campaign.campaign import Launch
 from models.domain.numeric import FloatArray
 from models.domain.setup_table import read_setups
+from models.domain.suggestions import nearest_names
 from models.domain.workload import (
     ADASUM,
     COMPRESSED,
@@ -95,6 +96,10 @@ SIZES = (1_000_000, 10_000_000, 100_000_000)
 MBITS = (50, 200, 800, 3200)
 BATCHES = {"residual_cnn": 8, "transformer_lm": 8, "wide_mlp": 32, "recommender": 128}  # a device's
 CROSSING = "wide_mlp"  # of the four the one with most bytes: it has something to gain on a usual link
+PARTS = (
+    *("selection", "bytes", "adasum", "tensor", "placement", "update", "cache", "elastic", "learning", "steps"),
+    *("servers", "tables", "choice"),
+)
 ADASUM_SEEDS, FEWER_STEPS = 5, 0.30
 PLACEMENT_SEEDS = 5  # of each five networks
 _LEAST_ENERGY, _BYTES_OFF, _CROSSING_OFF, _LEAST_GAIN, _LEAST_SIGNS = 0.9, 0.02, 0.20, 0.25, 0.95
@@ -634,53 +639,54 @@ def main(
     most_values: Annotated[int, typer.Option(help="of a selection")] = SIZES[-1],
     seeds: Annotated[int, typer.Option(help="trainings in each mode", min=2)] = 2,
     steps: Annotated[int, typer.Option(min=40, help="of each training")] = 200,
-    parts: Annotated[
-        str, typer.Option(help="what to judge")
-    ] = "selection,bytes,adasum,tensor,placement,update,cache,elastic,learning,steps,servers,tables,choice",
+    parts: Annotated[str, typer.Option(help="what to judge")] = ",".join(PARTS),
     rounds: Annotated[int, typer.Option(min=1, help="of twelve elastic jobs each")] = 1,
     minutes: Annotated[float, typer.Option(help="after which no elastic job begins; `--home` has those before")] = 60.0,
     home: Annotated[Path | None, typer.Option(help="keeps what was measured")] = None,
     seed: int = 0,
 ) -> None:
     """Print each table, and the claims at the end."""
+    asked = parts.split(",")
+    if unknown := sorted(set(asked) - set(PARTS)):
+        raise typer.BadParameter(f"no part {unknown[0]!r}; {nearest_names(unknown[0], PARTS)}")
     claims = Claims()
-    if "selection" in parts:
+    if "selection" in asked:
         judge_selection(claims, most_values)
-    if "bytes" in parts:
+    if "bytes" in asked:
         judge_bytes(claims)
-    if "adasum" in parts:
+    if "adasum" in asked:
         judge_adasum(claims, max(seeds, ADASUM_SEEDS))
-    if "tensor" in parts:
+    if "tensor" in asked:
         judge_tensor(claims)
-    if "placement" in parts:
+    if "placement" in asked:
         judge_placement(claims, seed)
-    if "update" in parts:
+    if "update" in asked:
         judge_updates(claims)
-    if "cache" in parts:
+    if "cache" in asked:
         judge_cache(claims, _REPEATS)
-    if "learning" in parts:
+    if "learning" in asked:
         print_frame(learning(BATCHES, seeds=seeds, steps=steps), f"losses after {steps} steps")
-    if "elastic" in parts:
+    if "elastic" in asked:
         with project(elastic.settings(), elastic.WORKLOADS, home and home / "elastic") as here:
             judge_elastic(claims, here, rounds, minutes)
-    if {"steps", "servers", "tables", "choice"} & set(parts.split(",")):
+    if {"steps", "servers", "tables", "choice"} & set(asked):
         with project(settings(), BATCHES, home) as here:
-            launches = [wanted(here, *both) for both in product(hosts, scales)] if "steps" in parts else []
-            launches += [joint_choice.wanted(here, list(USD_PER_HOUR), BATCHES)] if "choice" in parts else []
-            launches += [served_launches(here)] if "servers" in parts else []
+            launches = [wanted(here, *both) for both in product(hosts, scales)] if "steps" in asked else []
+            launches += [joint_choice.wanted(here, list(USD_PER_HOUR), BATCHES)] if "choice" in asked else []
+            launches += [served_launches(here)] if "servers" in asked else []
             runs = training_frames(here.warehouse, "local")["runs"]
-            launches += [two_kinds.launches(here, runs)] if "tables" in parts else []
+            launches += [two_kinds.launches(here, runs)] if "tables" in asked else []
             for some in launches:
                 measure_all(here, some, f"strategies-{new_refresh_id(datetime.now(UTC))}")
             every = TrainingData(**training_frames(here.warehouse, "local"))
             data = replace(every, runs=every.runs[every.runs["workload"].isin(BATCHES)])
-            if "steps" in parts:
+            if "steps" in asked:
                 judge_steps(claims, data, here, seed)
-            if "servers" in parts:
+            if "servers" in asked:
                 judge_servers(claims, data.runs)
-            if "tables" in parts:
+            if "tables" in asked:
                 judge_tables(claims, every.runs)
-            if "choice" in parts:
+            if "choice" in asked:
                 judge_choice(claims, data, seed)
     print_frame(pd.DataFrame(claims.rows), "claims")
     if not claims.hold:

@@ -8,11 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import typer
 
 from models.planner.placement import halvings, ring
 from tasks.node.strategies.adasum import ADASUM, pair
 from tests.benchmarks import strategies, tensor
 from tests.benchmarks.adasum import AVERAGED, JOBS, adasum_of, steps_to_target, trainer
+from tests.benchmarks.elastic import wrong_resumptions
 from tests.benchmarks.placement import Hosts, Network, host_rows, networks, orders_of, rewired
 from tests.benchmarks.strategies import (
     BATCHES,
@@ -174,3 +176,20 @@ def test_what_was_not_measured_makes_no_claim_hold() -> None:
     assert [row["holds"] for row in claims.rows] == ["NO", "NO"]
     assert "1 of 1" in claims.rows[0]["shown"] and "15 not measured" in claims.rows[0]["shown"]
     assert "1xfast in ddp" in claims.rows[1]["shown"]
+
+
+def test_a_checkpoint_counts_as_lost_where_older_steps_are_made_again_although_it_was_written_again() -> None:
+    checkpoints = [{"step": step, "ended_unix": at} for step, at in ((10, 1.0), (20, 2.0), (30, 9.0))]
+
+    def wrong(step: int, lost: int) -> int:
+        first, second = ({"step": a, "began_unix": b, "lost_steps": c} for a, b, c in ((0, 0.0, 0), (step, 5.0, lost)))
+        return wrong_resumptions({"checkpoints": checkpoints, "starts": [first, second]}, every=10)
+
+    assert wrong(20, 9) == wrong(20, 10) == 0, "of a loss while step 30 was written"
+    assert wrong(20, 13) == 1, "step 30 was whole before, and was made again since"
+    assert wrong(10, 9) == 1
+
+
+def test_a_part_that_there_is_not_is_refused_with_the_nearest() -> None:
+    with pytest.raises(typer.BadParameter, match="no part 'tabels'; did you mean 'tables'"):
+        strategies.main(parts="update,tabels")

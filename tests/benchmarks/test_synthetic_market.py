@@ -75,7 +75,7 @@ def found(job: Workload) -> planner.Plan:
 
 def test_the_times_count_what_was_left_at_each_stage_and_can_be_drawn(tmp_path: Any) -> None:
     model = synthetic.champion(synthetic.types(), runs=60)
-    rows = [timed(model, BY_ROWS, some_types(types), max_hosts=4, repeats=1) for types in (2, 3)]
+    rows = [timed(model, synthetic.workload(BY_ROWS), some_types(types), max_hosts=4, repeats=1) for types in (2, 3)]
     for row in rows:
         assert row["candidates"] >= row["looked_at"] >= row["ranked"] > row["frontier"] > 0
         assert row["seconds"] > 0

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 from tasks.providers.base import NotSwept
 from tasks.workspace.credential import make_credential, serving
-from tests.installed import DescribedMachines, furnished, write_project
+from tests.installed import NOON, DescribedMachines, furnished, write_project
 from warehouse.database import Warehouse, WarehouseBusy
 
 README = Path(__file__).parents[2] / "README.md"
@@ -342,6 +342,25 @@ def test_without_credentials_a_reaping_of_ec2_is_no_all_clear(new: Path, no_cred
     with (new / "srift.toml").open("a") as file:
         file.write('\n[ec2]\nbucket = "mine-1"\nregions = ["us-east-1"]\n')
     assert_fails(srift("reap", "--provider", "ec2"), 1, "us-east-1: no AWS credentials were found", "AWS_PROFILE")
+
+
+def test_a_reaping_looks_at_every_provider_that_was_used_from_here_and_status_names_the_other(
+    new: Path, no_credentials: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (new / "srift.toml").open("a") as file:
+        file.write('\n[ec2]\nbucket = "mine-1"\nregions = ["us-east-1"]\n')
+    assert printed("reap") == {"ended": [], "not_swept": {}}, "EC2 was never used"
+    folder = new / "state" / "leases-ec2"
+    folder.mkdir(parents=True)
+    (folder / ".swept.json").write_text(json.dumps({"us-east-1": NOON.isoformat()}))
+    blind = DescribedMachines(unswept={"here": "a host cannot be looked at"})
+    monkeypatch.setattr("tasks.providers.local.provider.LocalProvider", lambda *_, **__: blind)
+    result = srift("reap")
+    assert result.exit_code == 1 and result.stdout == "machine i-1: it was ended\n", "the other one all the same"
+    assert "no AWS credentials were found" in result.stderr and "a host cannot be looked at" in result.stderr
+    held = [SimpleNamespace(lease_id="r-1")]
+    monkeypatch.setattr("tasks.providers.ec2.provider.Ec2Provider.leases", lambda self: held)
+    assert "1 leases are held on ec2: see `srift status --provider ec2`" in printed("status")["stale"]
 
 
 def test_a_reaping_whose_warehouse_fails_says_what_it_ended_and_then_why_it_failed(

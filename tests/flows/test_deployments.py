@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -125,7 +126,7 @@ def test_what_was_cut_off_with_the_service_is_settled_with_its_subflows() -> Non
         return [{"id": one} for one in of if runs[one] in where["state"]["type"]["any_"]]
 
     service = up.Service(ROOT, ROOT, {"prefect": 1, "mlflow": 2}, ROOT, say=lambda _: None)
-    service.post = post  # type: ignore[method-assign, assignment]
+    service.call = post  # type: ignore[method-assign, assignment]
     service.settle_past()
     assert runs == {
         "due": "CANCELLED",
@@ -146,7 +147,7 @@ def test_what_another_machine_runs_of_a_shared_history_is_not_settled(monkeypatc
         return online if path.endswith("/workers/filter") else []
 
     service = up.Service(ROOT, ROOT, {"prefect": 1, "mlflow": 2}, ROOT, say=lambda _: None)
-    service.post = post  # type: ignore[method-assign, assignment]
+    service.call = post  # type: ignore[method-assign, assignment]
     service.settle_past()
     assert "/flow_runs/filter" in asked
     asked.clear()
@@ -239,6 +240,7 @@ class Served:
     reaped: tuple[str, dict[str, str]]  # what `srift reap` said, and flow run -> its state then
     notified: tuple[list[str], dict[str, str]]
     examples: tuple[str, str]
+    schedules: dict[str, bool]  # name -> whether it was active once the deployments had been installed again
 
 
 def prefect(home: Path, port: str, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -393,7 +395,7 @@ def notified(project: Path, port: str) -> tuple[list[str], dict[str, str]]:
         threading.Thread(target=hook.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{hook.server_port}/"
         block, refusal = (["-c", NOTIFIED.format(url=url, call=call)] for call in ("block", "refusal"))
-        install = [str(AUTOMATIONS), "--prefect-file", str(project / "prefect.yaml"), "--notify"]
+        install = [str(AUTOMATIONS), "--notify"]
         said = []
         for words in (block, [*install, "custom-webhook/here"], [*install, "custom-webhook/here"], refusal):
             done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=120)
@@ -408,6 +410,29 @@ def notified(project: Path, port: str) -> tuple[list[str], dict[str, str]]:
             hook.shutdown()
     count = prefect(project / "state", port, "/automations/count", {})
     return [said[1], said[2], str(count), other.stderr], sent
+
+
+def installed_again(project: Path, port: str) -> dict[str, bool]:
+    """Which schedules are active once the paused one was resumed, another was paused, and all were installed anew."""
+    service = up.Service(
+        project,
+        project / "state",
+        {"prefect": int(port), "mlflow": 1},
+        project / "prefect.yaml",
+        say=lambda _: None,
+    )
+    service.credential = (project / "state" / FILE).read_text().strip()
+    known = {one["name"]: one for one in service.call("/deployments/filter", up.pool_filter())}
+    for name, active in (("paused", True), (NIGHTLY["name"], False)):
+        (clock,) = known[name]["schedules"]
+        service.call(f"/deployments/{known[name]['id']}/schedules/{clock['id']}", {"active": active}, "PATCH")
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join((str(ROOT), str(project)))):
+        service.install()
+    shown = {one["name"]: up.active(one) for one in service.call("/deployments/filter", up.pool_filter())}
+    key = known["paused"]["id"]
+    for clock in service.call("/deployments/filter", {"deployments": {"id": {"any_": [key]}}})[0]["schedules"]:
+        service.call(f"/deployments/{key}/schedules/{clock['id']}", {"active": False}, "PATCH")  # it ticks, too
+    return shown
 
 
 @pytest.fixture(scope="module")
@@ -441,6 +466,7 @@ def serve(project: Path) -> Served:
                     reaped = reap_after_a_kill(project, port)
                     told = notified(project, port)
                     shown = examples(project, port)
+                    schedules = installed_again(project, port)
                 ended = re.search(r"UTC  (\S+)  \S+  (?:Completed|Failed|Crashed)", line)
                 if ended and ended[1] in waited_for:
                     waited_for.remove(ended[1])
@@ -455,7 +481,16 @@ def serve(project: Path) -> Served:
             left = list(processes_of(project))
             for one in left:
                 one.kill()
-    return Served(project=project, said=said, left=left, visits=visits, reaped=reaped, notified=told, examples=shown)
+    return Served(
+        project=project,
+        said=said,
+        left=left,
+        visits=visits,
+        reaped=reaped,
+        notified=told,
+        examples=shown,
+        schedules=schedules,
+    )
 
 
 @pytest.mark.local
@@ -543,6 +578,10 @@ def test_a_program_follows_changes_of_the_table_and_another_has_it_renewed(serve
 
 
 @pytest.mark.local
+def test_what_was_resumed_or_paused_by_hand_stays_so_when_the_schedule_is_served_again(served: Served) -> None:
+    assert served.schedules == {"every-twenty-seconds": True, "paused": True, NIGHTLY["name"]: False}
+
+
 def test_after_a_kill_the_reaper_shows_the_run_and_its_subflow_as_crashed(served: Served) -> None:
     said, states = served.reaped
     assert states == {"killed": "CRASHED", "killed-below": "CRASHED"}, said

@@ -21,6 +21,8 @@ from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
 from tasks.data_files import imports
 from tasks.market import offers as prices
+from tasks.market.offers import OffersWanted
+from tasks.providers.base import ProviderError
 from tasks.providers.ec2 import settings as ec2_settings
 from tasks.providers.ec2.provider import Ec2Provider
 from tasks.providers.ec2.snapshot import packaged
@@ -173,12 +175,41 @@ def test_a_workload_of_which_only_facts_are_known_gets_a_wide_answer_that_says_i
     monkeypatch.setattr("tasks.recommendation.ask.open_workspace", lambda provider: market.here)
     monkeypatch.setattr("tasks.recommendation.ask.load_champion", lambda *_: market.champion)
     question = Question(workload="paper-net", hours=200.0, usd=None, samples=1_000_000, batch=256)
-    rows = answer("ec2", question, market="any", top=3, pilots=2)
+    rows = answer("ec2", question, top=3, pilots=2)
     assert rows[0]["status"] == "recommended" and rows[0]["measured_runs"] == 0
     assert len(rows[0]["pilots"]["runs"]) == 2 and rows[0]["pilots"]["regret"] > 0
     assert rows[0]["reason"].startswith("a first guess from its FLOPs, since nothing of it was ever measured")
     known = market.table[market.table["goal"] == "cheapest"].iloc[0]
     assert rows[0]["step_high_s"] / rows[0]["step_low_s"] > 2 * known["step_high_s"] / known["step_low_s"]
+
+
+def test_only_the_machines_asked_for_are_compared_and_on_request_each_device_alone(
+    market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.recommendation.ask.open_workspace", lambda provider: market.here)
+    monkeypatch.setattr("tasks.recommendation.ask.load_champion", lambda *_: market.champion)
+    devices = {one.instance_type.name: one.instance_type.device for one in prices.current_offers(market.here)}
+
+    def asked(*filters: tuple[str, str], by_device: bool = False) -> list[dict[str, Any]]:
+        question = Question(workload="imported-net", hours=40.0, usd=None, machines=OffersWanted(filters=filters))
+        return answer("ec2", question, top=3, by_device=by_device)
+
+    first, *others = asked(("instance_type", "12XLARGE"), by_device=True)
+    for row in (first, *others):
+        assert all(one["instance_type"].endswith(".12xlarge") for one in row["cluster_offers"])
+    each = {row["device"]: row for row in first["by_device"]}
+    assert {"A10G", "L4", "T4"} <= each.keys()
+    for device, row in each.items():
+        assert {devices[one["instance_type"]] for one in row["cluster_offers"] or ()} <= {device}
+    costs = [row["usd"] for row in first["by_device"] if row["status"] == "recommended"]
+    assert len(costs) > 1 and costs == sorted(costs)
+    (alone, *_) = asked(("instance_type", "12xlarge"), ("device", "a10g"))
+    assert (alone["cluster"], alone["usd"]) == (each["A10G"]["cluster"], each["A10G"]["usd"])
+    assert alone["by_device"] is None
+    (other, *_) = asked(("instance_type", "12xlarge"), ("device", "l4"))
+    assert {devices[one["instance_type"]] for one in other["cluster_offers"]} == {"L4"}, "and not L40S"
+    with pytest.raises(ProviderError, match="offers of ec2 has device 'A10H': did you mean 'A10G'"):
+        asked(("device", "A10H"))
 
 
 def test_a_changed_price_is_published(market: Market) -> None:

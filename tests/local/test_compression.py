@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,18 @@ def trained(name: str, group: dist.ProcessGroup, machines: tuple[int, ...], *, w
     return torch.cat([one.detach().flatten() for one in model.parameters()])
 
 
+def alone(name: str, group: dist.ProcessGroup) -> str:
+    """What the first of two ranks says whose peer makes no step."""
+    model = Odd()
+    module = strategy(name, machines=(1, 1))(model, torch.optim.SGD(model.parameters()), group, CPU)
+    try:
+        for _ in range(3 if dist.get_rank(group) == 0 else 0):  # powersgd begins with a step of plain sums
+            module(torch.ones(2, 8)).sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def main(rank: int, port: int, answer: Path) -> None:
     """One rank: all cases in one order."""
     torch.set_num_threads(1)
@@ -95,6 +108,9 @@ def main(rank: int, port: int, answer: Path) -> None:
         machines = LAYOUTS["4x1" if name in SERVED else "2x2"]
         found[name] = trained(name, dist.group.WORLD, machines)
         found[f"{name} wrong"] = trained(name, dist.group.WORLD, machines, wrong=True)
+    for name in (*COMPRESSED, "ps-1", "ps-2"):
+        hasty = dist.new_group([0, 1], timeout=timedelta(seconds=2))
+        found[f"{name} alone"] = alone(name, hasty) if rank < 2 else ""
     found["ps-2 inside"] = trained("ps-2", dist.group.WORLD, LAYOUTS["2x2"])
     torch.save(found, answer)
 
@@ -170,6 +186,11 @@ def test_parameter_servers_make_the_same_step_as_a_ring_and_tell_all_of_what_is_
     assert all(torch.equal(one[name], ranks[0][name]) for one in ranks)
     torch.testing.assert_close(ranks[0][name], ranks[0]["ddp"], rtol=1e-5, atol=1e-6)
     assert all(not one.get(f"{name} wrong", torch.tensor(torch.nan)).isfinite().all() for one in ranks)
+
+
+@pytest.mark.parametrize("name", [*COMPRESSED, "ps-1", "ps-2"])
+def test_a_rank_whose_peer_does_not_come_is_told_in_time(ranks: list[dict[str, Any]], name: str) -> None:
+    assert "Timed out waiting 2000ms" in ranks[0][f"{name} alone"]
 
 
 if __name__ == "__main__":

@@ -44,10 +44,11 @@ def network() -> nn.Sequential:
 
 
 def trained(name: str, kind: str, group: dist.ProcessGroup) -> tuple[torch.Tensor, int]:
-    """(STEPS, weights) after each step, of two micro-steps, with a rate that changes; and values of states here."""
+    """(STEPS, weights) after each step, clipped, of two micro-steps, with changing rates; and values of states."""
     model = network()
     first, *others = (one for one in model.parameters() if one.requires_grad)
     optimizer = KINDS[kind]([{"params": [first], "lr": 0.02}, {"params": others}])
+    optimizer.register_step_pre_hook(lambda *_: nn.utils.clip_grad_norm_(model.parameters(), 0.05))
     module = strategy(name)(model, optimizer, group, CPU)
     assert communicates_always(module) is (name == "zero1")
     found = []

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tasks.node.strategies import no_sync, strategy
-from tasks.node.strategies.tables import Elsewhere, refuse_model
+from tasks.node.strategies.tables import Elsewhere, _Seat, refuse_model
 from tests.local.ranks import answers_of
 
 pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
@@ -40,7 +40,7 @@ class Words(nn.Module):
         if self.twice:
             many[0] = many[0] + self.words(words).sum(dim=1)
         found: Tensor = self.head(
-            torch.cat([*many, self.fixed(inputs["words"][:, 0] % 7 if self.computed else inputs["one"])], 1)
+            torch.cat([*many, self.fixed(input=inputs["words"][:, 0] % 7 if self.computed else inputs["one"])], 1)
         )
         return found.squeeze(1) * (torch.nan if self.wrong else 1.0)
 
@@ -85,6 +85,24 @@ def reason(wrong: Any) -> str:
     return ""
 
 
+def uneven() -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    model = Words()
+    module = strategy("tables", machines=(1,) * WORLD)(model, torch.optim.SGD(model.parameters()), group, CPU)
+    given = batch(dist.get_rank(), 0, 4)
+    module(given | {"words": given["words"][:, : 4 + (dist.get_rank() == 1)]})
+
+
+def hooked() -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    model = Words()
+    optimizer = torch.optim.SGD(model.parameters())
+    optimizer.register_step_post_hook(lambda *_: None)
+    strategy("tables", machines=(1,) * WORLD)(model, optimizer, group, CPU)
+
+
 def changing() -> None:
     group = dist.group.WORLD
     assert group is not None
@@ -105,7 +123,7 @@ def main(rank: int, port: int, answer: Path) -> None:
             found[f"{name} {label}"] = trained(name, sizes)
     for odd in ("computed", "twice"):
         found[odd] = reason(lambda odd=odd: trained("tables", SAMPLES["equal"], **{odd: rank == 1}))  # type: ignore[misc]
-    found["changing"] = reason(changing)
+    found |= {"changing": reason(changing), "uneven": reason(uneven), "hooked": reason(hooked)}
     torch.save(found, answer)
 
 
@@ -142,6 +160,17 @@ def test_what_cannot_be_looked_up_beforehand_is_refused_by_all_with_the_table_s_
         assert one["computed"].startswith("ValueError: tables: words is given what the model computes")
         assert one["twice"].startswith("ValueError: tables: words is asked 2 times in a step")
         assert one["changing"].startswith("ValueError: tables: words is given a part of (3, 5) numbers, and of (4, 5)")
+        assert one["uneven"].startswith("ValueError: tables: words is given indices of (4, 4) on rank 0, of (4, 5) on")
+        assert one["hooked"].startswith("ValueError: tables: a hook of the optimizer's steps")
+
+
+def test_offsets_are_refused_with_the_table_s_name_however_they_are_given() -> None:
+    seat = _Seat("bags", 4, True)
+    for given in ({"offsets": torch.zeros(1)}, {"per_sample_weights": torch.ones(2, 3)}):
+        with pytest.raises(ValueError, match="tables: bags is given offsets or weights beside indices; take ddp"):
+            seat(torch.ones(2, 3, dtype=torch.long), **given)
+    with pytest.raises(ValueError, match="asked twice"):
+        seat(torch.ones(2, 3, dtype=torch.long), None, per_sample_weights=None)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +179,7 @@ def test_what_cannot_be_looked_up_beforehand_is_refused_by_all_with_the_table_s_
         (nn.Linear(3, 3), "no nn.Embedding"),
         (nn.Sequential(nn.Embedding(3, 3, sparse=True)), "0 has sparse gradients"),
         (nn.Sequential(nn.Embedding(3, 3, max_norm=1.0)), "max_norm"),
+        (nn.Sequential(nn.Embedding(3, 3, scale_grad_by_freq=True)), "scale_grad_by_freq"),
     ],
 )
 def test_models_without_tables_that_may_move_are_refused(model: nn.Module, why: str) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from tasks.node.strategies import communicates_always, no_sync, refuse_model, strategy
 from tasks.node.strategies.grid import TENSOR, shape_of
-from tasks.node.strategies.tensor import Divided
+from tasks.node.strategies.tensor import Divided, refuse_optimizer
 from tasks.node.workloads import transformer_lm
 
 pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
@@ -59,6 +59,13 @@ class Odd(nn.Module):
         return found * float("nan") if self.wrong else found
 
 
+class Doubled(nn.LayerNorm):
+    """Does more than torch's own."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return 2 * super().forward(inputs)
+
+
 class Padded(nn.Module):
     """Layers of samples in the second dimension, norms after sums, masked; and one layer called by itself."""
 
@@ -67,6 +74,9 @@ class Padded(nn.Module):
         layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, activation="gelu")
         self.layers = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(16), enable_nested_tensor=False)
         self.other = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0)
+        self.last = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0), 1, norm=Doubled(16), enable_nested_tensor=False
+        )
         self.head = nn.Linear(16, 1)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -75,7 +85,8 @@ class Padded(nn.Module):
         padding[:, 0] = False
         ahead = torch.ones(3, 3).triu(1).bool()
         hidden = self.layers(text, mask=ahead, src_key_padding_mask=padding)
-        found: Tensor = self.head(self.other(hidden, src_mask=torch.zeros(3, 3))).squeeze(-1).transpose(0, 1)
+        hidden = self.last(self.other(hidden, src_mask=torch.zeros(3, 3)))
+        found: Tensor = self.head(hidden).squeeze(-1).transpose(0, 1)
         return found
 
 
@@ -208,6 +219,17 @@ def unused(name: str, group: dist.ProcessGroup) -> str:
     return ""
 
 
+def uneven(name: str, group: dist.ProcessGroup) -> str:
+    """What a rank says where the last one's batch is larger from the first step on."""
+    model = layers(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    module = strategy(name, machines=(1,) * 4)(model, torch.optim.SGD(model.parameters(), lr=0.1), group, CPU)
+    try:
+        module(torch.ones(2 + (dist.get_rank(group) == 3), 4)).sum().backward()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def frozen(name: str, group: dist.ProcessGroup, biases: bool) -> list[float]:
     """Losses of three steps of a model whose divided layers, or their biases, are frozen, and whose head is not."""
     torch.manual_seed(0)
@@ -252,6 +274,7 @@ def serve(rank: int, world: int, port: int, answer: Path) -> None:
         if world == 4:
             found[name, "wrong"] = wrong(name, group)
             found[name, "unused"] = unused(name, group)
+            found[name, "uneven"] = uneven(name, group)
             found[name, "frozen"] = [frozen(name, group, biases) for biases in (False, True)]
     if world == 4:
         found["half"] = half(group)
@@ -320,6 +343,23 @@ def test_a_block_without_gradient_and_a_rank_that_does_not_come_are_errors(ranks
         for name in GRIDS[4]:
             assert all("a step computed no gradient of rest.parts" in one[name, "unused"] for one in ranks)
         assert "Timed out waiting 2000ms" in ranks[0]["alone"]
+
+
+def test_inputs_of_different_sizes_are_refused_by_all_ranks(ranks: list[dict[Any, Any]]) -> None:
+    for name in GRIDS[4] if len(ranks) == 4 else ():
+        assert all("[(2, 4)] on rank 0, [(3, 4)] on rank 3; take ddp" in one[name, "uneven"] for one in ranks)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adafactor, torch.optim.LBFGS])
+def test_an_optimizer_that_looks_at_whole_weights_and_a_hook_of_its_steps_are_refused(kind: Any) -> None:
+    weights = [nn.Parameter(torch.ones(2, 2))]
+    with pytest.raises(ValueError, match=f"tensor-1d: {kind.__name__} may look at more of a weight.*take ddp, or one"):
+        refuse_optimizer("tensor-1d", kind(weights))
+    optimizer = torch.optim.SGD(weights)
+    refuse_optimizer("tensor-1d", optimizer)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    with pytest.raises(ValueError, match=r"a hook of the optimizer's steps, .* take ddp or fsdp"):
+        refuse_optimizer("tensor-1d", optimizer)
 
 
 def test_layers_that_are_frozen_whole_or_in_part_hold_up_no_step(ranks: list[dict[Any, Any]]) -> None:

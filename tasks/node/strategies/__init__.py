@@ -165,6 +165,8 @@ def _updated_in_shares(
     shared.optim.state.update({one: optimizer.state[one] for one in own if one in optimizer.state})  # as of Adagrad
     optimizer.state.clear()
     optimizer.param_groups = shared.param_groups  # where schedulers change rates
+    shared._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks  # such as one that clips gradients
+    shared._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
     optimizer.step = shared.step  # type: ignore[method-assign]
     return _SharedUpdate(model, process_group=group)
 

@@ -45,9 +45,10 @@ def refuse_model(name: str, model: nn.Module) -> None:
         raise ValueError(f"{name}: this model has no nn.Embedding and no nn.EmbeddingBag; take ddp")
     uses = [id(part) for module in model.modules() for part in module.children()]
     for path, table in found.items():
-        if table.sparse or table.max_norm is not None:
+        if table.sparse or table.max_norm is not None or table.scale_grad_by_freq:
             raise ValueError(
-                f"{name}: {path} has sparse gradients or max_norm, which it cannot have elsewhere; take ddp"
+                f"{name}: {path} has sparse gradients, max_norm or scale_grad_by_freq, which it cannot have elsewhere;"
+                " take ddp"
             )
         shared = sum(table.weight is one for module in model.modules() for one in module.parameters(recurse=False))
         if uses.count(id(table)) > 1 or shared > 1:
@@ -60,6 +61,11 @@ def wrapped(
     """The model, each of its tables on one rank, whose `optimizer` trains it. Raises ValueError as the refusals do."""
     refuse(name, machines)
     refuse_model(name, model)
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        raise ValueError(
+            f"{name}: a hook of the optimizer's steps, such as one that clips, sees a table on one rank alone;"
+            " take ddp or fsdp"
+        )
     return Elsewhere(model, optimizer, group)
 
 
@@ -92,14 +98,14 @@ class _Seat(nn.Module):
         self.answer: Tensor | None = None
         self.notes = False
 
-    def forward(self, indices: Tensor, *others: Any) -> Tensor:
+    def forward(self, input: Tensor, *others: Any, **named: Any) -> Tensor:  # as torch's own calls it
         """Raises ValueError where more than indices is given, or once too often."""
-        if others:
+        if any(one is not None for one in (*others, *named.values())):
             raise ValueError(f"{TABLES}: {self.path} is given offsets or weights beside indices; take ddp")
         if self.notes:
-            self.asked.append(indices)
-            size = indices.shape[:1] if self.pools else indices.shape
-            return torch.zeros(*size, self.width, device=indices.device)
+            self.asked.append(input)
+            size = input.shape[:1] if self.pools else input.shape
+            return torch.zeros(*size, self.width, device=input.device)
         if self.answer is None:
             raise ValueError(f"{TABLES}: {self.path} is asked twice in a step; take ddp")
         answer, self.answer = self.answer, None
@@ -173,6 +179,13 @@ class Elsewhere(nn.Module):
         for problem, _ in told:
             if problem:
                 raise ValueError(problem)
+        for rank, (_, sizes) in enumerate(told):
+            for path, first, own in zip(self.tables, told[0][1], sizes, strict=True):
+                if own[1:] != first[1:]:
+                    raise ValueError(
+                        f"{TABLES}: {path} is given indices of {first} on rank 0, of {own} on rank {rank}; take ddp, or"
+                        " batches padded alike"
+                    )
         samples = [int(sizes[0][0]) for _, sizes in told]
         owners = self._owners([rank for rank, many in enumerate(samples) if many == min(samples)])
         left = set()

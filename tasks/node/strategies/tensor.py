@@ -31,7 +31,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from .grid import Grid, fits, gather, scatter, shape_of, standardize, summa, turn
 
@@ -39,6 +41,8 @@ _POINTWISE = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish),
     *(nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Dropout, nn.Identity),
 )
+# Of torch's, those that update each entry of a weight by itself: of a block what they would of the whole.
+_BY_ENTRY = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD")
 _LEAST_LINEAR = 2  # layers of a run: for one alone activations move as often as they would for two
 _MOST_NAMED = 256  # devices, of counts that would fit
 
@@ -79,15 +83,31 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
         raise ValueError(f"{name} on {sum(machines)} devices: {wrong[0]} does not divide by {parts}; take ddp{instead}")
 
 
+def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
+    """Raises ValueError where an optimizer would do another thing with blocks than with whole weights."""
+    kind = type(optimizer)
+    if not any(kind is getattr(torch.optim, one) for one in _BY_ENTRY):
+        raise ValueError(
+            f"{name}: {kind.__name__} may look at more of a weight than one entry, and a rank has a block of it; take"
+            f" ddp, or one of torch's {', '.join(_BY_ENTRY)}"
+        )
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        raise ValueError(
+            f"{name}: a hook of the optimizer's steps, such as one that clips, would see a rank's blocks alone;"
+            " take ddp or fsdp"
+        )
+
+
 def divided(
     name: str, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, device: torch.device
 ) -> nn.Module:
     """The model with its layers divided over `group`, on `device`; `optimizer` trains this rank's blocks.
 
     Ranks begin with the weights of the first, which are freed where a block takes their place. Raises ValueError as
-    `shape_of` and `refuse_model` do.
+    `shape_of`, `refuse_model` and `refuse_optimizer` do.
     """
     refuse_model(name, model, [dist.get_world_size(group)])
+    refuse_optimizer(name, optimizer)
     for one in [*model.parameters(), *model.buffers()]:
         moved = one.data.to(device)
         dist.broadcast(moved, group=group, group_src=0)
@@ -161,13 +181,32 @@ class Divided(nn.Module):
             leave_out(module, list(ignored))  # type: ignore[no-untyped-call]
             module = DistributedDataParallel(module, process_group=blocks.grid.group)
         self.module = module
+        self.shapes: list[torch.Size] = []
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Raises RuntimeError where the step before left a divided layer without gradient."""
+        """Raises RuntimeError where the step before left a divided layer without gradient, and ValueError where ranks
+        are given inputs of different sizes.
+        """
+        self._agree([one.shape for one in tree_leaves((inputs, named)) if isinstance(one, Tensor)])
         if self.blocks.awaited:
             raise RuntimeError("a step computed no gradients of divided layers: all of a model has to take part in it")
         self.blocks.awaited = self.blocks.syncs and torch.is_grad_enabled() and bool(self.blocks.trained)
         return self.module(*inputs, **named)
+
+    def _agree(self, shapes: list[torch.Size]) -> None:
+        """At the first step, and when sizes change: what is exchanged has one size on all ranks."""
+        if shapes == self.shapes:
+            return
+        told: list[Any] = [None] * dist.get_world_size(self.blocks.grid.group)
+        dist.all_gather_object(told, shapes, group=self.blocks.grid.group)
+        for rank, theirs in enumerate(told):
+            if theirs != told[0]:
+                first, other = ([tuple(one) for one in shapes] for shapes in (told[0], theirs))
+                raise ValueError(
+                    f"divided layers take inputs of one size on all ranks: {first} on rank 0, {other} on rank {rank};"
+                    " take ddp, or batches padded alike"
+                )
+        self.shapes = shapes
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -362,7 +401,7 @@ class _Encoder(nn.Module):
         super().__init__()
         self.grid, self.dim = grid, dim = blocks.grid, 0 if layers[0].self_attn.batch_first else 1
         self.layers = nn.ModuleList(_Layer(blocks, one) for one in layers)
-        within = isinstance(norm, nn.LayerNorm) and not grid.flat
+        within = norm is not None and _plain(norm, nn.LayerNorm) and not grid.flat
         self.enters = nn.Identity() if grid.flat else _Change(grid, divides=True, dim=dim)
         self.leaves = nn.Identity() if grid.flat else _Change(grid, divides=False, dim=dim)
         self.norm: nn.Module = nn.Identity()
@@ -502,6 +541,7 @@ def _able(layer: nn.TransformerEncoderLayer, uses: Counter[int]) -> bool:
     own = [_plain(layer, nn.TransformerEncoderLayer), _plain(attention, nn.MultiheadAttention)]
     own += [attention.in_proj_weight is not None, attention.bias_k is None, not attention.add_zero_attn]
     own += [_plain(one, nn.Linear) for one in (layer.linear1, layer.linear2)]
+    own.append(_plain(attention.out_proj, NonDynamicallyQuantizableLinear))
     own += [_plain(one, nn.LayerNorm) for one in (layer.norm1, layer.norm2)]
     own.append(activation in (functional.relu, functional.gelu) or type(activation) in _POINTWISE)
     return all(own) and _alone(layer, uses)
@@ -515,8 +555,7 @@ def _runs(sequential: nn.Module, uses: Counter[int]) -> list[list[nn.Module]]:
             yield from leaves(part) if _plain(part, nn.Sequential) else [part]
 
     def able(module: nn.Module) -> bool:
-        over_features = not isinstance(module, nn.LayerNorm) or len(module.normalized_shape) == 1
-        return any(_plain(module, one) for one in (nn.Linear, nn.LayerNorm, *_POINTWISE)) and over_features
+        return any(_plain(module, one) for one in (nn.Linear, nn.LayerNorm, *_POINTWISE))
 
     runs: list[list[nn.Module]] = [[]]
     for one in leaves(sequential):
@@ -533,9 +572,13 @@ def _linear_layers(run: Sequence[nn.Module]) -> bool:
 
 
 def _plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module computes what torch's own of its kind does, and nothing more: no hooks, no other forward."""
+    """Whether a module computes what torch's own of its kind does, and nothing more: no hooks, no other forward.
+
+    A LayerNorm is over features alone.
+    """
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return type(module) is kind and "forward" not in vars(module) and not any(hooks)
+    own = type(module) is kind and "forward" not in vars(module) and not any(hooks)
+    return own and (not isinstance(module, nn.LayerNorm) or len(module.normalized_shape) == 1)
 
 
 def _alone(module: nn.Module, uses: Counter[int]) -> bool:

@@ -232,6 +232,10 @@ class Ec2Provider:
         swept, now = {} if self._leases is None else self._leases.swept(), self._clock.now()
         return [one for one in self._choices.regions if one not in swept or not moment <= swept[one] <= now]
 
+    def was_used(self) -> bool:
+        """Whether this home holds leases, or ever looked an account through."""
+        return self._leases is not None and bool(self._leases.ids() or self._leases.swept())
+
     @cached_property
     def _leases(self) -> Ec2Leases | None:
         return None if self._home is None else Ec2Leases(self._home)

@@ -10,6 +10,7 @@ from typing import Any
 from models.domain.cluster import ANY_ZONE, parse_cluster, parse_numbers
 from models.domain.suggestions import nearest_names
 from models.domain.workload import Mode
+from models.planner.choice_rule import row_misses
 from warehouse.export import STALE_AFTER_H
 
 from ...reporting.tables import cautions_in, goal_text
@@ -17,7 +18,7 @@ from ...workspace.settings import SettingsError
 from ...workspace.workspace import capabilities, refresh_command
 
 Row = Mapping[str, Any]
-_INFEASIBLE, _MISSES = "infeasible", "misses_constraint"
+_INFEASIBLE = "infeasible"
 
 
 class ExportRefused(Exception):
@@ -79,7 +80,7 @@ class Ranked:
     @property
     def misses(self) -> bool:
         """Whether it is likelier to miss its constraint than it may be."""
-        return bool(self.row["status"] == _MISSES)
+        return row_misses(self.row)
 
     @property
     def name(self) -> str:
@@ -199,7 +200,8 @@ class Choice:
         if self._days(row["price_as_of"]) * 24 > STALE_AFTER_H:
             found.append(f"its prices are {self._days(row['price_as_of']):.1f} days old")
         if self.first.misses:
-            found.append(f"rank {self.first.rank} misses its constraint: {row['reason']}")
+            chance = f"{row['p_meets_constraint']:.0%} probability only"
+            found.append(f"rank {self.first.rank} meets its constraint with {chance}: {row['reason']}")
         return found
 
     def _days(self, moment: datetime) -> float:

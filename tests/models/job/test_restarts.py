@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pandas as pd
@@ -37,6 +38,14 @@ def test_the_prior_is_wide_and_gives_way_to_a_few_restarts() -> None:
     assert known.seconds("fewer", ["a"])[0] == pytest.approx(30, rel=0.04)
     assert PRIOR_S["fewer"] < known.seconds("fewer", ["other"])[0], "other types are thought of with it"
     assert known.seconds("replaced", ["a"]) == pytest.approx(prior.seconds("replaced", ["a"]), rel=0.01)
+
+
+def test_one_restart_counts_once() -> None:
+    known = fit_restarts(restarts(("fewer", "a", PRIOR_S["fewer"] * math.e)))
+    middle, doubt = known.types["fewer", "a"]
+    apart, noise = 0.7**2 + 0.3**2, 0.2**2  # of an outcome and a type; of a restart
+    assert middle - math.log(PRIOR_S["fewer"]) == pytest.approx(apart / (apart + noise))
+    assert doubt**2 == pytest.approx(1 / (1 / apart + 1 / noise))
 
 
 def test_types_differ_once_each_was_seen() -> None:

@@ -98,6 +98,13 @@ def test_what_ranks_of_one_machine_send_each_other_does_not_leave_it() -> None:
     assert sent("tensor-2d", 1) == pytest.approx(4 * 9 * 100.0)
 
 
+def test_layers_that_stay_whole_send_what_a_ring_does_one_rank_a_machine() -> None:
+    one, volumes = np.ones(1), Volumes(weights=10.0, inputs=0.0, pairs=0.0)
+    for most, whole in ((1, 1), (8, 1), (16, 0)):
+        sent = machine_bytes("tensor-1d", volumes, 4 * 110.0, ranks=16 * one, most=most * one, samples=one)
+        assert sent[0] == pytest.approx(whole * 4 * 2 * 15 / 16 * 100.0)
+
+
 JOB = replace(workload("mlp", 96), modes=(Mode(), *(Mode(strategy=one) for one in TENSOR)))
 
 

@@ -67,12 +67,12 @@ def test_a_fresh_home_answers_from_them_and_says_so(
     monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
     question = Question(workload=NAME, hours=24.0, usd=None)
     with pytest.raises(SettingsError, match="it is on ec2: add --provider ec2"):
-        answer("local", question, market="any", top=1)
-    (first, *_) = answer("ec2", question, market="any", top=1)
+        answer("local", question, top=1)
+    (first, *_) = answer("ec2", question, top=1)
     said = capsys.readouterr().err
     assert f"loaded {len(few)} rows" in said and "fitting one on public step times" in said
     assert first["cluster"] and ORIGIN in first["reason"] and first["model_version"] == "1"
-    (again, *_) = answer("ec2", question, market="any", top=1)
+    (again, *_) = answer("ec2", question, top=1)
     assert (again["cluster"], again["hours"]) == (first["cluster"], first["hours"])
     assert "loaded" not in capsys.readouterr().err
 

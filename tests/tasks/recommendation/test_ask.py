@@ -16,6 +16,7 @@ from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
 from tasks.data_files.imports import ImportFiles, import_measurements
 from tasks.market import offers as prices
+from tasks.market.offers import OffersWanted
 from tasks.providers.base import ProviderError
 from tasks.recommendation import recommend
 from tasks.recommendation.ask import Question, answer
@@ -51,7 +52,7 @@ class Asked:
 
     def answer(self, workload: str, **words: int) -> Workload:
         question = Question(workload=workload, hours=12.0, usd=None, **words)
-        assert len(answer("ec2", question, market="any", top=1)) == 1
+        assert len(answer("ec2", question, top=1)) == 1
         return self.workloads[-1]
 
 
@@ -63,8 +64,9 @@ def test_a_market_without_prices_is_named_and_not_taken_for_too_few_machines(
     monkeypatch.setattr(
         "tasks.recommendation.ask.current_offers", lambda here: [o for o in offers if o.market == "on-demand"]
     )
-    with pytest.raises(ProviderError, match="no price on the spot market of ec2 is known: ask with --market any"):
-        answer("ec2", Question(workload="conv", hours=12.0, usd=None), market="spot", top=1)
+    with pytest.raises(ProviderError, match="of ec2 has market 'spot': known: on-demand"):
+        spot = OffersWanted(filters=(("market", "spot"),))
+        answer("ec2", Question(workload="conv", hours=12.0, usd=None, machines=spot), top=1)
 
 
 def test_an_imported_workload_is_answered_for_and_the_question_comes_before_what_is_stated(
@@ -108,7 +110,7 @@ def measured_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     prices.snapshot_offers.fn(here, "refresh-1", NOON)
     monkeypatch.setattr("tasks.recommendation.ask.open_workspace", lambda provider: here)
     monkeypatch.setattr("tasks.recommendation.ask.load_champion", lambda home, provider: champion())
-    best = answer("local", QUESTION, market="any", top=1)[0]
+    best = answer("local", QUESTION, top=1)[0]
     line = f"conv,local,{best['cluster']},{best['batch_per_device']},{best['accumulation_steps']}"
     rows = [f"{line},{0.5 + at / 100},2026-11-{20 - at}" for at in range(3)]
     rows.append("conv,local,2xs.small,8,1,0.6,2026-11-01")
@@ -130,14 +132,14 @@ def test_a_decision_reads_the_warehouse_once_and_fits_what_jobs_meet_once(
     connect, job_conditions = duckdb.connect, recommend.job_conditions
     monkeypatch.setattr(duckdb, "connect", lambda *words, **more: (opened.append(""), connect(*words, **more))[1])
     monkeypatch.setattr(recommend, "job_conditions", lambda here: (fitted.append(""), job_conditions(here))[1])
-    (first,) = answer("local", QUESTION, market="any", top=1, pilots=3)
+    (first,) = answer("local", QUESTION, top=1, pilots=3)
     assert first["pilots"] is not None and len(opened) == 1
     assert len(fitted) == 1
 
 
 def test_the_answer_is_that_of_reading_everything_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = measured_home(tmp_path, monkeypatch)
-    rows = answer("local", QUESTION, market="any", top=3)
+    rows = answer("local", QUESTION, top=3)
     asked = replace(here.settings.workload("conv"), goals=(Goal(goal="cheapest_within_deadline", hours=1.5),))
     everything = mart(here.warehouse, "runs", provider="local")
     anew = plan_one(Case.of(here, champion(), asked, prices.current_offers(here)), everything, top=3)
@@ -151,7 +153,7 @@ def test_each_device_that_was_never_measured_is_listed_with_its_cheapest_machine
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured_home(tmp_path, monkeypatch)
-    assert answer("local", QUESTION, market="any", top=1)[0]["not_compared"] == []
+    assert answer("local", QUESTION, top=1)[0]["not_compared"] == []
     stranger = InstanceType(
         provider="local", name="x.big", devices=1, device="x", cores=1.0, memory_gib=4.0, device_memory_gib=4.0,
         bandwidth_gbps=1.0,
@@ -162,8 +164,8 @@ def test_each_device_that_was_never_measured_is_listed_with_its_cheapest_machine
         for name, usd in (("x.big", 2.0), ("x.small", 1.0), ("x.free", None))
     ]
     monkeypatch.setattr("tasks.recommendation.ask.current_offers", lambda here: [*known, *more])
-    (listed,) = answer("local", QUESTION, market="any", top=1)[0]["not_compared"]
+    (listed,) = answer("local", QUESTION, top=1)[0]["not_compared"]
     assert (listed["device"], listed["cluster"], listed["usd_per_hour"]) == ("x", "1xx.small", 1.0)
     more = [replace(one, storage_usd_per_hour=2.0 if one.usd_per_hour == 1.0 else 0.0) for one in more]
-    (listed,) = answer("local", QUESTION, market="any", top=1)[0]["not_compared"]
+    (listed,) = answer("local", QUESTION, top=1)[0]["not_compared"]
     assert listed["cluster"] == "1xx.big", "with its volume"

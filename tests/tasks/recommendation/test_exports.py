@@ -103,7 +103,7 @@ UNIFORM = [
 ]
 MIXED = [
     row(1, "2xg4dn.12xlarge+1xg4dn.8xlarge", 20.0, layout="4+4+1", batch_per_device="86+85+84"),
-    row(2, "3xg4dn.12xlarge", 18.0, status="misses_constraint"),
+    row(2, "3xg4dn.12xlarge", 18.0, status="misses_constraint", p_meets_constraint=0.31),
     row(3, "2xg4dn.12xlarge", 24.0),
 ]
 
@@ -322,7 +322,12 @@ def test_an_old_table_and_a_row_that_misses_its_goal_are_warned_of() -> None:
     assert chosen(UNIFORM).warnings == []
     old = chosen(UNIFORM, now=NOW + timedelta(days=3)).warnings
     assert old[0].startswith("the publication is 3.4 days old: `srift refresh") and "prices are 3.4 days" in old[1]
-    assert chosen(MIXED, rank=2).warnings == ["rank 2 misses its constraint: the reason"]
+    assert chosen(MIXED, rank=2).warnings == ["rank 2 meets its constraint with 31% probability only: the reason"]
+    first = row(1, "2xg5.12xlarge", 10.0, p_meets_constraint=0.03, p_required=None)
+    (said,) = chosen([first]).warnings
+    assert said.startswith("rank 1 meets its constraint with 3% probability only")
+    sure = first | {"p_meets_constraint": 0.6}
+    assert chosen([sure]).warnings == [] and chosen([sure | {"p_required": 0.9}]).warnings != []
 
 
 def test_the_command_prints_or_writes_the_file_and_warns_beside_it(

@@ -147,6 +147,17 @@ def test_cheap_and_short_jobs_keep_digits_that_count(rows: Rows, printed: Printe
     assert "p ok: chance" in shown, "what the columns mean"
 
 
+def test_the_best_of_each_device_stands_below_and_one_that_nothing_meets_has_no_figures(
+    rows: Rows, printed: Printed
+) -> None:
+    row = next(row for row in rows if row["goal"] == "cheapest_within_deadline" and row["cluster"])
+    best = row | {"device": "A10G", "hours": 1.25, "usd": 7.5, "p_meets_constraint": 0.91, "by_data_sheet": True}
+    none = dict.fromkeys(row) | {"device": "T4", "cluster": None, "status": "infeasible"}
+    shown = printed([row | {"by_device": [best, none]}]).split("the best of each device alone")[1].splitlines()
+    assert shown[2].split() == ["A10G", best["cluster"], best["market"], "1.25", "7.5", "91%", "data", "sheet", "alone"]
+    assert shown[3].split() == ["T4", "infeasible"]
+
+
 def test_the_frontier_says_how_likely_each_keeps_to_the_limit_and_pilots_how_sure_one_then_is(
     rows: Rows, printed: Printed
 ) -> None:
