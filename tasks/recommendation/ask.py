@@ -55,7 +55,7 @@ def answer(
     The first one also holds, as `frontier`, every setup that no other beats in both expected hours and dollars,
     whatever the constraint; how many `candidates` there were; the `pilots` that would tell most, or why none can be
     named (None where none was asked for); what was `not_compared`, since its device was never measured on; and
-    `by_device` the first row of each device alone, the best chance and then the best first (None where not asked for).
+    where asked for `by_device`, the first row of each device alone, the best first.
     A workload of the public step times is answered for from these, which are loaded, and a first model fitted on them,
     where that was never done. Raises SettingsError on an unknown workload, or one of which too little is known,
     WarehouseMissing where no model is in force yet, and ProviderError where none of the machines is on offer.
@@ -83,11 +83,11 @@ def answer(
     with one_thread():
         case = Case.of(workspace, champion, asked, offers)
         found = plan_one(case, runs, top=top)
-        each = _by_device(case, runs) if by_device else None
+        each = {"by_device": _by_device(case, runs)} if by_device else {}
     first, *others = (row for row in found.rows if row["goal"] == asked.goals[0].goal)
     buyable = replace(question.machines, filters=tuple(one for one in question.machines.filters if one[0] != "market"))
     pilot_runs = pilots_for(case, found, buyable=buyable.among(everything), count=pilots) if pilots else None
-    more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": pilot_runs, "by_device": each}
+    more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": pilot_runs} | each
     return [first | more | {"not_compared": _not_compared(case)}, *others]
 
 

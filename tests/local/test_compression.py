@@ -81,12 +81,10 @@ def trained(name: str, group: dist.ProcessGroup, machines: tuple[int, ...], *, w
     return torch.cat([one.detach().flatten() for one in model.parameters()])
 
 
-def alone(name: str, group: dist.ProcessGroup) -> str:
-    """What the first of two ranks says whose peer makes no step."""
-    model = Odd()
-    module = strategy(name, machines=(1, 1))(model, torch.optim.SGD(model.parameters()), group, CPU)
+def alone(module: Any) -> str:
+    """What a rank says whose peer makes no step."""
     try:
-        for _ in range(3 if dist.get_rank(group) == 0 else 0):  # powersgd begins with a step of plain sums
+        for _ in range(3):  # powersgd begins with a step of plain sums
             module(torch.ones(2, 8)).sum().backward()
     except RuntimeError as error:
         return str(error)
@@ -108,9 +106,14 @@ def main(rank: int, port: int, answer: Path) -> None:
         machines = LAYOUTS["4x1" if name in SERVED else "2x2"]
         found[name] = trained(name, dist.group.WORLD, machines)
         found[f"{name} wrong"] = trained(name, dist.group.WORLD, machines, wrong=True)
-    for name in (*COMPRESSED, "ps-1", "ps-2"):
-        hasty = dist.new_group([0, 1], timeout=timedelta(seconds=2))
-        found[f"{name} alone"] = alone(name, hasty) if rank < 2 else ""
+    hasty = {name: dist.new_group([0, 1], timeout=timedelta(seconds=2)) for name in (*COMPRESSED, "ps-1", "ps-2")}
+    lost: dict[str, Any] = {}
+    for name, group in hasty.items() if rank < 2 else ():
+        assert group is not None
+        model = Odd()
+        lost[name] = strategy(name, machines=(1, 1))(model, torch.optim.SGD(model.parameters()), group, CPU)
+    if rank == 0:
+        found |= {f"{name} alone": alone(module) for name, module in lost.items()}
     found["ps-2 inside"] = trained("ps-2", dist.group.WORLD, LAYOUTS["2x2"])
     torch.save(found, answer)
 

@@ -48,7 +48,11 @@ def trained(name: str, kind: str, group: dist.ProcessGroup) -> tuple[torch.Tenso
     model = network()
     first, *others = (one for one in model.parameters() if one.requires_grad)
     optimizer = KINDS[kind]([{"params": [first], "lr": 0.02}, {"params": others}])
-    optimizer.register_step_pre_hook(lambda *_: nn.utils.clip_grad_norm_(model.parameters(), 0.05))
+
+    def clip(*_: object) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+    optimizer.register_step_pre_hook(clip)
     module = strategy(name)(model, optimizer, group, CPU)
     assert communicates_always(module) is (name == "zero1")
     found = []
