@@ -62,7 +62,7 @@ def plan(
     workload = replace(asked, modes=tuple(one for one in asked.modes if one not in supply.vetoes))
     if not workload.modes:
         return nothing(asked, "; ".join(supply.vetoes[one] for one in asked.modes))
-    goals, found = goals_of(workload), enumerate_candidates(workload, supply, model)
+    goals, found = goals_of(workload), enumerate_candidates(_choosable(workload), supply, model)
     if not len(found):
         return nothing(workload, obstacle(workload, supply, model))
     costs = CandidateCosts(workload, found, fits=supply.fits, model=model, draws=DRAWS, seed=seed)
@@ -98,6 +98,12 @@ def plan(
         drawn_for=costs.drawn_for,
         ranked=setups,
     )
+
+
+def _choosable(workload: Workload) -> Workload:
+    """Without the modes of Adasum, which are never chosen beside others (`compression.unproven`)."""
+    averaging = tuple(one for one in workload.modes if not one.combined)
+    return replace(workload, modes=averaging) if averaging else workload
 
 
 def _more(setup: Setup, *, workload: Workload, model: StepModel, vetoes: Mapping[Mode, str]) -> str:

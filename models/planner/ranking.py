@@ -8,6 +8,7 @@ p_best  = share of draws of the step times in which the rule would choose it if 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ def recommend(
     measured = runs_of(costs.setups, known)
     many = len(np.unique(costs.cluster)) if clusters is None else clusters
 
+    @cache
     def about(index: int) -> tuple[int, str]:
         return measured[index], more(costs.setups[index])
 

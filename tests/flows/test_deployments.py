@@ -562,7 +562,7 @@ def test_automations_are_installed_once_and_tell_of_a_refused_promotion(served: 
     (first, again, count, unknown), sent = served.notified
     names = [f"srift: {NIGHTLY['name']} did not complete", "srift: promotion.refused", "srift: drift"]
     assert first.splitlines() == again.splitlines() == [*names, "srift: money.short"] and int(count) == 4
-    assert f"oncall\n{first}```" in (ROOT / "docs" / "operations.md").read_text()
+    assert f"oncall\n{first}" in (ROOT / "docs" / "operations.md").read_text()
     assert sent == {
         "subject": "Srift: a new model was not put in force",
         "body": "model version 3: it is worse",
