@@ -21,7 +21,7 @@ from prefect.exceptions import ObjectNotFound
 
 from tasks.reporting.progress import DRIFTED, MONEY_SHORT, PROMOTION_REFUSED
 
-OVERDUE = timedelta(hours=26)
+OVERDUE, OVERDUE_NAME = timedelta(hours=26), "srift: {} did not complete"
 SAID = {
     PROMOTION_REFUSED: "Srift: a new model was not put in force",
     DRIFTED: "Srift: the model in force drifted",
@@ -33,7 +33,7 @@ def refreshes(client: SyncPrefectClient) -> dict[str, bool]:
     """Names of the server's deployments of a refresh, and whether each runs by a schedule."""
     found = client.read_deployments()
     ours = [one for one in found if one.entrypoint == "flows.refresh.refresh"]
-    return {one.name: any(clock.active for clock in one.schedules) for one in ours}
+    return {one.name: not one.paused and any(clock.active for clock in one.schedules) for one in ours}
 
 
 def automations(block: Any, deployments: list[str]) -> list[AutomationCore]:
@@ -44,7 +44,7 @@ def automations(block: Any, deployments: list[str]) -> list[AutomationCore]:
 
     overdue = [
         AutomationCore(
-            name=f"srift: {name} did not complete",
+            name=OVERDUE_NAME.format(name),
             description="A refresh that fails, waits for ever or is never started: the table grows old.",
             trigger=EventTrigger(
                 posture=Posture.Proactive,
@@ -81,19 +81,24 @@ def automations(block: Any, deployments: list[str]) -> list[AutomationCore]:
     return overdue + told
 
 
-def install(client: SyncPrefectClient, notify: str, deployments: list[str]) -> list[str]:
-    """Create each automation, or update that of its name; returns the names. Raises ValueError for an unknown block."""
+def install(client: SyncPrefectClient, notify: str, deployments: dict[str, bool]) -> list[str]:
+    """Create each automation, or update that of its name, and delete those of refreshes that run by no schedule any
+    more; returns the names. Raises ValueError for an unknown block.
+    """
     kind, _, name = notify.partition("/")
     try:
         block = client.read_block_document_by_name(name=name, block_type_slug=kind)
     except ObjectNotFound as error:
         raise ValueError(f"no block {notify!r}: `prefect block ls` lists those that there are") from error
-    wanted = automations(block.id, deployments)
+    wanted = automations(block.id, [name for name, active in deployments.items() if active])
     for one in wanted:
         if known := client.read_automations_by_name(one.name):
             client.update_automation(known[0].id, one)
         else:
             client.create_automation(one)
+    for name in (name for name, active in deployments.items() if not active):
+        for old in client.read_automations_by_name(OVERDUE_NAME.format(name)):
+            client.delete_automation(old.id)
     return [one.name for one in wanted]
 
 
@@ -105,7 +110,7 @@ def main() -> None:
     with get_client(sync_client=True) as client:
         try:
             scheduled = refreshes(client)
-            names = install(client, given.notify, [name for name, active in scheduled.items() if active])
+            names = install(client, given.notify, scheduled)
         except ValueError as error:
             sys.exit(str(error))
     print("\n".join(names))

@@ -106,19 +106,24 @@ class Service:
     def install(self) -> None:
         """Install the deployments, those that are there already as they are written now.
 
-        What was resumed or paused by hand stays so, where Prefect would go by the file again.
+        What was resumed or paused by hand stays so: Prefect would go by the file again, and is given one that says so.
         """
         self.prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
-        before = {one["name"]: active(one) for one in self.call("/deployments/filter", pool_filter())}
-        self.prefect("deploy", "--all", "--prefect-file", str(self.prefect_file))
+        before = {one["name"]: scheduled(one) for one in self.call("/deployments/filter", pool_filter())}
+        written = yaml.safe_load(self.prefect_file.read_text())
+        for one in written["deployments"]:
+            clocks = one.get("schedules", [])
+            kept = before.get(one["name"], any(clock.get("active", True) for clock in clocks))
+            for clock in clocks:
+                if clock.get("active", True) != kept:
+                    self.say(f"{one['name']} was {'resumed' if kept else 'paused'} by hand, and stays so")
+                    clock["active"] = kept
+        copy = self.home / "prefect.yaml"
+        copy.write_text(yaml.safe_dump(written))
+        self.prefect("deploy", "--all", "--prefect-file", str(copy))
         found = self.call("/deployments/filter", pool_filter())
-        for one in found:
-            wanted = before.get(one["name"], active(one))
-            for clock in one["schedules"] if wanted != active(one) else ():
-                self.call(f"/deployments/{one['id']}/schedules/{clock['id']}", {"active": wanted}, "PATCH")
-                clock["active"] = wanted
         self.deployments = {one["id"]: one["name"] for one in found}
-        self.paused = {one["id"] for one in found if not active(one)}
+        self.paused = {one["id"] for one in found if one["paused"] or not scheduled(one)}
 
     @property
     def env(self) -> dict[str, str]:
@@ -259,8 +264,8 @@ class Service:
                 self.say(f"{datetime.now(UTC):%H:%M:%S} UTC  {name}  {run['name']}  {run['state_name']}")
 
 
-def active(deployment: Mapping[str, Any]) -> bool:
-    """Whether it runs by a schedule."""
+def scheduled(deployment: Mapping[str, Any]) -> bool:
+    """Whether a schedule of it is active."""
     return any(clock["active"] for clock in deployment["schedules"])
 
 

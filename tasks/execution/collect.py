@@ -125,10 +125,12 @@ class Sweeping(Protocol):
 def reap_now(provider: str | None = None) -> list[str]:
     """A sentence for each thing ended or brought home; empty where nothing was left. Raises NotSwept.
 
-    Without a provider every one that this home has used is reaped, those that are paid for first.
+    Without a provider every one that this home has used is reaped, those that are paid for first; what fails for one
+    keeps nobody from the others.
     """
     sentences: list[str] = []
     unswept: list[NotSwept] = []
+    failed: list[Exception] = []
     workspaces = [open_workspace(provider)] if provider else _used()
     try:
         for workspace in workspaces:
@@ -137,14 +139,18 @@ def reap_now(provider: str | None = None) -> list[str]:
             except NotSwept as error:
                 sentences += error.done
                 unswept.append(error)
-    except Exception:
-        say_all([*sentences, *map(str, unswept), *crash_dead_flow_runs(workspaces[0].home)])
+            except Exception as error:
+                failed.append(error)
+        sentences += crash_dead_flow_runs(workspaces[0].home)  # machines first: Prefect may take minutes to answer
+    except BaseException:
+        say_all([*sentences, *map(str, unswept)])
         raise
-    sentences += crash_dead_flow_runs(workspaces[0].home)  # machines first: Prefect may take minutes to answer
+    if failed:
+        say_all([*sentences, *map(str, unswept), *map(str, failed[1:])])
+        raise failed[0]
     if unswept:
-        say_all(map(str, unswept[1:]))
-        unswept[0].done = sentences
-        raise unswept[0]
+        name = unswept[0].provider if len(unswept) == 1 else ""
+        raise NotSwept(name, {key: why for one in unswept for key, why in one.unswept.items()}, sentences)
     return sentences
 
 

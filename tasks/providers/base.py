@@ -57,7 +57,8 @@ class LeaseUnreadable(ProviderError):
 class NotSwept(ProviderError):
     """The reaper could not look everywhere. `unswept`: a reason for each region or lease, by its name.
 
-    `done`: a sentence for each thing that it ended or loaded all the same. `provider`: for which to reap again.
+    `done`: a sentence for each thing that it ended or loaded all the same. `provider`: for which to reap again, empty
+    for several.
     """
 
     def __init__(self, provider: str, unswept: Mapping[str, str], done: Sequence[str] = ()) -> None:
@@ -67,7 +68,7 @@ class NotSwept(ProviderError):
     def __str__(self) -> str:
         """What was not looked at and why, what may still run, and what to type."""
         reasons = "".join(f"\n  {name}: {why}" for name, why in self.unswept.items())
-        again = f"`srift reap --provider {self.provider}`"
+        again = f"`srift reap --provider {self.provider}`" if self.provider else "`srift reap`"
         return (
             f"not everything could be looked at:{reasons}\nMachines that should be dead may still run there; put this "
             f"right and run {again} again"

@@ -55,7 +55,7 @@ def answer(
     The first one also holds, as `frontier`, every setup that no other beats in both expected hours and dollars,
     whatever the constraint; how many `candidates` there were; the `pilots` that would tell most, or why none can be
     named (None where none was asked for); what was `not_compared`, since its device was never measured on; and
-    where asked for `by_device`, the first row of each device alone, the best first.
+    where asked for `by_device`, the first row of each device alone, by expected dollars or hours.
     A workload of the public step times is answered for from these, which are loaded, and a first model fitted on them,
     where that was never done. Raises SettingsError on an unknown workload, or one of which too little is known,
     WarehouseMissing where no model is in force yet, and ProviderError where none of the machines is on offer.
@@ -92,9 +92,8 @@ def answer(
 
 
 def _by_device(case: Case, runs: pd.DataFrame) -> list[dict[str, Any]]:
-    """The first row of clusters of each device alone, with `device` and whether only a data sheet tells of it.
-
-    What sooner misses the constraint than it may comes last, and what nothing is found on.
+    """The first row of clusters of each device alone, with `device` and what it is `known_by`, by expected dollars or
+    hours. What sooner misses the constraint than it may comes last, and what nothing is found on.
     """
     goal = case.workload.goals[0]
     measure = "hours" if goal.usd is not None else "usd"  # what is wanted little of
@@ -108,7 +107,8 @@ def _by_device(case: Case, runs: pd.DataFrame) -> list[dict[str, Any]]:
             left_out=[],
         )
         first = next(row for row in plan_one(own, runs, top=1).rows if row["goal"] == goal.goal)
-        rows.append({"device": device, "by_data_sheet": guessed} | first)
+        known_by = "a first guess" if case.guessed else "data sheet alone" if guessed else "runs on it"
+        rows.append({"device": device, "known_by": known_by} | first)
     return sorted(rows, key=lambda row: (not row["cluster"], row_misses(row), row[measure] or math.inf))
 
 

@@ -138,7 +138,7 @@ def _print_by_device(console: Console, rows: Sequence[Row]) -> None:
             continue
         figures = [_number(row["hours"], "{:.3g}"), _number(row["usd"], "{:.4g}")]
         figures.append(_number(row["p_meets_constraint"], "{:.0%}"))
-        figures.append("data sheet alone" if row["by_data_sheet"] else "runs")
+        figures.append(str(row["known_by"]))
         lines.append([row["device"], _in_mode(row), _market(row), *figures])
     numbers = ("hours", "usd", "p ok")
     _print_lines(console, ("device", "cluster", "market", *numbers, "known by"), lines, right=numbers)

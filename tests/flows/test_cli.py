@@ -358,6 +358,15 @@ def test_a_reaping_looks_at_every_provider_that_was_used_from_here_and_status_na
     result = srift("reap")
     assert result.exit_code == 1 and result.stdout == "machine i-1: it was ended\n", "the other one all the same"
     assert "no AWS credentials were found" in result.stderr and "a host cannot be looked at" in result.stderr
+    result = srift("reap", "--json")
+    assert json.loads(result.stdout)["not_swept"].keys() == {"us-east-1", "here"}
+
+    def broken(self: object, now: object) -> list[str]:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("tasks.providers.ec2.provider.Ec2Provider.reap", broken)
+    result = srift("reap")
+    assert result.exit_code == 1 and "machine i-1: it was ended" in result.output, "the other one even then"
     held = [SimpleNamespace(lease_id="r-1")]
     monkeypatch.setattr("tasks.providers.ec2.provider.Ec2Provider.leases", lambda self: held)
     assert "1 leases are held on ec2: see `srift status --provider ec2`" in printed("status")["stale"]

@@ -180,7 +180,9 @@ def written(folder: Path) -> Path:
     (folder / "srift.toml").write_text(TOML)
     (folder / "trifle_of_the_test.py").write_text(FLOW)
     deployments = yaml.safe_load(SCHEDULE)
-    deployments["deployments"].append(NIGHTLY | {"parameters": {"provider": "local", "max_usd": 0}})
+    nothing = {"parameters": {"provider": "local", "max_usd": 0}}
+    paid = next(one for one in DEPLOYMENTS if one["name"] == "refresh-ec2-nightly")
+    deployments["deployments"] += [NIGHTLY | nothing, paid | nothing]
     (folder / "prefect.yaml").write_text(yaml.safe_dump(deployments))
     return folder
 
@@ -428,7 +430,7 @@ def installed_again(project: Path, port: str) -> dict[str, bool]:
         service.call(f"/deployments/{known[name]['id']}/schedules/{clock['id']}", {"active": active}, "PATCH")
     with patch.dict(os.environ, PYTHONPATH=os.pathsep.join((str(ROOT), str(project)))):
         service.install()
-    shown = {one["name"]: up.active(one) for one in service.call("/deployments/filter", up.pool_filter())}
+    shown = {one["name"]: up.scheduled(one) for one in service.call("/deployments/filter", up.pool_filter())}
     key = known["paused"]["id"]
     for clock in service.call("/deployments/filter", {"deployments": {"id": {"any_": [key]}}})[0]["schedules"]:
         service.call(f"/deployments/{key}/schedules/{clock['id']}", {"active": False}, "PATCH")  # it ticks, too
@@ -561,8 +563,10 @@ def test_the_credential_is_in_its_file_and_in_no_other_nor_in_a_command_line(ser
 def test_automations_are_installed_once_and_tell_of_a_refused_promotion(served: Served) -> None:
     (first, again, count, unknown), sent = served.notified
     names = [f"srift: {NIGHTLY['name']} did not complete", "srift: promotion.refused", "srift: drift"]
-    assert first.splitlines() == again.splitlines() == [*names, "srift: money.short"] and int(count) == 4
-    assert f"oncall\n{first}" in (ROOT / "docs" / "operations.md").read_text()
+    *told, paused = first.splitlines()
+    assert told == [*names, "srift: money.short"] and paused.startswith("refresh-ec2-nightly is paused: no alarm")
+    assert again == first and int(count) == 4
+    assert f"oncall\n{first}```" in (ROOT / "docs" / "operations.md").read_text()
     assert sent == {
         "subject": "Srift: a new model was not put in force",
         "body": "model version 3: it is worse",
@@ -579,9 +583,15 @@ def test_a_program_follows_changes_of_the_table_and_another_has_it_renewed(serve
 
 @pytest.mark.local
 def test_what_was_resumed_or_paused_by_hand_stays_so_when_the_schedule_is_served_again(served: Served) -> None:
-    assert served.schedules == {"every-twenty-seconds": True, "paused": True, NIGHTLY["name"]: False}
+    assert served.schedules == {
+        "every-twenty-seconds": True,
+        "paused": True,
+        NIGHTLY["name"]: False,
+        "refresh-ec2-nightly": False,
+    }
 
 
+@pytest.mark.local
 def test_after_a_kill_the_reaper_shows_the_run_and_its_subflow_as_crashed(served: Served) -> None:
     said, states = served.reaped
     assert states == {"killed": "CRASHED", "killed-below": "CRASHED"}, said

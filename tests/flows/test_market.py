@@ -199,6 +199,7 @@ def test_only_the_machines_asked_for_are_compared_and_on_request_each_device_alo
         assert all(one["instance_type"].endswith(".12xlarge") for one in row["cluster_offers"])
     each = {row["device"]: row for row in first["by_device"]}
     assert {"A10G", "L4", "T4"} <= each.keys()
+    assert each["T4"]["known_by"] == "runs on it" and each["L4"]["known_by"] == "data sheet alone"
     for device, row in each.items():
         assert {devices[one["instance_type"]] for one in row["cluster_offers"] or ()} <= {device}
     costs = [row["usd"] for row in first["by_device"] if row["status"] == "recommended"]

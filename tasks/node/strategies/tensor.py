@@ -194,7 +194,10 @@ class Divided(nn.Module):
         return self.module(*inputs, **named)
 
     def _agree(self, shapes: list[torch.Size]) -> None:
-        """At the first step, and when sizes change: what is exchanged has one size on all ranks."""
+        """At the first step, and when sizes change: what is exchanged has one size on all ranks.
+
+        Where they change later on some ranks alone, these wait for the others until the group's timeout.
+        """
         if shapes == self.shapes:
             return
         told: list[Any] = [None] * dist.get_world_size(self.blocks.grid.group)

@@ -151,7 +151,13 @@ def test_the_best_of_each_device_stands_below_and_one_that_nothing_meets_has_no_
     rows: Rows, printed: Printed
 ) -> None:
     row = next(row for row in rows if row["goal"] == "cheapest_within_deadline" and row["cluster"])
-    best = row | {"device": "A10G", "hours": 1.25, "usd": 7.5, "p_meets_constraint": 0.91, "by_data_sheet": True}
+    best = row | {
+        "device": "A10G",
+        "hours": 1.25,
+        "usd": 7.5,
+        "p_meets_constraint": 0.91,
+        "known_by": "data sheet alone",
+    }
     none = dict.fromkeys(row) | {"device": "T4", "cluster": None, "status": "infeasible"}
     shown = printed([row | {"by_device": [best, none]}]).split("the best of each device alone")[1].splitlines()
     assert shown[2].split() == ["A10G", best["cluster"], best["market"], "1.25", "7.5", "91%", "data", "sheet", "alone"]
