@@ -207,7 +207,8 @@ def test_a_champion_that_an_older_version_wrote_counts_as_none(home: Path, monke
     registry.promote(home, "older", number, "in its day")
     assert registry.load_champion(home, "older") is None
     assert registry.older_champion(home, "older") == number and registry.older_champion(home, "never") is None
-    assert f"version {number} " in registry.older_sentence("older", number)
+    said = registry.older_sentence("ec2", number)
+    assert f"version {number} " in said and "`srift refresh --provider ec2 --max-usd 0`" in said
 
 
 def test_a_server_that_is_away_is_told_from_a_machine_that_registers() -> None:
