@@ -109,7 +109,7 @@ class Service:
         What was resumed or paused by hand stays so: Prefect would go by the file again, and is given one that says so.
         """
         self.prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
-        before = {one["name"]: scheduled(one) for one in self.call("/deployments/filter", pool_filter())}
+        before = {one["name"]: scheduled(one) for one in self.post("/deployments/filter", pool_filter())}
         written = yaml.safe_load(self.prefect_file.read_text())
         for one in written["deployments"]:
             clocks = one.get("schedules", [])
@@ -121,7 +121,7 @@ class Service:
         copy = self.home / "prefect.yaml"
         copy.write_text(yaml.safe_dump(written))
         self.prefect("deploy", "--all", "--prefect-file", str(copy))
-        found = self.call("/deployments/filter", pool_filter())
+        found = self.post("/deployments/filter", pool_filter())
         self.deployments = {one["id"]: one["name"] for one in found}
         self.paused = {one["id"] for one in found if one["paused"] or not scheduled(one)}
 
@@ -193,12 +193,12 @@ class Service:
         wait=tenacity.wait_fixed(0.5),
         reraise=True,
     )
-    def call(self, path: str, body: Mapping[str, Any], method: str = "POST") -> Any:
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """One call of Prefect's API, again if its SQLite was busy. Raises OSError when it does not answer."""
         url, headers = f"{self.prefect_url}/api{path}", {"Content-Type": "application/json", **self.headers}
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers, method=method)
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.loads(answer.read() or b"null")
+            return json.load(answer)
 
     def worker_online(self, name: str) -> bool:
         """Whether the worker of that name has sent a heartbeat."""
@@ -206,7 +206,7 @@ class Service:
 
     def workers_online(self) -> set[str]:
         """Names of the pool's workers that have sent a heartbeat of late, also of other machines."""
-        workers = self.call(f"/work_pools/{POOL}/workers/filter", {})
+        workers = self.post(f"/work_pools/{POOL}/workers/filter", {})
         return {one["name"] for one in workers if one["status"] == "ONLINE"}
 
     def next_runs(self) -> dict[str, datetime | None]:
@@ -217,7 +217,7 @@ class Service:
                 continue
             where = {"deployment_id": {"any_": [key]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
             body = {"flow_runs": where, "sort": "EXPECTED_START_TIME_ASC", "limit": 1}
-            found = self.call("/flow_runs/filter", body)
+            found = self.post("/flow_runs/filter", body)
             runs[name] = datetime.fromisoformat(found[0]["expected_start_time"]) if found else None
         return runs
 
@@ -235,13 +235,13 @@ class Service:
         due = {"state": {"type": {"any_": ["SCHEDULED"]}}, "expected_start_time": now}
         cut_off = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
         for where, state, text in ((due, "CANCELLED", "was due"), (cut_off, "CRASHED", "was cut off")):
-            while runs := self.call("/flow_runs/filter", {**pool_filter(), "flow_runs": where}):
+            while runs := self.post("/flow_runs/filter", {**pool_filter(), "flow_runs": where}):
                 for run in runs:
                     change = {"type": state, "message": "the schedule was not being served"}
-                    self.call(f"/flow_runs/{run['id']}/set_state", {"state": change, "force": True})
+                    self.post(f"/flow_runs/{run['id']}/set_state", {"state": change, "force": True})
                     below = {"parent_flow_run_id": {"any_": [run["id"]]}, **cut_off}
-                    for one in self.call("/flow_runs/filter", {"flow_runs": below}):
-                        self.call(f"/flow_runs/{one['id']}/set_state", {"state": change, "force": True})
+                    for one in self.post("/flow_runs/filter", {"flow_runs": below}):
+                        self.post(f"/flow_runs/{one['id']}/set_state", {"state": change, "force": True})
                 self.say(f"{len(runs)} x {text} while the schedule was not being served: {state.lower()}")
 
     def fire(self, deployment: str) -> None:
@@ -249,14 +249,14 @@ class Service:
         key = next(key for key, name in self.deployments.items() if name == deployment)
         when = datetime.now(UTC) + timedelta(seconds=FIRE_IN_S)
         state = {"type": "SCHEDULED", "state_details": {"scheduled_time": when.isoformat()}}
-        self.call(f"/deployments/{key}/create_flow_run", {"state": state})
+        self.post(f"/deployments/{key}/create_flow_run", {"state": state})
 
     def report(self) -> None:
         """Say which runs started or ended since the last time."""
         began = {"after_": self.since.isoformat(), "is_null_": False}
         where = {"start_time": began, "state": {"type": {"any_": ["RUNNING", "COMPLETED", *FAILED]}}}
         body = {**pool_filter(), "flow_runs": where, "sort": "START_TIME_DESC", "limit": 50}
-        for run in reversed(self.call("/flow_runs/filter", body)):
+        for run in reversed(self.post("/flow_runs/filter", body)):
             state = (run["id"], run["state_name"])
             if state not in self.seen:
                 self.seen.add(state)

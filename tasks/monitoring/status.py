@@ -52,7 +52,7 @@ def status_of(provider: str) -> dict[str, Any]:
         stale.append(f"{len(unloaded)} ended leases wait to be loaded: run `srift reap`")
     for other in sorted(set(PROVIDERS) - {provider}):
         if held_there := provider_of(workspace.settings, other).leases():
-            stale.append(f"{len(held_there)} leases are held on {other}: see `srift status --provider {other}`")
+            stale.append(f"{other} holds leases, too ({len(held_there)}): `srift status --provider {other}` lists them")
     return {
         "provider": provider,
         "at_work": at_work(workspace.home),

@@ -369,7 +369,7 @@ def test_a_reaping_looks_at_every_provider_that_was_used_from_here_and_status_na
     assert result.exit_code == 1 and "machine i-1: it was ended" in result.output, "the other one even then"
     held = [SimpleNamespace(lease_id="r-1")]
     monkeypatch.setattr("tasks.providers.ec2.provider.Ec2Provider.leases", lambda self: held)
-    assert "1 leases are held on ec2: see `srift status --provider ec2`" in printed("status")["stale"]
+    assert "ec2 holds leases, too (1): `srift status --provider ec2` lists them" in printed("status")["stale"]
 
 
 def test_a_reaping_whose_warehouse_fails_says_what_it_ended_and_then_why_it_failed(

@@ -126,7 +126,7 @@ def test_what_was_cut_off_with_the_service_is_settled_with_its_subflows() -> Non
         return [{"id": one} for one in of if runs[one] in where["state"]["type"]["any_"]]
 
     service = up.Service(ROOT, ROOT, {"prefect": 1, "mlflow": 2}, ROOT, say=lambda _: None)
-    service.call = post  # type: ignore[method-assign, assignment]
+    service.post = post  # type: ignore[method-assign, assignment]
     service.settle_past()
     assert runs == {
         "due": "CANCELLED",
@@ -147,7 +147,7 @@ def test_what_another_machine_runs_of_a_shared_history_is_not_settled(monkeypatc
         return online if path.endswith("/workers/filter") else []
 
     service = up.Service(ROOT, ROOT, {"prefect": 1, "mlflow": 2}, ROOT, say=lambda _: None)
-    service.call = post  # type: ignore[method-assign, assignment]
+    service.post = post  # type: ignore[method-assign, assignment]
     service.settle_past()
     assert "/flow_runs/filter" in asked
     asked.clear()
@@ -414,6 +414,15 @@ def notified(project: Path, port: str) -> tuple[list[str], dict[str, str]]:
     return [said[1], said[2], str(count), other.stderr], sent
 
 
+def set_active(service: Any, deployment: str, clock: str, active: bool) -> None:
+    """As `prefect deployment schedule resume` and `pause`."""
+    url, body = f"{service.prefect_url}/api/deployments/{deployment}/schedules/{clock}", json.dumps({"active": active})
+    headers = {"Content-Type": "application/json", **service.headers}
+    request = urllib.request.Request(url, body.encode(), headers, method="PATCH")
+    with urllib.request.urlopen(request, timeout=30):
+        pass
+
+
 def installed_again(project: Path, port: str) -> dict[str, bool]:
     """Which schedules are active once the paused one was resumed, another was paused, and all were installed anew."""
     service = up.Service(
@@ -424,16 +433,16 @@ def installed_again(project: Path, port: str) -> dict[str, bool]:
         say=lambda _: None,
     )
     service.credential = (project / "state" / FILE).read_text().strip()
-    known = {one["name"]: one for one in service.call("/deployments/filter", up.pool_filter())}
+    known = {one["name"]: one for one in service.post("/deployments/filter", up.pool_filter())}
     for name, active in (("paused", True), (NIGHTLY["name"], False)):
         (clock,) = known[name]["schedules"]
-        service.call(f"/deployments/{known[name]['id']}/schedules/{clock['id']}", {"active": active}, "PATCH")
+        set_active(service, known[name]["id"], clock["id"], active)
     with patch.dict(os.environ, PYTHONPATH=os.pathsep.join((str(ROOT), str(project)))):
         service.install()
-    shown = {one["name"]: up.scheduled(one) for one in service.call("/deployments/filter", up.pool_filter())}
+    shown = {one["name"]: up.scheduled(one) for one in service.post("/deployments/filter", up.pool_filter())}
     key = known["paused"]["id"]
-    for clock in service.call("/deployments/filter", {"deployments": {"id": {"any_": [key]}}})[0]["schedules"]:
-        service.call(f"/deployments/{key}/schedules/{clock['id']}", {"active": False}, "PATCH")  # it ticks, too
+    for clock in service.post("/deployments/filter", {"deployments": {"id": {"any_": [key]}}})[0]["schedules"]:
+        set_active(service, key, clock["id"], False)  # it ticks, too
     return shown
 
 
