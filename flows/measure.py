@@ -18,6 +18,7 @@ from tasks.campaign.budget import Tally, money_short
 from tasks.campaign.campaign import serve_launch, with_requirements_installed, within
 from tasks.campaign.named import Wish, affordable, clusters_of, launches_for, outcomes
 from tasks.doctor.report import refuse_unless_well
+from tasks.execution.claims import claim, settle
 from tasks.execution.collect import collect_launch, refuse_unless_swept
 from tasks.execution.job import Served
 from tasks.market.offers import current_offers, offers_now
@@ -87,13 +88,17 @@ def _tally(workspace: Workspace, max_usd: float | None, refresh_id: str) -> Tall
 def _serve(workspace: Workspace, launches: Iterable[Launch], tally: Tally) -> list[tuple[Launch, Served]]:
     """Each launch in turn, loaded before the next is asked for: what came home decides which that is."""
     made = []
-    for number, launch in enumerate(launches):
-        served = serve_launch(workspace, launch, f"{tally.refresh_id}-{number:02d}", tally)
-        started = time.monotonic()
-        collected = collect_launch(workspace, served, tally.refresh_id, datetime.now(UTC))
-        tally.add(served, collected, load_s=time.monotonic() - started, cluster=launch.cluster)
-        reporter().say(f"  {launch.cluster.name}: {len(served.recorded)} runs, {served.outcome}")
-        made.append((launch, served))
+    claim(workspace, tally.refresh_id, tally.cap_usd, datetime.now(UTC))  # before what is left of the month is read
+    try:
+        for number, launch in enumerate(launches):
+            served = serve_launch(workspace, launch, f"{tally.refresh_id}-{number:02d}", tally)
+            started = time.monotonic()
+            collected = collect_launch(workspace, served, tally.refresh_id, datetime.now(UTC))
+            tally.add(served, collected, load_s=time.monotonic() - started, cluster=launch.cluster)
+            reporter().say(f"  {launch.cluster.name}: {len(served.recorded)} runs, {served.outcome}")
+            made.append((launch, served))
+    finally:
+        settle(workspace, datetime.now(UTC), over=tally.refresh_id)
     return made
 
 

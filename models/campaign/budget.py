@@ -24,21 +24,29 @@ LATE_S = 240.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cap:
-    """Dollars that must not be exceeded, those gone, and those that what is held may still cost. `name`: who set it."""
+    """Dollars that must not be exceeded, those gone, and those that what is held may still cost. `name`: who set it.
+
+    `claimed_usd` are left to others, `claimed_by`, who claimed them before.
+    """
 
     name: str
     usd: float
     spent_usd: float
     committed_usd: float
+    claimed_usd: float = 0.0
+    claimed_by: Sequence[str] = ()
 
     @property
     def left_usd(self) -> float:
         """Dollars that a launch may cost at worst."""
-        return max(0.0, self.usd - self.spent_usd - self.committed_usd)
+        return max(0.0, self.usd - self.spent_usd - self.committed_usd - self.claimed_usd)
 
     def __str__(self) -> str:
         """As a sentence says it: `--max-usd 25.00 (3.10 spent, 1.20 committed)`."""
-        return f"{self.name} {self.usd:.2f} ({self.spent_usd:.2f} spent, {self.committed_usd:.2f} committed)"
+        parts = f"{self.spent_usd:.2f} spent, {self.committed_usd:.2f} committed"
+        if self.claimed_by:
+            parts += f", {self.claimed_usd:.2f} claimed by {' and '.join(self.claimed_by)}"
+        return f"{self.name} {self.usd:.2f} ({parts})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

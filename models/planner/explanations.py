@@ -23,6 +23,7 @@ Row = dict[str, Any]
 
 _ITSELF = 0.05  # doublings that no print shows
 _LEAST_CHANCE = 0.005  # that is not printed as 0 %
+_LEAST_PART = 0.005  # of a step, that is worth a word
 _UNITS = {"usd": "dollars", "hours": "hours"}
 _LIMITS = {"usd": "budget", "hours": "deadline"}
 
@@ -92,10 +93,38 @@ def winner(
         parts.append(f"the next, {_named(rival)}, has {_difference(rival, row, aim)}{but}")
     parts.append(f"the best with {row['p_best']:.0%} probability")
     helped = f" (more {input_by} would help)" if input_by and row["bottleneck"] == "input" else ""
-    parts.append(f"limited by {row['bottleneck']}" + helped)
+    parts.append(f"limited by {row['bottleneck']}{helped}")
+    if made_up_of := _parts_of_step(row):
+        parts.append(made_up_of)
     if nearest is not None:
         parts.append("measured itself" if nearest < _ITSELF else f"nearest measurement {nearest:.1f} doublings away")
     return "; ".join(parts)
+
+
+def _parts_of_step(row: Row) -> str:
+    """`a step is 0.08 s of computing and 0.06 s of communication (0.02 s more of it is hidden)`; empty where nothing
+    but computing is to be said, or the model does not say.
+    """
+    if row.get("compute_s") is None:
+        return ""
+    exposed, waiting = row["exposed_communication_s"], row["input_s"]
+    least = _LEAST_PART * (row["compute_s"] + exposed + waiting)
+    hidden = row["communication_s"] - exposed
+    computing = {"stragglers": "computing on the slowest device"}.get(row["bottleneck"], "computing")
+    if row["bottleneck"] == "input" and waiting <= least:
+        computing = "making batches, for the most part, and computing"
+    said = [f"{row['compute_s']:.3g} s of {computing}"]
+    if exposed > least:
+        more = f" ({hidden:.2g} s more of it is hidden)" if hidden > least else ""
+        said.append(f"{exposed:.3g} s of communication{more}")
+    elif hidden > least:
+        said[0] += f" ({hidden:.2g} s of communication is hidden behind it)"
+    if waiting > least:
+        said.append(f"{waiting:.3g} s of waiting for input")
+    if said == [f"{row['compute_s']:.3g} s of computing"]:
+        return ""
+    *others, last = said
+    return f"a step is {' and '.join(filter(None, (', '.join(others), last)))}"
 
 
 def loser(row: Row, first: Row, goal: Goal) -> str:

@@ -32,7 +32,9 @@ COLUMNS = (
     *("hours", "hours_p90", "usd"),
     *("usd_p90", "usd_per_million_samples", "p_meets_constraint", "p_best", "bottleneck", "measured_runs", "reason"),
     *("market", "usd_machines", "usd_storage", "usd_other", "interruption_risk", "expected_interruptions"),
+    *("compute_s", "communication_s", "exposed_communication_s", "input_s"),
 )
+_PARTS = COLUMNS[-4:]  # of a step, where the model says them: the first, the third and the last make it up
 
 
 def recommend(
@@ -254,6 +256,7 @@ def _row(workload: Workload, goal: Goal, costs: JobCosts, index: int) -> Row:
             "usd_p90": _known(costs.usd_per_hour[index] * hours_p90),
             "usd_per_million_samples": None if usd is None else usd / workload.samples * 1e6,
             "bottleneck": str(predicted["bottleneck"]),
+            **{name: float(predicted[name]) for name in _PARTS if name in predicted},
             "interruption_risk": float(costs.interruption_risk[index]),
             "expected_interruptions": float(costs.interruptions[index]),
         }

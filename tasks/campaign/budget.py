@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import pandas as pd
 
@@ -22,11 +22,12 @@ from models.domain.cluster import Cluster, Offer, parse_cluster
 from warehouse import reads
 from warehouse.database import WarehouseMissing
 
+from ..execution.claims import of_others
 from ..execution.job import START_UP_S, Served, workload_names
 from ..execution.record_loader import Collected
 from ..market.offers import current_offers
 from ..node.requirements import INSTALL_S
-from ..providers.base import EndedLease, Lease, LeaseUnreadable
+from ..providers.base import Lease, LeaseUnreadable, closed_leases
 from ..providers.ec2.capacity_ladder import SPOT_MARGIN
 from ..providers.ec2.prices import most_usd_per_hour_beside
 from ..workspace.workspace import Workspace
@@ -45,14 +46,6 @@ _CAMPAIGN_PATIENCE = 1 / 3
 _MUCH = 0.8  # of a month's dollars: somebody is told
 # A launch may climb the whole ladder: spot and on demand in every zone, of which no region has more than six.
 LATE_S = pure.late_s(2 * 6)
-
-
-@runtime_checkable
-class Closing(Protocol):
-    """A provider whose leases may be over, and paid for, before what they measured is here."""
-
-    def closed(self) -> list[EndedLease]:
-        """Leases that are over and not forgotten. Raises LeaseUnreadable."""
 
 
 def allowance(
@@ -95,14 +88,16 @@ def patience_s(workspace: Workspace, launch: Launch, tally: Tally, deadline_s: f
 
 
 def caps_of(workspace: Workspace, tally: Tally, now: datetime, offers: Sequence[Offer]) -> tuple[list[Cap], str]:
-    """The campaign's cap and the month's (UTC); and, instead, why nobody can say what is left of them."""
-    spent, unknown = spent_this_month(workspace, now)
+    """The campaign's cap and the month's (UTC); and, instead, why nobody can say what is left of them.
+
+    The ledger is read last: what is loaded or settled meanwhile counts twice rather than not at all.
+    """
     dearest = pure.dearest_by_type(offers, _spot_margin(workspace))
     held = workspace.provider.leases()
-    unknown = unknown or next((lease.problem for lease in held if lease.problem), "")
+    unknown = next((lease.problem for lease in held if lease.problem), "")
     worst = {lease.lease_id: _worst(workspace, lease, dearest) for lease in held if not lease.problem}
     try:
-        closed = workspace.provider.closed() if isinstance(workspace.provider, Closing) else workspace.provider.ended()
+        closed = closed_leases(workspace.provider)
     except LeaseUnreadable as error:  # since a moment ago
         closed, unknown = [], unknown or str(error)
     worst |= {lease.lease_id: lease.usd for lease in closed}  # over, and not in the ledger yet
@@ -111,11 +106,18 @@ def caps_of(workspace: Workspace, tally: Tally, now: datetime, offers: Sequence[
         unknown = unknown or f"lease {nameless[0]} costs an amount that nobody knows: end it with `srift reap`"
     committed = {lease_id: usd for lease_id, usd in worst.items() if usd is not None}
     mine = sum(usd for lease_id, usd in committed.items() if lease_id.startswith(f"{tally.refresh_id}-"))
-    month = workspace.settings.ec2.max_usd_per_month
-    return [
-        Cap(name="this campaign's cap", usd=tally.cap_usd, spent_usd=tally.usd, committed_usd=mine),
-        Cap(name="[ec2] max_usd_per_month", usd=month, spent_usd=spent, committed_usd=sum(committed.values())),
-    ], unknown
+    others = of_others(workspace, pure.month_start(now), before=tally.refresh_id)
+    spent, why = spent_this_month(workspace, now)
+    month = Cap(
+        name="[ec2] max_usd_per_month",
+        usd=workspace.settings.ec2.max_usd_per_month,
+        spent_usd=spent,
+        committed_usd=sum(committed.values()),
+        claimed_usd=sum(row["left_usd"] for row in others),
+        claimed_by=[f"refresh {row['refresh_id']} of {row['place']}" for row in others],
+    )
+    own = Cap(name="this campaign's cap", usd=tally.cap_usd, spent_usd=tally.usd, committed_usd=mine)
+    return [own, month], why or unknown
 
 
 def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:

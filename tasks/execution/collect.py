@@ -21,6 +21,7 @@ from ..reporting.progress import reporter
 from ..workspace.locking import alone, at_work_elsewhere
 from ..workspace.prefect_runtime import Step, crash_dead_flow_runs
 from ..workspace.workspace import PROVIDERS, Workspace, capabilities, new_refresh_id, open_workspace
+from .claims import settle
 from .job import Served
 from .mailbox import machine_rows, read_object
 from .outcomes import AttemptEnd, item_row, launch_row
@@ -181,6 +182,8 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
     try:
         workspace.warehouse.migrate()
         collected = collect.fn(workspace, new_refresh_id(now), now)
+        if not unswept:
+            settle(workspace, now)
     except BaseException:
         say_all([*ended, *([str(NotSwept(workspace.provider.name, unswept))] if unswept else [])])
         raise

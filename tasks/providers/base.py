@@ -233,6 +233,19 @@ class PlacementScores(Protocol):
 
 
 @runtime_checkable
+class Closing(Protocol):
+    """A provider whose leases may be over, and paid for, before what they measured is here."""
+
+    def closed(self) -> list[EndedLease]:
+        """Leases that are over and not forgotten. Raises LeaseUnreadable."""
+
+
+def closed_leases(provider: Provider) -> list[EndedLease]:
+    """Leases that are over and not forgotten, whether what they measured is here or not. Raises LeaseUnreadable."""
+    return provider.closed() if isinstance(provider, Closing) else provider.ended()
+
+
+@runtime_checkable
 class Launching(Protocol):
     """A provider that is set up to launch fewer clusters than it can advise about."""
 

@@ -28,6 +28,7 @@ CONTRACT = words("""
     p_meets_constraint p_best bottleneck measured_runs reason price_as_of newest_measurement_at model_version
     market usd_machines usd_storage usd_other
     interruption_risk expected_interruptions interruption_source placement_score switches
+    compute_s communication_s exposed_communication_s input_s
 """)
 
 
@@ -124,7 +125,9 @@ def recommendation(**changes: Any) -> dict[str, Any]:
     row |= {"measured_runs": 2, "reason": "it costs least", "price_as_of": NOON, "newest_measurement_at": NOON}
     row |= {"interruption_risk": 0.2, "expected_interruptions": 0.25, "interruption_source": "as srift.toml states"}
     row |= {"placement_score": None} | changes
-    return {"usd_machines": row["usd"]} | row
+    shares = {"compute_s": 0.5, "communication_s": 0.75, "exposed_communication_s": 0.25, "input_s": 0.25}
+    parts = {name: row["step_s"] and share * abs(row["step_s"]) for name, share in shares.items()}
+    return {"usd_machines": row["usd"]} | parts | row
 
 
 def offered(name: str, count: int, usd_per_hour: float | None) -> dict[str, Any]:

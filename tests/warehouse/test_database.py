@@ -130,12 +130,40 @@ def test_every_sql_file_says_its_grain_or_its_rule() -> None:
         assert "Must return no row." in file.read_text().splitlines()[0], file.name
 
 
+VERSIONS = sorted(file.stem for file in SQL_FOLDER.glob("migrations/*.sql"))
+
+
+@pytest.mark.parametrize("last", VERSIONS[:-1])
+def test_a_file_of_each_older_version_with_rows_in_it_is_brought_up_to_date_at_once(tmp_path: Path, last: str) -> None:
+    later = VERSIONS[VERSIONS.index(last) + 1 :]
+    path = tmp_path / "home" / "warehouse.duckdb"
+    folder = sql_of(tmp_path, *(f"{name}.sql" for name in later), "marts", "staging")
+    Warehouse(path, sql_folder=folder).migrate()
+    with duckdb.connect(str(path)) as connection:  # what every version has
+        connection.execute(
+            "insert into raw_recommendations (publication_id, published_at, provider, workload, goal, rank, status,"
+            " cluster, cluster_offers) values ('r-1', ?, 'local', 'tiny', 'cheapest', 1, 'recommended', '2xsmall', ?)",
+            [NOON, [offered("small", 2, 0.01)]],
+        )
+    assert Warehouse(path).migrate() == later
+    (row,) = Warehouse(path).select("recommendation_history").to_dict("records")
+    assert (row["cluster"], row["market"]) == ("2xsmall", "spot")
+    assert row["switches"] == ("none" if "018_switches" in later else None), "filled in by that migration"
+
+
 def test_rows_that_were_published_before_the_whole_bill_was_are_read_with_their_market(tmp_path: Path) -> None:
-    folder = sql_of(tmp_path, "011_*", "marts", "staging")  # views were others then
+    folder = sql_of(tmp_path, "011_*", "027_*", "marts", "staging")  # views were others then
     path = tmp_path / "home" / "warehouse.duckdb"
     Warehouse(path, sql_folder=folder).migrate()
     new = ("market", "usd_machines", "usd_storage", "usd_other", "interruption_risk", "expected_interruptions")
-    new += ("interruption_source", "placement_score")
+    new += (
+        "interruption_source",
+        "placement_score",
+        "compute_s",
+        "communication_s",
+        "exposed_communication_s",
+        "input_s",
+    )
     spot, safe = offered("small", 2, 0.01), offered("small", 1, 0.02) | {"market": "on-demand"}
     rows = [recommendation(), recommendation(rank=2, cluster_offers=[safe]),
             recommendation(rank=3, cluster_offers=[safe, spot]),

@@ -13,7 +13,10 @@ import duckdb
 import pytest
 from moto.server import ThreadedMotoServer
 
+from tasks.execution.claims import claim, of_others, settle
+from tasks.workspace.workspace import Workspace
 from tests import postgres
+from tests.installed import DescribedMachines, install
 from tests.warehouse.builders import DEFINED, NOON, TYPES, body, fresh, recommendation, sql_of, stamp
 from warehouse.append import append, append_records, note_import, note_instance_types, note_workloads
 from warehouse.database import MigrationChanged, Warehouse, WarehouseBusy, WarehouseError, WarehouseMissing
@@ -278,3 +281,30 @@ def test_eight_writers_at_once_lose_nothing_and_store_nothing_twice(lake: Lake, 
         ("schema_migrations", "number", len(shared.select("schema_migrations")["number"].unique())),
     ):
         assert (len(shared.select(table)), shared.select(table)[key].nunique()) == (rows, rows), table
+
+
+def test_what_a_machine_claims_of_the_months_dollars_the_others_see_until_it_settles_it(
+    lake: Lake, shared: SharedWarehouse, tmp_path: Path
+) -> None:
+    homes = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        here = install(tmp_path / name, provider=DescribedMachines(name="ec2"))
+        stated = here.settings.shared.model_copy(update={"host": lake.host, "data": lake.data})
+        settings = here.settings.model_copy(update={"shared": stated})
+        warehouse = SharedWarehouse(settings.home / "warehouse.duckdb", lake)
+        homes.append(Workspace(settings=settings, warehouse=warehouse, provider=here.provider))
+    one, other = homes
+    for number, here in enumerate((one, other, one)):
+        claim(here, f"r-{number}", 2.0 + number, NOON)
+
+    def seen(here: Workspace, before: str) -> list[tuple[str, float]]:
+        return [(row["refresh_id"], row["left_usd"]) for row in of_others(here, NOON, before=before)]
+
+    assert seen(other, "") == [("r-0", 2.0), ("r-2", 4.0)] and seen(other, "r-1") == [("r-0", 2.0)]
+    assert seen(one, "") == [("r-1", 3.0)] and seen(one, "r-0") == []
+    claim(one, "r-2", 9.0, NOON)
+    settle(one, NOON, over="r-0")
+    assert seen(other, "") == [("r-2", 4.0)], "a claim is made once"
+    settle(one, NOON)
+    assert seen(other, "") == []

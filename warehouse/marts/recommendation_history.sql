@@ -14,7 +14,7 @@ select
         else cluster_offers[1].market
     end as market,
     usd_machines, usd_storage, usd_other, interruption_risk, expected_interruptions, interruption_source,
-    placement_score, switches
+    placement_score, switches, compute_s, communication_s, exposed_communication_s, input_s
 from raw_recommendations
 order by published_at, publication_id, provider, workload, goal, constraint_hours, constraint_usd, rank;
 
@@ -65,3 +65,7 @@ comment on column recommendation_history.interruption_risk is 'Probability that 
 comment on column recommendation_history.expected_interruptions is 'Expected number of interruptions of the whole job. Unit: interruptions. NULL before this was published.';
 comment on column recommendation_history.interruption_source is 'What interruption_risk rests on and how old that is: own launches, Spot Advisor, a stated prior, srift.toml. Text; NULL without spot machines.';
 comment on column recommendation_history.placement_score is 'EC2''s spot placement score of the cluster in its zone when this was published, 1 (unlikely to be had) to 10. No unit. NULL where it was not given.';
+comment on column recommendation_history.compute_s is 'Part of step_s in which the slowest device computes, all micro-steps, the optimizer and making batches without a loader included; the others wait for it. Unit: seconds. NULL before this was published.';
+comment on column recommendation_history.communication_s is 'All communication of a step, whether computing hides it or not. Unit: seconds. NULL before this was published.';
+comment on column recommendation_history.exposed_communication_s is 'Part of step_s for communication that no computing hides. Unit: seconds. NULL before this was published.';
+comment on column recommendation_history.input_s is 'Part of step_s in which devices wait for input; step_s is compute_s + exposed_communication_s + input_s. Unit: seconds. NULL before this was published.';

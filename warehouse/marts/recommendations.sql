@@ -59,3 +59,7 @@ comment on column recommendations.interruption_risk is 'Probability that the job
 comment on column recommendations.expected_interruptions is 'Expected number of interruptions of the whole job. Unit: interruptions. NULL before this was published.';
 comment on column recommendations.interruption_source is 'What interruption_risk rests on and how old that is: own launches, Spot Advisor, a stated prior, srift.toml. Text; NULL without spot machines.';
 comment on column recommendations.placement_score is 'EC2''s spot placement score of the cluster in its zone when this was published, 1 (unlikely to be had) to 10. No unit. NULL where it was not given.';
+comment on column recommendations.compute_s is 'Part of step_s in which the slowest device computes, all micro-steps, the optimizer and making batches without a loader included; the others wait for it. Unit: seconds. NULL before this was published.';
+comment on column recommendations.communication_s is 'All communication of a step, whether computing hides it or not. Unit: seconds. NULL before this was published.';
+comment on column recommendations.exposed_communication_s is 'Part of step_s for communication that no computing hides. Unit: seconds. NULL before this was published.';
+comment on column recommendations.input_s is 'Part of step_s in which devices wait for input; step_s is compute_s + exposed_communication_s + input_s. Unit: seconds. NULL before this was published.';

@@ -281,6 +281,35 @@ def test_a_reason_that_names_input_says_what_would_shorten_the_wait() -> None:
     )
 
 
+def test_a_reason_says_what_the_step_is_made_up_of_where_there_is_more_than_computing() -> None:
+    """Parts below half a percent of the step are left out, and those of a model that does not say them."""
+    row = {"usd": 1.0, "hours": 1.0, "p_best": 1.0, "bottleneck": "compute"}
+    row |= {"compute_s": 0.5, "communication_s": 0.3, "exposed_communication_s": 0.2, "input_s": 0.3}
+    asked = {"goal": Goal(goal="cheapest"), "clusters": 3}
+
+    def ends(**changes: float | str) -> str:
+        said = explain.winner(row | changes, None, **asked)  # type: ignore[arg-type]
+        return said.partition("; a step is ")[2]
+
+    communicating = "0.2 s of communication (0.1 s more of it is hidden)"
+    assert ends() == f"0.5 s of computing, {communicating} and 0.3 s of waiting for input"
+    assert ends(input_s=0.003, communication_s=0.2) == "0.5 s of computing and 0.2 s of communication"
+    hidden = {"exposed_communication_s": 0.0, "communication_s": 0.25, "input_s": 0.0}
+    assert ends(**hidden) == "0.5 s of computing (0.25 s of communication is hidden behind it)"
+    alone = {"exposed_communication_s": 0.0, "communication_s": 0.0, "input_s": 0.0}
+    assert ends(**alone) == ""
+    assert ends(**alone, bottleneck="stragglers") == "0.5 s of computing on the slowest device"
+    assert ends(**alone, bottleneck="input") == "0.5 s of making batches, for the most part, and computing"
+    setups = [Setup(workload="conv", cluster=Cluster(members=(offer("small"),)), layout=(1,), batch_per_device=(48,))]
+    predicted = MODEL.predict(frame(setups))
+    step = predicted["step_s"].to_numpy()
+    parts = {"compute_s": 0.6 * step, "communication_s": 0.0, "exposed_communication_s": 0.0, "input_s": 0.4 * step}
+    draws = np.full((1, 4), float(step[0]))
+    found = of(recommend(workload(), job_costs(workload(), setups, predicted.assign(**parts), draws)), "cheapest")[0]
+    assert (found["compute_s"], found["input_s"]) == pytest.approx((0.6 * step[0], 0.4 * step[0]))
+    assert "s of waiting for input" in found["reason"]
+
+
 def test_a_cluster_of_which_one_split_meets_the_constraint_is_not_shown_as_missing_it_too() -> None:
     """Another split of the winner is cheaper on average and misses the deadline too often: it is no tempting rival."""
     job = workload("mlp", 64, None, replace(DEADLINE, hours=3.0), samples=64 * 3600)

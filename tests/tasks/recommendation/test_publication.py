@@ -27,6 +27,7 @@ BLANK = dict.fromkeys(
         *("region", "step_s", "step_low_s", "step_high_s", "samples_per_s", "hours", "hours_p90", "usd", "usd_p90"),
         *("usd_per_million_samples", "p_best", "bottleneck", "measured_runs", "global_batch", "market", "usd_machines"),
         *("usd_storage", "usd_other", "interruption_risk", "expected_interruptions", "interruption_source"),
+        *("compute_s", "communication_s", "exposed_communication_s", "input_s"),
     )
 )
 

@@ -1,0 +1,108 @@
+"""What other machines of a team may still spend: each campaign claims its cap in the shared warehouse before it buys.
+
+A campaign leaves to those that claimed before it what they have not spent yet. A claim ends when its own home settles
+it: once the campaign is over and nothing of it is held. That of a home that never comes back counts for its month.
+"""
+
+from __future__ import annotations
+
+import socket
+from datetime import datetime, timedelta
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from models.domain.setup_table import rows_of
+from warehouse import append
+from warehouse.database import WarehouseError, WarehouseMissing
+
+from ..providers.base import LeaseUnreadable, closed_leases
+from ..reporting.progress import reporter
+from ..workspace.locking import at_work
+from ..workspace.workspace import Workspace
+
+# Beside three times the campaign's minutes: its last launch may begin as it ends, and wish for twice its estimate.
+_AFTER = timedelta(hours=2)
+
+
+def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> None:
+    """Campaign `refresh_id`, which is at work, may cost `usd`. Notes nothing where no money is spent or shared."""
+    if not usd or not _shares_a_month(workspace):
+        return
+    until = now + 3 * timedelta(minutes=workspace.max_minutes) + _AFTER
+    folder = _own(workspace)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / refresh_id).touch()  # before: a claim that nobody knows to be his is nobody's to settle
+    _note(workspace, "claimed", {"refresh_id": refresh_id, "usd": usd, "may_cost_until": until}, now)
+
+
+def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
+    """Settle this home's claims of campaigns that hold nothing any more, or only that of the one that is just `over`.
+
+    Where that cannot be done it is said, and the next reaping does it.
+    """
+    if not _shares_a_month(workspace):
+        return
+    try:
+        _settle(workspace, now, over)
+    except (WarehouseError, LeaseUnreadable, OSError) as error:
+        said = f"note: what this home claimed of the month's dollars stays claimed until `srift reap` runs: {error}"
+        reporter().say(said)
+
+
+def _settle(workspace: Workspace, now: datetime, over: str) -> None:
+    """What began before its file was seen here is at work, or over; what begins later is none of this call's."""
+    names = [file.name for file in _own(workspace).glob("*")]
+    busy = str((at_work(workspace.home) or {}).get("refresh_id", ""))
+    names = [name for name in names if (name == over if over else name != busy)]
+    if not names:
+        return
+    leases = [one.lease_id for one in workspace.provider.leases()]
+    leases += [one.lease_id for one in closed_leases(workspace.provider)]
+    unsettled = {row["refresh_id"]: row for row in _unsettled(workspace)}
+    for name in names:
+        if any(one.startswith(f"{name}-") for one in leases):
+            continue
+        if name in unsettled:
+            kept = {column: unsettled[name][column] for column in ("refresh_id", "usd", "may_cost_until")}
+            _note(workspace, "settled", kept, now)
+        (_own(workspace) / name).unlink(missing_ok=True)
+
+
+def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[dict[str, Any]]:
+    """Claims of other homes, rows of the mart `claims`, that may still cost something or may have since `month_start`.
+
+    Only those made before campaign `before` claimed, which leave to it what it has claimed; all, where it has not.
+    """
+    if not _shares_a_month(workspace):
+        return []
+    own, start = {file.name for file in _own(workspace).glob("*")}, pd.Timestamp(month_start).tz_localize(None)
+    earlier = takewhile(lambda row: row["refresh_id"] != before, _unsettled(workspace))
+    return [row for row in earlier if row["refresh_id"] not in own and row["may_cost_until"] >= start]
+
+
+def _shares_a_month(workspace: Workspace) -> bool:
+    return workspace.spends_money and bool(workspace.settings.shared.host)
+
+
+def _own(workspace: Workspace) -> Path:
+    """A file for each claim of this home: host and folder may be called as others are, or be renamed."""
+    return workspace.home / "claims"
+
+
+def _unsettled(workspace: Workspace) -> list[dict[str, Any]]:
+    """In the order in which they were made; none where nobody claimed anything yet."""
+    try:
+        found = workspace.warehouse.frames({"claims": {"provider": workspace.provider.name}})["claims"]
+    except WarehouseMissing:
+        return []
+    return rows_of(found.sort_values("noted_order")) if len(found) else []
+
+
+def _note(workspace: Workspace, event: str, row: dict[str, Any], now: datetime) -> None:
+    place = f"{socket.gethostname()}:{workspace.home.resolve()}"
+    stamp: dict[str, Any] = {"event": event, "provider": workspace.provider.name, "place": place, "noted_at": now}
+    with workspace.warehouse.transact() as connection:
+        append.append(connection, "raw_claims", [row], **stamp)

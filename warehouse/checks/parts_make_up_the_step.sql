@@ -1,0 +1,15 @@
+-- A step is what its parts make up, where the model says them, and none of them is below nothing. Must return no row.
+select
+    format(
+        '{} {} rank {}: {} s a step, but {} s of computing, {} s of communication, of which {} s are not hidden, and {} s'
+            ' of waiting for input',
+        workload, goal, rank, step_s, compute_s, communication_s, exposed_communication_s, input_s
+    ) as problem
+from published
+where coalesce(compute_s, communication_s, exposed_communication_s, input_s) is not null
+    and not coalesce(
+        abs(step_s - (compute_s + exposed_communication_s + input_s)) <= 1e-6 * step_s
+            and communication_s >= exposed_communication_s - 1e-6 * step_s
+            and compute_s >= 0 and exposed_communication_s >= 0 and input_s >= 0,
+        false
+    );
