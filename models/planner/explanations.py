@@ -87,9 +87,10 @@ def winner(
     else:
         but = ""
         if what is not None and rival[aim] < row[aim]:
-            but = (
-                f" but meets {amount(goal.limit or 0.0, what)} with only {rival['p_meets_constraint']:.0%} probability"
-            )
+            limit, chance = amount(goal.limit or 0.0, what), rival["p_meets_constraint"]
+            but = f" but meets {limit} with only {chance:.0%} probability"
+            if chance >= row["p_meets_constraint"]:  # it loses by how far it misses, not by how often
+                but = f" but where it misses {limit} it does by more"
         parts.append(f"the next, {_named(rival)}, has {_difference(rival, row, aim)}{but}")
     parts.append(f"the best with {row['p_best']:.0%} probability")
     helped = f" (more {input_by} would help)" if input_by and row["bottleneck"] == "input" else ""

@@ -242,6 +242,8 @@ def test_where_the_next_is_better_in_what_was_asked_for_the_winner_says_that_it_
     said = explain.winner(row, next_one, goal, clusters=9)
     assert "has -73 % hours (8.10 h against 30.00 h) but meets $100.00 with only 4% probability" in said, said
     assert "only" not in explain.winner(row, next_one | {"hours": 31.0}, goal, clusters=9)
+    likelier = explain.winner(row | {"p_meets_constraint": 0.0}, next_one, goal, clusters=9)
+    assert "(8.10 h against 30.00 h) but where it misses $100.00 it does by more; " in likelier, likelier
 
 
 def test_a_range_of_batches_is_judged_by_the_whole_job() -> None:
