@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import duckdb
-import pandas as pd
 import tenacity
 
 from .salvage import (
@@ -35,6 +34,9 @@ from .salvage import (
     read_rows,
     tables,
 )
+
+if TYPE_CHECKING:  # it takes half a second, which looking up the published table does without
+    import pandas as pd
 
 SQL_FOLDER = Path(__file__).parent
 WAIT_S = 60.0  # for who has the file
@@ -265,7 +267,7 @@ class Warehouse:
         """
         with self.read() as connection:
             return {
-                name: select(connection, name, params) if has_relation(connection, name) else pd.DataFrame()
+                name: select(connection, name, params) if has_relation(connection, name) else _nothing(connection)
                 for name, params in relations.items()
             }
 
@@ -367,15 +369,20 @@ def select(
     frame = connection.execute(query, params).df()
     for column in frame.columns:
         kind = frame[column].dtype
-        if isinstance(kind, pd.api.extensions.ExtensionDtype) and pd.api.types.is_integer_dtype(kind):
+        if hasattr(kind, "na_value") and kind.kind in "iu":  # pandas' own kind of whole numbers
             frame[column] = frame[column].astype(float)  # arithmetic chokes on pandas' NA; NaN is unknown everywhere
     return frame
 
 
+def _nothing(connection: duckdb.DuckDBPyConnection) -> pd.DataFrame:
+    """A frame without rows and columns."""
+    return connection.execute("select null as nothing limit 0").df()[[]]
+
+
 def has_relation(connection: duckdb.DuckDBPyConnection, name: str) -> bool:
     """Is there a table or view of that name? A file of an older version may lack the newer ones."""
-    query = "select 1 from information_schema.tables where table_name = ?"
-    return connection.execute(query, [name]).fetchone() is not None
+    asked = f"select 1 from information_schema.tables where table_name = {quoted(name)}"  # a parameter loads pandas
+    return connection.execute(asked).fetchone() is not None
 
 
 def drop_views(connection: duckdb.DuckDBPyConnection) -> None:

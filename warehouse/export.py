@@ -5,14 +5,15 @@ Readers never open the working file; they open what is written here, with any Du
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
-import pandas as pd
 
 from .database import (
     SQL_FOLDER,
@@ -28,8 +29,8 @@ from .database import (
 )
 from .salvage import fsync
 
-_NULLABLE_WHOLE = ("global_batch", "accumulation_steps", "measured_runs", "placement_score")
-_MOMENTS = ("published_at", "price_as_of", "newest_measurement_at")
+if TYPE_CHECKING:
+    import pandas as pd
 
 TABLES = ("recommendations", "recommendation_history", "regret_ledger", "drift", "alarms")
 FILES = ("recommendations", "regret_ledger")  # that stand beside as .parquet and .csv too
@@ -95,6 +96,13 @@ def read_published(
     Raises WarehouseMissing where nothing was published yet, or by an older version that had no such relation, and
     WarehouseDamaged where the copy cannot be read.
     """
+    with _opened(folder, relation) as connection:
+        return select(connection, relation, params)
+
+
+@contextmanager
+def _opened(folder: Path, relation: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    """The published copy, which holds `relation`; raises as `read_published`."""
     path = folder / "recommendations.duckdb"
     if not path.exists():
         raise WarehouseMissing(f"nothing has been published in {folder} yet: run `srift refresh` first")
@@ -102,7 +110,7 @@ def read_published(
         with duckdb.connect(str(path), read_only=True) as connection:
             if not has_relation(connection, relation):
                 raise WarehouseMissing(f"{path} has no {relation} yet: run `srift refresh` first")
-            return select(connection, relation, params)
+            yield connection
     except duckdb.Error as error:
         problem = explained(path, error)
         if not isinstance(problem, WarehouseDamaged):
@@ -151,10 +159,14 @@ def published_rows(folder: Path) -> list[dict[str, Any]]:
 
     Raises WarehouseMissing and WarehouseDamaged as `read_published`.
     """
-    frame = read_published(folder)
-    whole = [name for name in _NULLABLE_WHOLE if name in frame]  # a copy may be of an older version
-    frame = frame.astype(dict.fromkeys(whole, "Int64"))  # floats to pandas, where a row lacks them
-    for name in _MOMENTS:
-        frame[name] = frame[name].dt.tz_localize("UTC")  # as the warehouse means them
-    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return [{str(name): value for name, value in row.items()} for row in rows]
+    with _opened(folder, "recommendations") as connection:
+        found = connection.execute("select * from recommendations")
+        names, values = [one[0] for one in found.description or ()], found.fetchall()
+    return [{name: _plain(value) for name, value in zip(names, row, strict=True)} for row in values]
+
+
+def _plain(value: Any) -> Any:
+    """As a reader means it: what is no number is missing, and times are UTC."""
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
@@ -19,6 +18,8 @@ from models.domain.workload import PRECISIONS, STRATEGIES, Mode
 from .progress import LiveReporter, Reporter
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from models.campaign.campaign import Launch
 
 Row = Mapping[str, Any]

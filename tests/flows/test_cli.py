@@ -235,6 +235,21 @@ def test_the_table_in_json_and_in_plain_text(used: Path) -> None:
     assert shown.exit_code == 0 and "\x1b" not in shown.output and "cheapest_within_deadline" in shown.stdout
 
 
+def test_looking_up_the_table_loads_no_pandas(used: Path) -> None:
+    code = """
+import sys
+from flows.cli import main
+sys.argv = ["srift", "table"]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+sys.stderr.write(str(sorted({"pandas", "scipy", "sklearn"} & sys.modules.keys())))
+"""
+    found = subprocess.run([sys.executable, "-c", code], cwd=used, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0 and "cheapest" in found.stdout and found.stderr == "[]", found
+
+
 def test_the_table_is_filtered_and_sorted(used: Path) -> None:
     rows = printed("table", "lm", "--sort", "-usd")
     assert {row["workload"] for row in rows} == {"lm"} and len({row["goal"] for row in rows}) == 4
