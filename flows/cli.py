@@ -300,7 +300,8 @@ def table(
 def _in_order(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
     """By a column, from the largest with a - before it; unknown values last. Raises BadParameter on another name."""
     column = sort.removeprefix("-")
-    sortable = [name for name, value in (rows[0] if rows else {}).items() if not isinstance(value, (list, dict))]
+    names = rows[0] if rows else {}
+    sortable = [name for name in names if not any(isinstance(row[name], (list, dict)) for row in rows)]
     if rows and column not in sortable:
         raise typer.BadParameter(f"no column {column!r} to sort by; {nearest_names(column, sortable)}")
     known = [row for row in rows if row[column] is not None]

@@ -21,9 +21,11 @@ from .choice_rule import EVEN_ODDS, drawn_meeting
 
 Row = dict[str, Any]
 
+_SAME = 1e-6  # relative: what differs by rounding is equal
 _ITSELF = 0.05  # doublings that no print shows
 _LEAST_CHANCE = 0.005  # that is not printed as 0 %
 _LEAST_PART = 0.005  # of a step, that is worth a word
+_SHORT_S = 0.1  # a step below it is told in milliseconds
 _UNITS = {"usd": "dollars", "hours": "hours"}
 _LIMITS = {"usd": "budget", "hours": "deadline"}
 
@@ -86,7 +88,7 @@ def winner(
         parts.append("no other came into question")
     else:
         but = ""
-        if what is not None and rival[aim] < row[aim]:
+        if what is not None and rival[aim] < row[aim] * (1 - _SAME):
             limit, chance = amount(goal.limit or 0.0, what), rival["p_meets_constraint"]
             but = f" but meets {limit} with only {chance:.0%} probability"
             if chance >= row["p_meets_constraint"]:  # it loses by how far it misses, not by how often
@@ -103,8 +105,8 @@ def winner(
 
 
 def _parts_of_step(row: Row) -> str:
-    """`a step is 0.08 s of computing and 0.06 s of communication (0.02 s more of it is hidden)`; empty where nothing
-    but computing is to be said, or the model does not say.
+    """`a step is 0.2 s of computing and 0.06 s of communication (another 0.02 s is hidden behind computing)`; empty
+    where nothing but computing is to be said, or the model does not say.
     """
     if row.get("compute_s") is None:
         return ""
@@ -114,15 +116,20 @@ def _parts_of_step(row: Row) -> str:
     computing = {"stragglers": "computing on the slowest device"}.get(row["bottleneck"], "computing")
     if row["bottleneck"] == "input" and waiting <= least:
         computing = "making batches, for the most part, and computing"
-    said = [f"{row['compute_s']:.3g} s of {computing}"]
+
+    def told(part: float) -> str:
+        scale, unit = (1.0, "s") if least > _LEAST_PART * _SHORT_S else (1e3, "ms")
+        return f"{scale * part:.{3 if scale * part < 100 else 6}g} {unit}"
+
+    said = [f"{told(row['compute_s'])} of {computing}"]
     if exposed > least:
-        more = f" ({hidden:.2g} s more of it is hidden)" if hidden > least else ""
-        said.append(f"{exposed:.3g} s of communication{more}")
-    elif hidden > least:
-        said[0] += f" ({hidden:.2g} s of communication is hidden behind it)"
+        said.append(f"{told(exposed)} of communication")
+    if hidden > least:
+        what = f"another {told(hidden)}" if exposed > least else f"{told(hidden)} of communication"
+        said[-1] += f" ({what} is hidden behind computing)"
     if waiting > least:
-        said.append(f"{waiting:.3g} s of waiting for input")
-    if said == [f"{row['compute_s']:.3g} s of computing"]:
+        said.append(f"{told(waiting)} of waiting for input")
+    if said == [f"{told(row['compute_s'])} of computing"]:
         return ""
     *others, last = said
     return f"a step is {' and '.join(filter(None, (', '.join(others), last)))}"

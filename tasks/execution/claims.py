@@ -1,7 +1,8 @@
 """What other machines of a team may still spend: each campaign claims its cap in the shared warehouse before it buys.
 
 A campaign leaves to those that claimed before it what they have not spent yet. A claim ends when its own home settles
-it: once the campaign is over and nothing of it is held. That of a home that never comes back counts for its month.
+it: once the campaign is over and nothing of it is held. That of a home that never comes back counts for its month, and
+for the next where it may reach into it.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import pandas as pd
 
 from models.domain.setup_table import rows_of
 from warehouse import append
-from warehouse.database import WarehouseError, WarehouseMissing
+from warehouse.database import WarehouseMissing
 
-from ..providers.base import LeaseUnreadable, closed_leases
+from ..providers.base import closed_leases
 from ..reporting.progress import reporter
 from ..workspace.locking import at_work
 from ..workspace.workspace import Workspace
 
-# Beside three times the campaign's minutes: its last launch may begin as it ends, and wish for twice its estimate.
+# Beside three times the campaign's minutes, expected to suffice: its last launch may begin as it ends, and wish for
+# twice its estimate.
 _AFTER = timedelta(hours=2)
 
 
@@ -47,7 +49,7 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
         return
     try:
         _settle(workspace, now, over)
-    except (WarehouseError, LeaseUnreadable, OSError) as error:
+    except Exception as error:  # nothing that was measured is to be lost for it
         said = f"note: what this home claimed of the month's dollars stays claimed until `srift reap` runs: {error}"
         reporter().say(said)
 

@@ -259,6 +259,7 @@ def test_the_table_is_filtered_and_sorted(used: Path) -> None:
     every = srift("table", "lm", "--top", "3", "--sort", "hours").stdout
     assert every.count("cheapest_within_deadline") >= 1 and "conv" not in every
     assert_fails(srift("table", "ln"), 2, "no row is of workload 'ln'; did you mean 'lm'?")
+    assert_fails(srift("table", "--sort", "cluster_offers"), 2, "no column 'cluster_offers' to sort by")
     assert_fails(srift("table", "--sort", "usd_"), 2, "no column 'usd_' to sort by; did you mean 'usd'")
 
 

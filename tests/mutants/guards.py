@@ -216,7 +216,7 @@ MUTANTS = (
     _of("shared-hooks", "tasks/node/strategies/__init__.py", r"shared\._optimizer_step_pre_hooks = .*", "pass",
         "local/test_shared_update.py", local=True),
     _of("reap-all", "tasks/execution/collect.py", r"or one\.provider\.was_used\(\)", "or False", "flows/test_cli.py"),
-    _of("schedules-kept", "deployments/up.py", r"if wanted != active\(one\) else \(\)", "if False else ()",
+    _of("schedules-kept", "deployments/up.py", r'if clock\.get\("active", True\) != kept:', "if False:",
         "flows/test_deployments.py", local=True),
     _of("export-misses", "tasks/recommendation/exports/choice.py", r"if self\.first\.misses:", "if False:",
         "tasks/recommendation/test_exports.py"),

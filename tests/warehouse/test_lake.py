@@ -308,3 +308,22 @@ def test_what_a_machine_claims_of_the_months_dollars_the_others_see_until_it_set
     assert seen(other, "") == [("r-2", 4.0)], "a claim is made once"
     settle(one, NOON)
     assert seen(other, "") == []
+
+
+def test_a_lake_of_an_older_version_with_publications_in_it_is_brought_up_to_date(lake: Lake, tmp_path: Path) -> None:
+    folder = sql_of(tmp_path, "027_*", "028_*", "marts", "staging")
+    older = SharedWarehouse(tmp_path / "older.duckdb", lake, sql_folder=folder)
+    older.migrate()
+    with older.transact() as connection:  # past `append`, which knows the newest columns
+        connection.execute(
+            "insert into shared.main.raw_recommendations by name select 'r-1' as publication_id, $at as published_at,"
+            " 'local' as provider, 'tiny' as workload, 'cheapest' as goal, 1 as rank, 'recommended' as status,"
+            " '2xsmall' as cluster",
+            {"at": NOON},
+        )
+    newer = SharedWarehouse(tmp_path / "newer.duckdb", lake)
+    assert newer.migrate() == ["027_parts_of_a_step", "028_claims"]
+    assert publish(newer, [recommendation(goal="fastest")], stamp(2)) == 1
+    found = newer.select("recommendation_history").sort_values("published_at")
+    assert found["cluster"].tolist() == ["2xsmall", "2xsmall"]
+    assert found["compute_s"].isna().tolist() == [True, False]

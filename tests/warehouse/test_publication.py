@@ -97,6 +97,11 @@ def test_a_refused_publication_leaves_nothing_and_names_the_check(warehouse: War
     assert warehouse.select("recommendation_history").empty and warehouse.select("raw_publications").empty
 
 
+def test_a_refusal_tells_of_a_part_of_a_step_that_is_missing(warehouse: Warehouse) -> None:
+    with pytest.raises(PublicationRefused, match=r"tiny cheapest rank 1: 0\.5 s a step, but unknown s of computing"):
+        publish(warehouse, [recommendation(compute_s=None)], stamp(1))
+
+
 def test_an_unsound_judgement_stops_the_publication_and_a_sound_one_does_not(warehouse: Warehouse) -> None:
     for number, change in enumerate(({}, {"regret": -0.01})):
         with warehouse.transact() as connection:

@@ -3,7 +3,8 @@ select
     format(
         '{} {} rank {}: {} s a step, but {} s of computing, {} s of communication, of which {} s are not hidden, and {} s'
             ' of waiting for input',
-        workload, goal, rank, step_s, compute_s, communication_s, exposed_communication_s, input_s
+        workload, goal, rank, step_s, coalesce(compute_s::varchar, 'unknown'), coalesce(communication_s::varchar, 'unknown'),
+        coalesce(exposed_communication_s::varchar, 'unknown'), coalesce(input_s::varchar, 'unknown')
     ) as problem
 from published
 where coalesce(compute_s, communication_s, exposed_communication_s, input_s) is not null

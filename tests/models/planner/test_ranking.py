@@ -242,6 +242,9 @@ def test_where_the_next_is_better_in_what_was_asked_for_the_winner_says_that_it_
     said = explain.winner(row, next_one, goal, clusters=9)
     assert "has -73 % hours (8.10 h against 30.00 h) but meets $100.00 with only 4% probability" in said, said
     assert "only" not in explain.winner(row, next_one | {"hours": 31.0}, goal, clusters=9)
+    alike = row | {"usd": row["usd"] * (1 - 1e-9), "hours": row["hours"] * (1 - 1e-9)} | {"cluster": "4xfast"}
+    alike |= {name: next_one[name] for name in ("cluster_offers", "precision", "strategy", "switches")}
+    assert "misses" not in explain.winner(row, alike, goal, clusters=9), "nothing is said of a tie"
     likelier = explain.winner(row | {"p_meets_constraint": 0.0}, next_one, goal, clusters=9)
     assert "(8.10 h against 30.00 h) but where it misses $100.00 it does by more; " in likelier, likelier
 
@@ -293,11 +296,14 @@ def test_a_reason_says_what_the_step_is_made_up_of_where_there_is_more_than_comp
         said = explain.winner(row | changes, None, **asked)  # type: ignore[arg-type]
         return said.partition("; a step is ")[2]
 
-    communicating = "0.2 s of communication (0.1 s more of it is hidden)"
+    communicating = "0.2 s of communication (another 0.1 s is hidden behind computing)"
     assert ends() == f"0.5 s of computing, {communicating} and 0.3 s of waiting for input"
     assert ends(input_s=0.003, communication_s=0.2) == "0.5 s of computing and 0.2 s of communication"
     hidden = {"exposed_communication_s": 0.0, "communication_s": 0.25, "input_s": 0.0}
-    assert ends(**hidden) == "0.5 s of computing (0.25 s of communication is hidden behind it)"
+    assert ends(**hidden) == "0.5 s of computing (0.25 s of communication is hidden behind computing)"
+    short = {"compute_s": 0.005, "communication_s": 0.0, "exposed_communication_s": 0.0, "input_s": 5e-5}
+    assert ends(**short) == "5 ms of computing and 0.05 ms of waiting for input", "no power of ten"
+    assert ends(compute_s=1234.5, input_s=50.0).startswith("1234.5 s of computing and 50 s of")
     alone = {"exposed_communication_s": 0.0, "communication_s": 0.0, "input_s": 0.0}
     assert ends(**alone) == ""
     assert ends(**alone, bottleneck="stragglers") == "0.5 s of computing on the slowest device"
