@@ -256,7 +256,7 @@ def _row(workload: Workload, goal: Goal, costs: JobCosts, index: int) -> Row:
             "usd_p90": _known(costs.usd_per_hour[index] * hours_p90),
             "usd_per_million_samples": None if usd is None else usd / workload.samples * 1e6,
             "bottleneck": str(predicted["bottleneck"]),
-            **{name: float(predicted[name]) for name in _PARTS if name in predicted},
+            **({name: float(predicted[name]) for name in _PARTS} if set(_PARTS) <= {*predicted.index} else {}),
             "interruption_risk": float(costs.interruption_risk[index]),
             "expected_interruptions": float(costs.interruptions[index]),
         }

@@ -29,6 +29,7 @@ from unittest.mock import patch
 
 import psutil
 import pytest
+import tenacity
 import yaml
 from prefect import Flow
 from prefect.client.schemas.schedules import CronSchedule
@@ -414,6 +415,12 @@ def notified(project: Path, port: str) -> tuple[list[str], dict[str, str]]:
     return [said[1], said[2], str(count), other.stderr], sent
 
 
+@tenacity.retry(
+    retry=tenacity.retry_if_exception(lambda error: getattr(error, "code", 0) == 503),  # its SQLite was busy
+    stop=tenacity.stop_after_delay(60),
+    wait=tenacity.wait_fixed(1),
+    reraise=True,
+)
 def set_active(service: Any, deployment: str, clock: str, active: bool) -> None:
     """As `prefect deployment schedule resume` and `pause`."""
     url, body = f"{service.prefect_url}/api/deployments/{deployment}/schedules/{clock}", json.dumps({"active": active})

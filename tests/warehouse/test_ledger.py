@@ -145,13 +145,13 @@ def test_the_newest_judgement_of_a_group_says_whether_it_drifts(warehouse: Wareh
 
 
 def test_an_old_warehouse_migrates_and_until_then_nothing_drifts(tmp_path: Path) -> None:
-    later = ("018_*", "reco*.sql", "pareto.sql")  # with a column that came after
+    later = ("018_*", "027_*", "reco*.sql", "pareto.sql")  # with columns that came after
     old = sql_of(tmp_path, "002_*", "promises.sql", "regret_ledger.sql", "drift.sql", *later)
     path = tmp_path / "warehouse.duckdb"
     Warehouse(path, sql_folder=old).migrate()
     assert drifting(Warehouse(path), "local").empty
     assert drifting(Warehouse(tmp_path / "none.duckdb"), "local").empty
-    assert Warehouse(path).migrate() == ["002_ledger_and_drift", "018_switches"]
+    assert Warehouse(path).migrate() == ["002_ledger_and_drift", "018_switches", "027_parts_of_a_step"]
     assert mart(Warehouse(path), "regret_ledger").empty
 
 
