@@ -54,7 +54,7 @@ test-fast: setup ## the tests that start neither hosts nor processes
 test-emulated: setup ## the whole pipeline on emulated EC2, whose parts `make test` holds (root)
 	$(BIN)/pytest -m emulated $(PYTEST_ARGS) tests/local
 
-mutants: setup ## takes the guards out one by one, on a copy: ARGS="--only 'lease-*' --jobs 2" (about three minutes)
+mutants: setup ## takes the guards out one by one, on a copy: ARGS="--only 'lease-*' --jobs 2" (three to twenty minutes)
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 check: setup ## ruff, mypy and import-linter

@@ -36,7 +36,7 @@ def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> N
     until = now + 3 * timedelta(minutes=workspace.max_minutes) + _AFTER
     folder = _own(workspace)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / refresh_id).touch()  # before: a claim that nobody knows to be his is nobody's to settle
+    (folder / refresh_id).touch()  # first: a claim without its file is settled by no home
     _note(workspace, "claimed", {"refresh_id": refresh_id, "usd": usd, "may_cost_until": until}, now)
 
 
